@@ -1,4 +1,4 @@
-"""`alerts` and `explain`: what got worse, what people say about it, and why it was said."""
+"""`alerts` and `explain`: alerts, their states and their evidence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def alert(database, commits, compared) -> str:
     machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"))
     slow = [compared("flexq-w6a6", 1.05), compared("flexq-w6a8", 1.03), compared("cublas-fp16")]
     with open_database(str(database)) as opened, opened.session() as session:
-        (found,) = record_night(session, slow, machine, commits, alerting=True).opened
-    return str(found)
+        (alert_id,) = record_night(session, slow, machine, commits, alerting=True).opened
+    return str(alert_id)
 
 
 @pytest.fixture
@@ -118,12 +118,12 @@ def test_explain_recomputes_and_draws_verdicts(cli, alert, tmp_path):
 
 
 def test_explain_json_has_evidence(cli, alert):
-    found = json.loads(cli("explain", alert, "--json").out)
+    explanation = json.loads(cli("explain", alert, "--json").out)
 
-    first = found["decisions"][0]
+    first = explanation["decisions"][0]
     assert first["agrees"] is True
     assert len(first["evidence"]["comparison"]["base_us"]) == 12
-    assert found["events"][0]["state"] == "new"
+    assert explanation["events"][0]["state"] == "new"
 
 
 def test_disagreeing_verdict_is_infrastructure_error(cli, alert, database):

@@ -1,4 +1,4 @@
-"""`compare`: what its two names are, the table, the JSON and the exit code."""
+"""`compare`: the kind of its two names, its table, its JSON and its exit code."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_exit_code_and_table_follow_verdict(cli, repository, compared, change, b
 def test_json_comparison_has_every_block(cli, repository, compared):
     compared(0.05, blocks=6)
 
-    found = json.loads(cli("compare", "main~1", "main", *ONE_CASE, "--json").out)
+    report = json.loads(cli("compare", "main~1", "main", *ONE_CASE, "--json").out)
 
-    (case, *_) = found["cases"]
-    assert (found["kind"], found["exit_code"]) == ("commits", 4)
+    (case, *_) = report["cases"]
+    assert (report["kind"], report["exit_code"]) == ("commits", 4)
     assert case["log_ratio"] is None
     assert case["comparison"]["base_us"] == [100.0] * 6
-    assert found["rules"]["processes"] == 6
+    assert report["rules"]["processes"] == 6
 
 
 def test_two_labels_are_compared_on_shapes_of_suite(cli, compared):
@@ -106,9 +106,9 @@ def test_two_labels_are_compared_on_shapes_of_suite(cli, compared):
 
     ran = cli("compare", "cublas-fp16", "flexq-w6a6", "--m", "1,8", "--backend", "cpu", "--json")
 
-    found = json.loads(ran.out)
-    assert (ran.code, found["kind"]) == (1, "kernels")
-    assert {case["case"] for case in found["cases"]} == {
+    report = json.loads(ran.out)
+    assert (ran.code, report["kind"]) == (1, "kernels")
+    assert {case["case"] for case in report["cases"]} == {
         f"cublas-fp16 gemm cold m{m}n512k1376" for m in (1, 8)
     }
 
@@ -177,9 +177,9 @@ def test_stored_runs_are_compared_with_caveat(cli, two_runs, tmp_path, monkeypat
     assert ran.code in (0, 1, 3)
     assert "95 % interval" in ran.out
     assert "so the machine may cause differences; both are of one" in ran.out
-    found = json.loads(cli("compare", older, newer, "--json").out)
-    assert (found["kind"], found["interleaved"]) == ("runs", False)
-    assert {case["case"].split()[0] for case in found["cases"]} == {
+    report = json.loads(cli("compare", older, newer, "--json").out)
+    assert (report["kind"], report["interleaved"]) == ("runs", False)
+    assert {case["case"].split()[0] for case in report["cases"]} == {
         "cublas-fp16",
         "empty",
         "read-16",
@@ -243,10 +243,10 @@ class Stored:
     ],
 )
 def test_stored_results_compare_within_one_series(base, head, verdict):
-    found = compare_stored([base], [head])
+    report = compare_stored([base], [head])
 
-    assert {row.verdict for row in found} == {verdict}
-    assert all((row.ratio is None) == (verdict in ("no-data", "incorrect")) for row in found)
+    assert {row.verdict for row in report} == {verdict}
+    assert all((row.ratio is None) == (verdict in ("no-data", "incorrect")) for row in report)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`flexq-bench dashboard`: whom it serves, below which path, and where commits are."""
+"""`flexq-bench dashboard`: how the app is started."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_examples_use_temporary_database(started, database, monkeypatch):
         path = Path(env["FLEXQ_BENCH_DB"])
         with open_database(str(path), read_only=True) as opened, opened.session() as session:
             gpus = queries.gpu_names(session)
-            found = (gpus, queries.decoded_models(session), queries.scored_models(session))
-        seen.update(path=path, found=found)
+            contents = (gpus, queries.decoded_models(session), queries.scored_models(session))
+        seen.update(path=path, contents=contents)
         return SimpleNamespace(returncode=0)
 
     started()

@@ -41,9 +41,9 @@ def test_model_is_decoded_under_each_scheme(
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "decode.jsonl"
-    asked = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
+    options = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
 
-    ran = cli("decode", str(model), *asked, "--json", str(out))
+    ran = cli("decode", str(model), *options, "--json", str(out))
 
     assert ran.code == 0, ran.err
     records = list(read_records(out))
@@ -68,13 +68,13 @@ def test_cached_checkpoint_is_decoded_again(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
-    asked = ("--new", "2", "--backend", "cpu", "--processes", "1")
+    options = ("--new", "2", "--backend", "cpu", "--processes", "1")
     first, second, third = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "third"))
 
-    made = cli("decode", str(model), "--scheme", "w8a16+kv8", *asked, "--json", str(first))
-    again = cli("decode", str(model), "--scheme", "w8a16", *asked, "--json", str(second))
+    made = cli("decode", str(model), "--scheme", "w8a16+kv8", *options, "--json", str(first))
+    again = cli("decode", str(model), "--scheme", "w8a16", *options, "--json", str(second))
     (folder,) = (path for path in (tmp_path / "cache" / "checkpoints").iterdir() if path.is_dir())
-    alone = cli("decode", str(folder), "--kv-bits", "4", *asked, "--json", str(third))
+    alone = cli("decode", str(folder), "--kv-bits", "4", *options, "--json", str(third))
 
     assert (made.code, again.code, alone.code) == (0, 0, 0), made.err + again.err + alone.err
     assert "w8a16: quantized in" in made.err
@@ -129,8 +129,8 @@ def test_interrupted_decode_resumes(
     cli: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "decode.jsonl"
-    asked = ("--scheme", "fp16", "--batch", "1,2", "--new", "3", "--backend", "cpu")
-    command = ("decode", str(model), *asked, "--json", str(out))
+    options = ("--scheme", "fp16", "--batch", "1,2", "--new", "3", "--backend", "cpu")
+    command = ("decode", str(model), *options, "--json", str(out))
     monkeypatch.setattr("sys.argv", ["flexq-bench", *command])
     measure = measuring.decode_all
 
@@ -169,9 +169,9 @@ def test_parquet_file_for_decode_is_refused(cli: Callable, tmp_path: Path) -> No
 def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None:
     out, lengths = tmp_path / "serve.jsonl", tmp_path / "lengths.csv"
     lengths.write_text("5,6\n9,2\n3,4\n")
-    asked = ("--scheme", "fp16", "--serve", "--batch-limit", "2", "--lengths", str(lengths))
+    options = ("--scheme", "fp16", "--serve", "--batch-limit", "2", "--lengths", str(lengths))
 
-    ran = cli("decode", str(model), *asked, "--backend", "cpu", "--json", str(out))
+    ran = cli("decode", str(model), *options, "--backend", "cpu", "--json", str(out))
 
     assert ran.code == 0, ran.err
     (record,) = read_records(out)
@@ -207,12 +207,12 @@ def record(token_ms: float, parts: dict[str, float], **given: object) -> DecodeR
 
 def test_parts_explain_speedup_of_model() -> None:
     base = record(6.0, {"norm": 1000.0, "qkv_proj": 5000.0})
-    found = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
+    explained = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
 
-    assert found is not None
-    assert found.explained == pytest.approx(2.0)
-    assert found.measured == pytest.approx(6.0 / 3.1)
-    by_part = {change.part: change for change in found.changes}
+    assert explained is not None
+    assert explained.explained == pytest.approx(2.0)
+    assert explained.measured == pytest.approx(6.0 / 3.1)
+    by_part = {change.part: change for change in explained.changes}
     assert by_part["qkv_proj"].speedup == pytest.approx(2.5)
     # Amdahl: what a part saves is its share times (1 - 1 / its speed-up).
     assert by_part["qkv_proj"].saved == pytest.approx(5 / 6 * (1 - 1 / 2.5))
@@ -230,11 +230,11 @@ def test_scheme_is_compared_with_base_of_same_cache_bits() -> None:
         )
     )
 
-    found = {e.head.kv_bits: e for e in explanations([fp16, fp16_kv8, kv8, kv4])}
+    explained = {e.head.kv_bits: e for e in explanations([fp16, fp16_kv8, kv8, kv4])}
 
-    assert (found[8].base, found[8].measured) == (fp16_kv8, 2.0)
-    assert (found[4].base, found[4].measured) == (fp16, 2.5)
-    titles = [explanation_table(found[bits]).title for bits in (8, 4)]
+    assert (explained[8].base, explained[8].measured) == (fp16_kv8, 2.0)
+    assert (explained[4].base, explained[4].measured) == (fp16, 2.5)
+    titles = [explanation_table(explained[bits]).title for bits in (8, 4)]
     assert [" with a cache of 4 bits," in title for title in titles] == [False, True]
     (ratios,) = (
         list(column.cells) for column in decode_table([fp16, kv8]).columns if column.header == "×"

@@ -47,9 +47,9 @@ def test_commit_and_time_columns_are_kept(cli, csv, separator):
     rows = [separator.join((f"c{i}", number, f"day {i}")) for i, number in enumerate(STEP)]
     file = csv(separator.join(("commit", "us", "time")), *rows)
 
-    (found,) = points(cli("detect", "--csv", file, "--json"))
+    (change,) = points(cli("detect", "--csv", file, "--json"))
 
-    assert (found["commit"], found["time"], found["row"]) == ("c20", "day 20", 22)
+    assert (change["commit"], change["time"], change["row"]) == ("c20", "day 20", 22)
     assert "c20" in cli("detect", "--csv", file).out
 
 
@@ -77,7 +77,7 @@ def test_empty_cells_and_nan_are_gaps(cli, csv):
 
     ran = cli("detect", "--csv", csv("us", *holes), "--json")
 
-    assert [found["index"] for found in points(ran)] == [20]
+    assert [change["index"] for change in points(ran)] == [20]
     assert json.loads(ran.out)["gaps"] == 3
 
 
@@ -174,7 +174,7 @@ def test_stored_series_is_detected_by_id(cli, measured):
 def test_levels_are_compared_within_one_epoch(cli, database, build):
     drivers = ["580"] * 20 + ["590"] * 20 + ["600"] * 5
     medians = [*map(float, STEP), *[130.0] * 5]
-    medians[30:40] = [1.05 * one for one in medians[30:40]]
+    medians[30:40] = [1.05 * median for median in medians[30:40]]
     with open_database(str(database)) as opened, opened.session() as session:
         for order, (driver, median) in enumerate(zip(drivers, medians, strict=True), 1):
             values = {"median_us": median, "ci_low_us": None, "ci_high_us": None}
@@ -183,8 +183,8 @@ def test_levels_are_compared_within_one_epoch(cli, database, build):
 
     ran = cli("detect", "1", "--json")
 
-    (found,) = points(ran)
-    assert (found["index"], found["epoch"]) == (30, 2)
+    (change,) = points(ran)
+    assert (change["index"], change["epoch"]) == (30, 2)
     assert json.loads(ran.out)["epochs"] == [
         {"epoch": 1, "first": 0, "values": 20},
         {"epoch": 2, "first": 20, "values": 20},

@@ -48,10 +48,10 @@ def test_earlier_records_import_once(cli, tmp_path):
 
 
 def test_earlier_database_opens_with_all_runs(cli, earlier):
-    found = runs(cli)
+    stored = runs(cli)
 
-    assert [run["suite"] for run in found.values()] == ["s", "decode", "accuracy", "s"]
-    assert [run["status"] for run in found.values()] == ["interrupted", *["complete"] * 3]
+    assert [run["suite"] for run in stored.values()] == ["s", "decode", "accuracy", "s"]
+    assert [run["status"] for run in stored.values()] == ["interrupted", *["complete"] * 3]
     assert cli("db", "export", str(earlier.with_name("again.jsonl"))).code == 0
 
 

@@ -1,4 +1,4 @@
-"""Results of other tools: stored, judged by history alone, and told so."""
+"""Results of other tools: stored, and judged by history alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""status, worker, sweeps like a run or queued, JSON log lines: what people and machines see."""
+"""`status`, `worker`, sweeps that are queued or like a run, and JSON log lines."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def fleet(path):
 def test_status_shows_progress(fleet, capsys):
     assert main(["status", "--db", fleet]) == 0
 
-    told = capsys.readouterr().out
-    assert "run rrrrrrrr" in told
-    assert "2 queued, about 6 GPU seconds remaining" in told
-    assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in told
+    output = capsys.readouterr().out
+    assert "run rrrrrrrr" in output
+    assert "2 queued, about 6 GPU seconds remaining" in output
+    assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in output
 
 
 def test_status_in_json_and_as_metrics(fleet, capsys):
     assert main(["status", "--json", "--db", fleet]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["runs"][0]["open"], found["workers"][0]["finished"]) == (2, 4)
+    status = json.loads(capsys.readouterr().out)
+    assert (status["runs"][0]["open"], status["workers"][0]["finished"]) == (2, 4)
 
     assert main(["status", "--prometheus", "--db", fleet]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -76,8 +76,8 @@ def test_report_names_reason_of_missing_device(path, capsys):
 
 
 def test_worker_measures_queued_sweep(path, capsys):
-    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
-    assert main(asked) == 0
+    command = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
+    assert main(command) == 0
     assert "queued request" in capsys.readouterr().out
 
     assert main(["worker", "--once", "--backend", "cpu", "--db", path]) == 0
@@ -98,9 +98,9 @@ def test_queued_sweep_is_cancelled(path, capsys):
 
 
 def test_queued_sweep_may_request_gpu_of_another_machine(path, capsys):
-    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
+    command = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
 
-    assert main([*asked, "--db", path]) == 0
+    assert main([*command, "--db", path]) == 0
 
     assert "queued request" in capsys.readouterr().out
 
@@ -124,10 +124,10 @@ def test_sweep_like_run_prints_expected_time_and_plots(path, tmp_path, capsys):
     like = ("sweep", "--like", run, "--m", f"@{sizes}", "--backend", "cpu", "--db", path)
     assert main([*like, "--plot", str(plot)]) == 0
 
-    told = capsys.readouterr().out
-    assert "4 cases on 1 × " in told
-    assert ": about " in told
-    assert "results?run=" in told
+    output = capsys.readouterr().out
+    assert "4 cases on 1 × " in output
+    assert ": about " in output
+    assert "results?run=" in output
     assert plot.read_bytes()[:4] == b"\x89PNG"
 
 

@@ -102,8 +102,8 @@ def test_reports_are_written(gate, tmp_path):
 def test_json_report_on_stdout_moves_messages_to_stderr(gate, repository, git):
     ran = gate(1.2, "--json", "-")
 
-    found = json.loads(ran.out)
-    assert found["head"] == git(repository, "rev-parse", "HEAD")
+    report = json.loads(ran.out)
+    assert report["head"] == git(repository, "rev-parse", "HEAD")
     assert "failed: " in ran.err
 
 

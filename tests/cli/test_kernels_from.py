@@ -1,4 +1,4 @@
-"""`--kernels-from`: kernels of others beside ours, whatever their code does."""
+"""`--kernels-from`: external kernels, which may fail in any way."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def a_file(tmp_path):
 
 
 def records(text):
-    return {one["kernel"]: one for one in map(json.loads, text.splitlines())}
+    return {record["kernel"]: record for record in map(json.loads, text.splitlines())}
 
 
 def test_kernel_that_ends_its_process_fails_alone(cli, a_file):
@@ -156,7 +156,7 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_missing_kernel_source_is_usage_error_of_every_command(cli, tmp_path, verb):
     (tmp_path / "kernels.txt").touch()
-    for source, said in (
+    for source, says in (
         (str(tmp_path / "none.py"), "there is no file"),
         (str(tmp_path / "kernels.txt"), "is no Python file: its name must end in .py"),
         ("no_such_module", "there is no module"),
@@ -166,7 +166,7 @@ def test_missing_kernel_source_is_usage_error_of_every_command(cli, tmp_path, ve
         ran = cli(*VERBS[verb], "--kernels-from", source)
 
         assert ran.code == 2
-        assert said in ran.error
+        assert says in ran.error
 
 
 @pytest.mark.parametrize("verb", ["worker", "list", "sweep"])
@@ -213,17 +213,17 @@ def test_run_continues_after_every_kernel_failure(cli, a_file):
     )
 
     stored = records(ran.out)
-    said = {name: (one["status"], one["detail"]) for name, one in stored.items()}
+    results = {name: (record["status"], record["detail"]) for name, record in stored.items()}
     assert ran.code == 1  # a wrong one comes before those that failed
-    assert {said[f"mine.{name}"][0] for name in ("good", "prints", "keeps")} <= {"ok", "noisy"}
-    assert said["mine.raises"] == ("failed", "ValueError: first")
-    assert said["mine.exits"][1].startswith("mine died (exit code 0) at 'measure'")
-    assert said["mine.nan"][0] == "incorrect"
-    assert "= nan, expected" in said["mine.nan"][1]
-    assert "returned float32 [3, 3]" in said["mine.wide"][1]
-    assert said["mine.allocates"][0] == "failed"
-    assert "memory" in said["mine.allocates"][1]
-    assert said["mine.hangs"][1] == "mine gave no answer to 'measure' in 30 s and was ended"
+    assert {results[f"mine.{name}"][0] for name in ("good", "prints", "keeps")} <= {"ok", "noisy"}
+    assert results["mine.raises"] == ("failed", "ValueError: first")
+    assert results["mine.exits"][1].startswith("mine died (exit code 0) at 'measure'")
+    assert results["mine.nan"][0] == "incorrect"
+    assert "= nan, expected" in results["mine.nan"][1]
+    assert "returned float32 [3, 3]" in results["mine.wide"][1]
+    assert results["mine.allocates"][0] == "failed"
+    assert "memory" in results["mine.allocates"][1]
+    assert results["mine.hangs"][1] == "mine gave no answer to 'measure' in 30 s and was ended"
 
 
 PYPROJECT = """
@@ -251,8 +251,10 @@ def installed_package(tmp_path, monkeypatch):
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[flexq_bench.kernels]\ngood = acme_fast\n")
-    told = f"print(os.getpid(), os.getenv('FLEXQ_BENCH_DB'), file=open({str(imported)!r}, 'a'))\n"
-    (site / "acme_fast.py").write_text(HEAD + told)
+    log_line = (
+        f"print(os.getpid(), os.getenv('FLEXQ_BENCH_DB'), file=open({str(imported)!r}, 'a'))\n"
+    )
+    (site / "acme_fast.py").write_text(HEAD + log_line)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(installed, "_find", installed._find)  # as it is, and so again afterwards

@@ -1,4 +1,4 @@
-"""A package that is missing is named with the command that brings it, whichever verb is started."""
+"""Every command names a missing package and how to install it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_doctor_names_missing_package_and_install_command(name, module):
 def test_doctor_json_names_missing_package():
     ran = started_without("typer", "typer", "doctor", "--json")
 
-    [found] = json.loads(ran.stdout)
-    assert (found["name"], found["state"]) == ("typer", "broken")
+    [check] = json.loads(ran.stdout)
+    assert (check["name"], check["state"]) == ("typer", "broken")
 
 
 @pytest.mark.parametrize("verb", [("list", "suites"), ("--version",)])

@@ -80,7 +80,7 @@ def test_nights_of_two_projects_in_one_repository_stay_separate(cli, monorepo, g
     assert {key for key, code in codes.items() if code == 1} == {("gemm", 6), ("attention", 8)}
     alerts = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
     assert {
-        (one["good"]["project"], one["bad"]["project"], one["bad"]["sha"]) for one in alerts
+        (alert["good"]["project"], alert["bad"]["project"], alert["bad"]["sha"]) for alert in alerts
     } == {
         ("gemm", "gemm", shas[6]),
         ("attention", "attention", shas[8]),
@@ -88,7 +88,7 @@ def test_nights_of_two_projects_in_one_repository_stay_separate(cli, monorepo, g
     with open_database(str(database)) as opened, opened.session() as session:
         for name in ("gemm", "attention"):
             nights = queries.night_states(session, project=name)
-            assert [(one.project, one.commit) for one in nights] == [
+            assert [(night.project, night.commit) for night in nights] == [
                 (name, sha) for sha in reversed(shas)
             ]
             assert len(queries.commits_between(session, 0, 99, project=name)) == len(shas)

@@ -1,4 +1,4 @@
-"""`notify`: parsed, sent, printed; credentials stay where they are."""
+"""`notify`: delivery of notifications, without printing credentials."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def test_night_names_receivers_without_url(database, capsys):
     with open_database(str(database)) as opened:
         send_if_subscribed(opened)
 
-    said = capsys.readouterr().err
-    assert "unset: the variable that its url_env names is not set here" in said
+    errors = capsys.readouterr().err
+    assert "unset: the variable that its url_env names is not set here" in errors

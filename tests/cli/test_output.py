@@ -1,4 +1,4 @@
-"""What is printed for people is whole, however narrow their terminal."""
+"""Tables and JSON on narrow terminals and pipes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flexq_bench.cli.output import console, print_json, print_unbroken, print_wr
 def test_printed_json_has_no_nan(capsys):
     print_json({"nan": math.nan, "list": [math.inf, -math.inf, 1.5], "text": "µ"})
 
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found == {"nan": None, "list": [None, None, 1.5], "text": "µ"}
+    parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert parsed == {"nan": None, "list": [None, None, 1.5], "text": "µ"}
 
 
 def test_narrow_terminal_cuts_no_number():
@@ -58,5 +58,5 @@ def test_narrow_terminal_breaks_no_word(width):
 def test_control_characters_are_escaped(capsys):
     say(console(), "host\x1b[2J\x9b31m\u202e name µ ×")
 
-    told = capsys.readouterr().out
-    assert told == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"
+    printed = capsys.readouterr().out
+    assert printed == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"

@@ -1,4 +1,4 @@
-"""Without a terminal: a line every few seconds with what is left; nothing for what is quick."""
+"""Progress without a terminal: one line per interval."""
 
 from __future__ import annotations
 

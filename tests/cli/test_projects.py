@@ -1,7 +1,7 @@
 """`--project`: verbs over the commits of the sample repository, with its torch kernels.
 
-Its whole history is judged with made times: a commit's kernel takes as long as its source says, and
-everything else is done as ever. The slow tests below run the kernels.
+Its history is judged with made-up times: a commit's kernel takes as long as its source says, and
+everything else runs as usual. The slow tests below run the kernels.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def test_folder_without_project_is_usage_error(cli, tmp_path):
     assert "is not in a git repository" in ran.error
 
 
-@pytest.mark.parametrize(("build", "is_said"), [("", True), ('[build]\ncommand = "true"\n', False)])
-def test_unloadable_kernels_without_build_command_get_hint(cli, tmp_path, git, build, is_said):
+@pytest.mark.parametrize(
+    ("build", "has_hint"), [("", True), ('[build]\ncommand = "true"\n', False)]
+)
+def test_unloadable_kernels_without_build_command_get_hint(cli, tmp_path, git, build, has_hint):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text("import no_such_extension")
     named = 'version = 1\nname = "acme"\nkernels = ["mine.py"]\nsuite = "smoke"\n'
@@ -55,7 +57,7 @@ def test_unloadable_kernels_without_build_command_get_hint(cli, tmp_path, git, b
 
     assert ran.code == 4
     assert "No module named 'no_such_extension'" in ran.error
-    assert ("nothing was built: [build] in flexq-bench.toml" in ran.error) is is_said
+    assert ("nothing was built: [build] in flexq-bench.toml" in ran.error) is has_hint
 
 
 def test_kernels_from_and_project_exclude_each_other(cli, acme):
@@ -76,18 +78,18 @@ def test_broken_build_has_its_exit_code(cli, acme):
 
 @pytest.mark.usefixtures("made_times")
 @pytest.mark.parametrize(
-    ("good", "bad", "found"),
+    ("good", "bad", "suspect"),
     [
         ("slower~10", "fast-again~1", "slower"),
         # Across a wrong result, which has no speed, and a build that breaks.
         ("fast-again", "main", "slightly-slower"),
     ],
 )
-def test_bisect_of_project_names_each_slower_commit(cli, seeded, git, good, bad, found):
+def test_bisect_of_project_names_each_slower_commit(cli, seeded, git, good, bad, suspect):
     ran = cli("bisect", CASE, "--good", good, "--bad", bad, "--project", seeded, *QUICK, "--json")
 
     assert ran.code == 1, ran.err
-    assert json.loads(ran.out)["suspects"] == [git(Path(seeded), "rev-parse", found)]
+    assert json.loads(ran.out)["suspects"] == [git(Path(seeded), "rev-parse", suspect)]
 
 
 @pytest.mark.usefixtures("made_times")
@@ -110,7 +112,7 @@ def test_gate_fails_for_seeded_commits_only(cli, seeded, tmp_path, head, code, o
     )
 
     assert ran.code == code, ran.err
-    assert {one["outcome"] for one in json.loads(report.read_text())["cases"]} == outcomes
+    assert {case["outcome"] for case in json.loads(report.read_text())["cases"]} == outcomes
 
 
 @pytest.mark.usefixtures("made_times")
@@ -232,9 +234,9 @@ def dense(x, w, out): ...
     (root / "fine.py").write_text(kernel)
     (root / "breaks.py").write_text("import no_such_thing")
     toml = 'version = 1\nname = "Acme"\nsuite = "smoke"\n'
-    both, one = 'kernels = ["fine.py", "breaks.py"]\n', 'kernels = ["breaks.py"]\n'
+    both, broken = 'kernels = ["fine.py", "breaks.py"]\n', 'kernels = ["breaks.py"]\n'
     codes = []
-    for text in (toml, toml + "kernels = fine.py", toml + one, toml + both):
+    for text in (toml, toml + "kernels = fine.py", toml + broken, toml + both):
         (root / "flexq-bench.toml").write_text(text)
         git(root, "add", "--all")
         git(root, "commit", "-q", "--allow-empty", "-m", "a change")
@@ -246,13 +248,13 @@ def dense(x, w, out): ...
     assert codes == [[2, 2], [2], [4], [4], [2]]
     with open_database(str(database)) as opened, opened.session() as session:
         events = [event for _, event in events_to_address(session) if event.kind == "nightly"]
-    told = [(event.subject, event.body.splitlines()[0]) for event in events]
-    assert [subject for subject, _ in told] == [
+    messages = [(event.subject, event.body.splitlines()[0]) for event in events]
+    assert [subject for subject, _ in messages] == [
         *["Night today (acme) is broken"] * 3,
         "Night today (acme.smoke) is without 1 file of kernels, which did not load",
     ]
     reasons = ("kernels is missing", "line 4", *["No module named 'no_such_thing'"] * 2)
-    assert all(why in line for why, (_, line) in zip(reasons, told, strict=True)), told
+    assert all(why in line for why, (_, line) in zip(reasons, messages, strict=True)), messages
     assert events[0].body.endswith("repair the commit: the next night measures it")
 
 
@@ -275,14 +277,14 @@ def test_nights_over_history_alert_for_seeded_commits_only(cli, seeded, git, dat
 
     alerts = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
     assert codes == {"slower": 1, "wrong-result": 1, "build-break": 5, "slightly-slower": 1}
-    assert {(tags[one["bad"]["sha"]], one["state"]) for one in alerts} == {
+    assert {(tags[alert["bad"]["sha"]], alert["state"]) for alert in alerts} == {
         ("slower", "fixed"),
         ("slightly-slower", "new"),
     }
     with open_database(str(database)) as opened, opened.session() as session:
-        told = Counter(event.kind for _, event in events_to_address(session))
+        messages = Counter(event.kind for _, event in events_to_address(session))
     # A night each that has a wrong result, and that does not build; the latter has no digest.
-    assert told == {"alert": 2, "improvement": 2, "nightly": 2, "digest": 29}
+    assert messages == {"alert": 2, "improvement": 2, "nightly": 2, "digest": 29}
 
 
 @pytest.mark.slow
@@ -290,7 +292,7 @@ def test_project_results_have_its_name_and_commit(cli, acme, git):
     ran = cli("run", "--project", acme, "--backend", "cpu", "--json", "-")
 
     records = [json.loads(line) for line in ran.out.splitlines()]
-    (mine,) = [one for one in records if one["kernel"] == "acme.torch-w4a16"]
+    (mine,) = [record for record in records if record["kernel"] == "acme.torch-w4a16"]
     assert ran.code == 0
     assert (mine["project"], mine["status"]) == ("acme", "ok")
     assert mine["commit"] == git(Path(acme), "rev-parse", "HEAD")
@@ -326,6 +328,6 @@ def test_gate_judges_wrong_head_by_project_file_of_base(cli, acme, tmp_path):
 
     assert ran.code == 1, ran.err
     findings = json.loads(report.read_text())["cases"]
-    wrong = [one for one in findings if one["outcome"] == "regression"]
-    assert [one["case"] for one in wrong] == [CASE]  # the other kernel has no SIGN
-    assert {one["owner"] for one in findings} == {"acme-kernels"}
+    wrong = [finding for finding in findings if finding["outcome"] == "regression"]
+    assert [finding["case"] for finding in wrong] == [CASE]  # the other kernel has no SIGN
+    assert {finding["owner"] for finding in findings} == {"acme-kernels"}

@@ -1,4 +1,4 @@
-"""`quantize`: what it prints and what it refuses."""
+"""`quantize`: its output and its usage errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_calibration_and_cache_bits_are_stored(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "says"),
     [
         ((str(TINY_LLAMA), "--scheme", "gptq-w4a16"), "calibration data are needed"),
         (("llama-7b", "--scheme", "gptq-w4a16"), "random weights"),
@@ -67,11 +67,11 @@ def test_calibration_and_cache_bits_are_stored(cli, tmp_path):
         ),
     ],
 )
-def test_invalid_quantize_requests_leave_no_files(cli, tmp_path, arguments, said):
+def test_invalid_quantize_requests_leave_no_files(cli, tmp_path, arguments, says):
     ran = cli("quantize", *arguments, "--out", str(tmp_path / "here" / "out"))
 
     assert ran.code == 2
-    assert said in ran.error
+    assert says in ran.error
     assert not (tmp_path / "here" / "out").exists()
 
 

@@ -1,4 +1,4 @@
-"""Three next commands: those that this machine, its results and its git tree can carry out."""
+"""`quickstart`: three suggested commands that work on this machine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,12 @@ def test_suggestions_fit_the_machine(machine, expected):
 
 def test_suggested_comparison_depends_on_local_changes():
     changed, clean = (
-        next(words for words in commands(Machine(0, "3f2a", 2, one, True)) if "compare" in words)
-        for one in (True, False)
+        next(
+            words
+            for words in commands(Machine(0, "3f2a", 2, has_changes, True))
+            if "compare" in words
+        )
+        for has_changes in (True, False)
     )
 
     assert changed[changed.index("compare") + 1 :][:2] == ["HEAD", "."]

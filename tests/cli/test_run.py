@@ -77,9 +77,9 @@ def test_both_regimes_of_case_give_two_series(cli):
 
     assert ran.code == ExitCode.PASS
     records = [json.loads(line) for line in ran.out.splitlines()]
-    found = {record["case"]: (record["metric"], record["regime"]) for record in records}
-    assert found["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
-    assert found["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
+    series = {record["case"]: (record["metric"], record["regime"]) for record in records}
+    assert series["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
+    assert series["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
     assert all(record["protocol_version"] == PROTOCOL_VERSION for record in records)
     assert cli("sweep", *shape[:6], "--regime", "fast").code == ExitCode.USAGE
 

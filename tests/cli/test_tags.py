@@ -1,4 +1,4 @@
-"""`flexq-bench db tags`: releases of the git tree that one is in."""
+"""`flexq-bench db tags`: releases of the current git tree."""
 
 from __future__ import annotations
 
