@@ -31,7 +31,8 @@ from flexq_bench.cli.output import console, print_wrapped, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.records import RunInfo
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import AccuracyRecord, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate

@@ -15,10 +15,14 @@ from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import MAX_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, print_wrapped, say
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.decisions import (
+    ALERT_STATES,
+    OPEN_STATES,
+    STATES_WITH_A_REASON,
+    set_alert_state,
+)
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.queries import AlertRow
-from flexq_bench.db.verdict_store import set_alert_state
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
 from flexq_bench.workloads.names import unknown

@@ -24,12 +24,11 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.db import engine, maintenance, queries
-from flexq_bench.db.encoding import AnyRecord
 from flexq_bench.db.engine import Session, open_database
-from flexq_bench.db.exchange import ImportSummary, export_records, import_file, write_records
+from flexq_bench.db.exchange import ImportSummary, import_file, write_records
 from flexq_bench.db.maintenance import compact, prune_samples
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.records import Record
+from flexq_bench.db.records import MODEL_KINDS, AnyRecord, Record
 from flexq_bench.db.releases import store_releases
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.git import commits_of_tags
@@ -188,7 +187,7 @@ def export(
         progress("exporting") as bar,
     ):
         filters = selection.filters(session)
-        gemms = counted(export_records(session, filters))
+        gemms = counted(queries.stored_records(session, Record, filters))
         if format_name is not None:
             count = export_external(format_name, file, gemms, filters.projects)
             if as_json:

@@ -15,9 +15,8 @@ import typer
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.cli.output import console, print_unbroken, say, say_interrupted
 from flexq_bench.cli.progress import progress
-from flexq_bench.db.decode_records import DecodeRecord, ServingRecord
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.records import RunInfo
+from flexq_bench.db.records import DecodeRecord, RunInfo, ServingRecord
 from flexq_bench.decode import report
 from flexq_bench.decode.architecture import check_capacity, of_catalog, of_config
 from flexq_bench.decode.case import (

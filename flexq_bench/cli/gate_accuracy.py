@@ -19,7 +19,7 @@ from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.gate_store import add_gates
+from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.result_files import STDOUT

@@ -12,7 +12,7 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session, open_database
-from flexq_bench.db.errors import AWAY
+from flexq_bench.db.errors import UNAVAILABLE
 from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES, cancel_request
 from flexq_bench.errors import UsageError
