@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
-from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.interrupts import exit_at_once, handle_interrupts
 from flexq_bench.packages import Missing, explain_missing, install_command, missing_packages
 
 
 def main() -> int:
     """Run this process's command line and return its exit code."""
-    # Imports take a second, and code that is being imported may swallow a KeyboardInterrupt.
-    signal.signal(signal.SIGINT, _leave)
+    exit_at_once()  # on Ctrl-C during the imports, which take a second
     verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if verb == "doctor" and (missing := missing_packages()):
         return _report_missing(missing, as_json="--json" in sys.argv)
@@ -28,8 +25,6 @@ def main() -> int:
             raise
         sys.stderr.write(f"flexq-bench: {message} (flexq-bench doctor tells more)\n")
         return ExitCode.INFRASTRUCTURE
-    from flexq_bench.interrupts import handle_interrupts
-
     handle_interrupts()
     return run()
 
@@ -52,10 +47,6 @@ def _report_missing(missing: Sequence[Missing], *, as_json: bool) -> int:
             sys.stdout.write(f"{package.name}: not installed; {package.needed_by} needs it\n")
         sys.stdout.write(f"-> {install_command(missing)}\n")
     return ExitCode.INFRASTRUCTURE
-
-
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,17 @@
-"""Handlers of SIGINT and SIGTERM."""
+"""What Ctrl-C (SIGINT) and SIGTERM do, from the signal to the exit code.
+
+1. While the program is being imported, Ctrl-C ends it at once with exit code 130 (`exit_at_once`,
+   set by `flexq_bench/__main__.py`): code that is being imported may swallow a KeyboardInterrupt.
+2. Afterwards Ctrl-C raises KeyboardInterrupt in the main thread (`handle_interrupts`).
+3. SIGTERM, sent by job schedulers and service managers, does the same while something is measured
+   or evaluated (`ended_by_terminate`).
+4. `runs.lifecycle.open_run` sets the status of a run to interrupted; stored results stay. Other
+   context managers stop processes that were started, and remove temporary files.
+5. A command that can be resumed prints how (`cli.output.say_interrupted`).
+6. `cli.app.main` returns exit code 130 (`exit_codes.INTERRUPTED`) for a KeyboardInterrupt, and for
+   any unexpected error after a Ctrl-C (`was_interrupted`), as libraries turn a KeyboardInterrupt
+   into errors of their own. Servers (`dashboard`, `serve-api`) return 0: Ctrl-C is how they end.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +23,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_SOON_S = 0.02
+from flexq_bench.exit_codes import INTERRUPTED
+
+_FINALIZER_DELAY_S = 0.05  # longer than the hook of a busy process
 _received = False
+
+
+def exit_at_once() -> None:
+    """Make SIGINT end the process without cleaning up."""
+    signal.signal(signal.SIGINT, _exit)
 
 
 def handle_interrupts() -> None:
@@ -19,24 +39,23 @@ def handle_interrupts() -> None:
 
     def raise_again(ignored: sys.UnraisableHookArgs) -> None:
         if ignored.exc_type is KeyboardInterrupt:  # raised in a finalizer, which can't end anything
-            again = threading.Timer(_SOON_S, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
-            again.start()
+            signal.setitimer(signal.ITIMER_REAL, _FINALIZER_DELAY_S)
         else:
             sys.__unraisablehook__(ignored)
 
     sys.unraisablehook = raise_again
     signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGALRM, _interrupt)  # of the timer
 
 
 def was_interrupted() -> bool:
-    """Return True if SIGINT was received, even if it surfaced as another error, as in imports."""
+    """Return True if SIGINT was received, even if it surfaced as another error."""
     return _received
 
 
 @contextmanager
 def ended_by_terminate() -> Iterator[None]:
-    """Let SIGTERM (from a job scheduler or a service manager) end the block as Ctrl-C does."""
+    """Let SIGTERM end the block as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,3 +70,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     global _received
     _received = True
     raise KeyboardInterrupt
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)

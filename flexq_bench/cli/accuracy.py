@@ -5,44 +5,38 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.cli.model_options import (
-    BatchOption,
-    BosOption,
-    CalibrationOption,
-    ChatTemplateOption,
-    CheckpointOption,
-    ContextOption,
-    DataOption,
-    DtypeOption,
-    FewShotOption,
-    LengthOption,
-    LimitOption,
-    MaxTokensOption,
-    ModelOption,
-    SchemesFromOption,
-    SegmentsOption,
-    TaskDataOption,
-    TasksOption,
-    ThroughOption,
+    CalibrationOptions,
+    EvaluatedModelOptions,
+    SegmentOptions,
+    model_option,
     use_own_schemes,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
+    MAX_COUNT,
     ClusterOption,
     DbOption,
     DeviceOption,
     JsonFileOption,
     SeedOption,
 )
-from flexq_bench.cli.output import console, print_wrapped, say
+from flexq_bench.cli.output import console, print_wrapped, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import AccuracyRecord, RunInfo
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
@@ -52,21 +46,60 @@ if TYPE_CHECKING:
     from flexq_bench.accuracy.records import OnUnit, Unit
     from flexq_bench.accuracy.results import MetricResult
     from flexq_bench.accuracy.setup import PreparedModel
-    from flexq_bench.db.engine import Database
-    from flexq_bench.db.records import RunInfo
     from flexq_bench.kernels.contract import Backend
-    from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes import Progress as OnBlock
 
     Evaluate = Callable[[], list[MetricResult]]
 
-_DEFAULT = ("flexq-w6ax",)
+_DEFAULT_SCHEMES = ("flexq-w6ax",)
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class TaskOptions:
+    """Tasks of lm-eval."""
+
+    tasks: Annotated[
+        str | None,
+        model_option(
+            "--tasks",
+            metavar="NAMES",
+            help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six tasks of the papers.",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        model_option(
+            "--limit",
+            min=1,
+            max=MAX_COUNT,
+            help="Maximum number of questions of each task.",
+        ),
+    ] = None
+    chat_template: Annotated[
+        bool,
+        model_option(
+            "--chat-template",
+            help="Format questions as a user's turn by the tokenizer's chat template, for instruct "
+            "models.",
+        ),
+    ] = False
+    few_shot: Annotated[
+        int | None,
+        model_option(
+            "--few-shot",
+            min=0,
+            max=MAX_COUNT,
+            help="Examples before each question. Default: the task's own number.",
+        ),
+    ] = None
+
+
+@takes_option_groups
 def accuracy(
-    model: ModelOption,
+    *,
+    evaluated: EvaluatedModelOptions,
     schemes: Annotated[
         str | None,
         typer.Option(
@@ -74,25 +107,21 @@ def accuracy(
             metavar="NAMES",
             help="Comma-separated names of list schemes. Default: flexq-w6ax, or none with a "
             "checkpoint.",
-            show_default=False,
         ),
     ] = None,
-    schemes_from: SchemesFromOption = None,
-    checkpoint: CheckpointOption = None,
-    through: ThroughOption = None,
-    data: DataOption = None,
-    tasks: TasksOption = None,
-    task_data: TaskDataOption = None,
-    calibration: CalibrationOption = None,
-    calibration_segments: SegmentsOption = 128,
-    calibration_length: LengthOption = None,
-    context: ContextOption = None,
-    max_tokens: MaxTokensOption = None,
-    bos: BosOption = None,
-    limit: LimitOption = None,
-    batch: BatchOption = 8,
-    chat_template: ChatTemplateOption = False,
-    few_shot: FewShotOption = None,
+    segments: SegmentOptions,
+    bos: Annotated[
+        str | None,
+        model_option(
+            "--bos",
+            metavar="WHERE",
+            help="Position of the BOS token: segment (before each segment), text (only before the "
+            "first one, as GPTQ's code), none. Default: before each segment, if the "
+            "tokenizer adds one.",
+        ),
+    ] = None,
+    tasks: TaskOptions,
+    calibrating: CalibrationOptions,
     layers: Annotated[
         bool, typer.Option("--layers", help="Also measure the output error of each layer.")
     ] = False,
@@ -103,10 +132,8 @@ def accuracy(
             metavar="FILE",
             help="Write the unquantized model's predictions on the texts to a .safetensors file, "
             "for gate accuracy --reference.",
-            show_default=False,
         ),
     ] = None,
-    dtype: DtypeOption = None,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
     seed: SeedOption = 0,
@@ -131,38 +158,33 @@ def accuracy(
     """
     from flexq_bench.accuracy import SUITE
     from flexq_bench.accuracy.bos import as_bos
-    from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
-    from flexq_bench.accuracy.results import as_through
+    from flexq_bench.accuracy.plan import EvaluationPlan
     from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
     from flexq_bench.accuracy.tasks import check_tasks
-    from flexq_bench.accuracy.texts import read_text
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
-    from flexq_bench.runs.result_files import ResultFiles
 
-    use_own_schemes(schemes_from)
+    use_own_schemes(evaluated.schemes_from)
     files = ResultFiles(as_json)
-    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=_DEFAULT)
+    model, checkpoint = evaluated.model, evaluated.checkpoint
+    subject = subjects(model, split_names(schemes) or (), checkpoint, default=_DEFAULT_SCHEMES)
     plan = EvaluationPlan(
-        schemes=evaluated.schemes,
-        checkpoint=evaluated.checkpoint,
-        original=evaluated.original,
-        through=as_through(through),
-        texts=tuple(read_text(spec) for spec in data or ()),
-        tasks=named_tasks(tasks),
-        task_data=None if task_data is None else Path(task_data),
-        context=context,
-        max_tokens=max_tokens,
+        schemes=subject.schemes,
+        checkpoint=subject.checkpoint,
+        original=subject.original,
+        through=evaluated.implementation(),
+        texts=evaluated.texts(),
+        tasks=named_tasks(tasks.tasks),
+        task_data=evaluated.task_folder,
+        context=segments.context,
+        max_tokens=segments.max_tokens,
         bos=as_bos(bos),
-        limit=limit,
-        batch=batch,
-        chat_template=chat_template,
-        few_shot=few_shot,
+        limit=tasks.limit,
+        batch=evaluated.batch,
+        chat_template=tasks.chat_template,
+        few_shot=tasks.few_shot,
         layers=layers,
-        calibration=None
-        if calibration is None
-        else CalibrationPlan(read_text(calibration), calibration_segments, calibration_length),
+        calibration=calibrating.plan(),
         seed=seed,
     )
     if save_reference is not None:
@@ -174,7 +196,7 @@ def accuracy(
                 model,
                 plan,
                 device=device,
-                dtype=dtype,
+                dtype=evaluated.dtype,
                 trigger="manual",
                 run=run,
                 loading=shown_progress(f"loading {model}"),
@@ -182,7 +204,7 @@ def accuracy(
             evaluate = _in_this_process(database, setup)
         else:
             check_tasks(plan.tasks, plan.task_data)
-            evaluate = _on_cluster(database, model, plan, run, cluster, device, dtype)
+            evaluate = _on_cluster(database, model, plan, run, cluster, device, evaluated.dtype)
         code = _evaluate_and_report(database, run, evaluate, files)
         if save_reference is not None and code == ExitCode.PASS:
             _save_reference(save_reference, setup, files)
@@ -210,7 +232,6 @@ def _save_reference(path: Path, setup: PreparedModel, files: ResultFiles) -> Non
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
     from flexq_bench.accuracy import SUITE
-    from flexq_bench.db import queries
 
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
@@ -265,18 +286,13 @@ def _on_cluster(
 def _evaluate_and_report(
     database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles
 ) -> int:
-    from flexq_bench.db import queries
-    from flexq_bench.db.queries import Filters
-    from flexq_bench.db.records import AccuracyRecord
 
     out = console(stderr=files.uses_stdout)
     try:
         with ended_by_terminate():
             results = evaluate()
     except KeyboardInterrupt:
-        advice = f"continue with the same command and --resume {run.uuid[:8]}"
-        say(console(stderr=True), f"interrupted: what was evaluated is stored, {advice}")
-        return INTERRUPTED
+        return say_interrupted(f"the same command and --resume {run.uuid[:8]}")
     print_tables(results, out)
     with database.session() as session:
         files.write(queries.stored_records(session, AccuracyRecord, Filters(runs=(run.uuid,))))

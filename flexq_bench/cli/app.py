@@ -23,9 +23,9 @@ from flexq_bench.cli import (
     detect,
     doctor,
     explain,
-    gate,
     gate_accuracy,
     gate_perf,
+    gate_static,
     init,
     listing,
     nightly,
@@ -72,9 +72,11 @@ app.command("detect")(detect.detect)
 app.command("nightly")(nightly.nightly)
 app.command("notify")(notify.notify)
 app.command("bisect")(bisect.bisect)
-gate.app.command("perf")(gate_perf.perf)
-gate.app.command("accuracy")(gate_accuracy.accuracy)
-app.add_typer(gate.app, name="gate")
+gates = typer.Typer(no_args_is_help=True, help="Decide by rules whether a change may be merged.")
+gates.command("static")(gate_static.static)
+gates.command("perf")(gate_perf.perf)
+gates.command("accuracy")(gate_accuracy.accuracy)
+app.add_typer(gates, name="gate")
 app.add_typer(alerts.app, name="alerts")
 app.command("init")(init.init)
 app.command("explain")(explain.explain)
@@ -170,7 +172,7 @@ def _run(arguments: list[str]) -> int:
     try:
         _check_text(arguments)
         code = _command()(arguments, prog_name=NAME, standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort):  # see flexq_bench/interrupts.py
         return INTERRUPTED
     except SystemExit:  # raised by Rich and the parser on a broken pipe; verbs raise typer.Exit
         return UNREAD

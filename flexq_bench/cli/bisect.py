@@ -11,46 +11,43 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.compare import progress
+from flexq_bench.cli.external import KernelSourceOptions, use_project
+from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
     BackendChoice,
-    BackendOption,
     DbOption,
-    DeviceOption,
+    DeviceOptions,
+    InterleavingOptions,
     JsonFlag,
-    KernelsFromOption,
-    ProcessesOption,
-    ProjectOption,
     RepositoryOption,
-    SeedOption,
 )
-from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.output import console, print_json, say, say_interrupted
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import INTERRUPTED
+from flexq_bench.repository.worktrees import commits_after, repository_of
+from flexq_bench.workloads.case import Case
 
 if TYPE_CHECKING:
     from flexq_bench.measure.ab import Suffices
     from flexq_bench.repository.project import Project
     from flexq_bench.verdicts import CaseComparison
-    from flexq_bench.workloads.case import Case
 
 
+@takes_option_groups
 def bisect(
+    *,
     series: Annotated[
         str,
         typer.Argument(help="Id of a series (list series), or a case: 'empty gemm cold m1n1k1'."),
     ],
     good: Annotated[str, typer.Option("--good", metavar="REV", help="Revision before the change.")],
     bad: Annotated[str, typer.Option("--bad", metavar="REV", help="Revision with the change.")],
-    backend: BackendOption = BackendChoice.AUTO,
-    device: DeviceOption = None,
-    processes: ProcessesOption = 6,
+    place: DeviceOptions,
     repository: RepositoryOption = ".",
-    kernels_from: KernelsFromOption = None,
-    project: ProjectOption = None,
+    sources: KernelSourceOptions,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Repeat the comparisons of an interrupted search.")
     ] = False,
-    seed: SeedOption = 0,
+    interleaving: InterleavingOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -67,18 +64,12 @@ def bisect(
     from flexq_bench.ci.bisect import Journal, case_of_series, device_uuid
     from flexq_bench.ci.bisect import bisect as find_change
     from flexq_bench.ci.reports import bisect as reports
-    from flexq_bench.cli.case_selection import chosen_device
-    from flexq_bench.cli.external import use_kernels_from
-    from flexq_bench.cli.project import refuse_beside_project, use_project
-    from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
-    from flexq_bench.repository.worktrees import commits_after, repository_of
 
-    use_kernels_from(kernels_from)
-    if project is not None:
-        refuse_beside_project(kernels_from=kernels_from)
-        opened = use_project(project, good)
+    sources.use_kernels()
+    if sources.project is not None:
+        opened = use_project(sources.project, good)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
@@ -90,10 +81,10 @@ def bisect(
         run_comparison = partial(_compared_here, folder)
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
-    name = chosen_device(backend, device)
+    device_name, seed = place.device_name(), interleaving.seed
     case, gpu = case_of_series(series, db)
-    rules = InterleaveRules.with_processes(processes)
-    journal = Journal(case.key, first, last, device_uuid(name, gpu), seed, rules)
+    rules = interleaving.rules
+    journal = Journal(case.key, first, last, device_uuid(device_name, gpu), seed, rules)
     if fresh:
         journal.delete()
     out = console(stderr=as_json)
@@ -102,10 +93,15 @@ def bisect(
 
     def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
         nonlocal comparisons_left
-        asked = replace(rules, suffices=suffices)
         with progress(rules.blocks_at_first * comparisons_left) as on_block:
             (compared,) = run_comparison(
-                first, commit, [case], device=name, seed=seed, rules=asked, on_block=on_block
+                first,
+                commit,
+                [case],
+                device=device_name,
+                seed=seed,
+                on_block=on_block,
+                rules=replace(rules, suffices=suffices),
             )
         comparisons_left = max(comparisons_left - 1, 1)
         return compared
@@ -126,16 +122,15 @@ def bisect(
             on_resume=resumed,
         )
     except KeyboardInterrupt:
-        say(console(stderr=True), "interrupted: the same command continues the search")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(say_interrupted("the same command")) from None
     if as_json:
         print_json(reports.as_plain(report, folder))
     else:
         same = _options(
-            project=project,
+            project=sources.project,
             repository=None if repository == "." else repository,
-            backend=None if backend is BackendChoice.AUTO else backend.value,
-            device=device,
+            backend=None if place.backend is BackendChoice.AUTO else place.backend.value,
+            device=place.device,
             db=db,
         )
         for line in reports.lines(report, folder, same):

@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import (
-    CASES,
-    BackendChoice,
-    BackendOption,
-    CacheOption,
-    DbOption,
-    DeviceOption,
-    JsonFlag,
-    KernelsFromOption,
-    KernelsOption,
-    LayersOption,
-    ModelsOption,
-    ProcessesOption,
-    ProjectOption,
-    RepositoryOption,
-    SeedOption,
-    SizesOption,
-    StageOption,
-    restrictions_of,
+from flexq_bench.cli.cases import CaseOptions
+from flexq_bench.cli.external import (
+    KernelSourceOptions,
+    code_with_failures,
+    use_project,
+    with_external,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import (
+    DbOption,
+    DeviceOptions,
+    InterleavingOptions,
+    JsonFlag,
+    RepositoryOption,
+    case_option,
+)
+from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.queries import RunSummary
 from flexq_bench.errors import UsageError
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.command_lines import command
-from flexq_bench.sweeps.text import split_sizes
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
-    from flexq_bench.cli.case_selection import CaseSelection
-    from flexq_bench.db.queries import RunSummary
+    from flexq_bench.kernels.contract import Backend
     from flexq_bench.measure.ab import Block, InterleaveRules
     from flexq_bench.verdicts import CaseComparison
-    from flexq_bench.workloads.case import Case
 
 
 class Kind(StrEnum):
@@ -50,7 +54,9 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
+@takes_option_groups
 def compare(
+    *,
     base: Annotated[str, typer.Argument(help="A revision, a kernel's label, or a run's uuid.")],
     head: Annotated[
         str, typer.Argument(help="The same kind as the first. A dot is the working tree.")
@@ -63,26 +69,17 @@ def compare(
     ] = Kind.AUTO,
     suite: Annotated[
         str | None,
-        typer.Option(
+        case_option(
             "--suite",
             metavar="SUITE",
             help="Suite of cases (list suites), or a .toml file. Default: smoke, or the project's.",
-            rich_help_panel=CASES,
         ),
     ] = None,
-    models: ModelsOption = None,
-    m: SizesOption = None,
-    kernels: KernelsOption = None,
-    kernels_from: KernelsFromOption = None,
-    project: ProjectOption = None,
-    layers: LayersOption = None,
-    stage: StageOption = None,
-    cache: CacheOption = None,
-    backend: BackendOption = BackendChoice.AUTO,
-    device: DeviceOption = None,
-    processes: ProcessesOption = 6,
+    cases: CaseOptions,
+    sources: KernelSourceOptions,
+    place: DeviceOptions,
     repository: RepositoryOption = ".",
-    seed: SeedOption = 0,
+    interleaving: InterleavingOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -94,41 +91,27 @@ def compare(
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
-    from flexq_bench.cli.case_selection import CaseSelection
-    from flexq_bench.cli.external import code_with_failures, known_patterns, use_kernels_from
-    from flexq_bench.cli.project import refuse_beside_project
-
-    use_kernels_from(kernels_from)
-    restrictions = restrictions_of(
-        models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
-    )
-    restrictions["kernels"] = known_patterns(restrictions["kernels"])
-    selection = CaseSelection("smoke" if suite is None else suite, split_sizes(m), restrictions)
-    if project is not None:
-        refuse_beside_project(kernels_from=kernels_from)
-        selection = replace(selection, suite=suite or "")
-        where = (backend, device)
-        raise typer.Exit(_project(project, base, head, selection, where, processes, seed, as_json))
+    sources.use_kernels()
+    if sources.project is not None:
+        comparison = _of_project(sources.project, base, head, suite, cases, place)
+        raise typer.Exit(_measure(comparison, interleaving, as_json=as_json))
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
         raise typer.Exit(_compare_runs(base, head, db, as_json))
     if db is not None:
         raise UsageError("--db is for two stored runs: leave it out, a comparison stores nothing")
-    from flexq_bench.measure.ab import InterleaveRules
-
-    rules = InterleaveRules.with_processes(processes)
-    compared = _commits if kind is Kind.COMMITS else _kernels
-    code = compared(
-        base, head, selection, (backend, device), Path(repository), rules, seed, as_json
-    )
-    raise typer.Exit(code_with_failures(code))
+    suite = "smoke" if suite is None else suite
+    if kind is Kind.COMMITS:
+        comparison = _of_commits(Path(repository), base, head, suite, cases, place)
+    else:
+        comparison = _of_kernels(base, head, suite, cases, place)
+    raise typer.Exit(code_with_failures(_measure(comparison, interleaving, as_json=as_json)))
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
     """Return the kind of both names. Raises UsageError if they are of different kinds."""
     from flexq_bench.kernels import registry
-    from flexq_bench.repository.worktrees import repository_of, resolve_revision
 
     labels = {*registry.labels("cpu"), *registry.labels("cuda")}
     if base in labels and head in labels:
@@ -149,9 +132,6 @@ def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
 
 
 def _are_runs(base: str, head: str, db: str | None) -> bool:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import DatabaseError
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:
@@ -162,136 +142,150 @@ def _are_runs(base: str, head: str, db: str | None) -> bool:
     return True
 
 
-def _commits(
-    base: str,
-    head: str,
-    selection: Any,
-    where: tuple[BackendChoice, str | None],
-    repository: Path,
-    rules: InterleaveRules,
-    seed: int,
-    as_json: bool,
-) -> int:
-    from flexq_bench.cli.case_selection import chosen_cases, chosen_device
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Two commits or kernels to compare on the cases of a suite.
+
+    compare: called with the device, the seed, the rules, and a function to call after each block.
+    """
+
+    kind: Kind
+    base: str
+    head: str
+    device: str
+    cases: tuple[Case, ...]
+    compare: Callable[..., Iterable[CaseComparison]]
+
+
+def _of_commits(
+    repository: Path, base: str, head: str, suite: str, options: CaseOptions, place: DeviceOptions
+) -> _Comparison:
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import resolve_pair
-    from flexq_bench.repository.worktrees import repository_of
+    from flexq_bench.workloads.suites import load_suite
 
     resolve_pair(repository_of(repository), base, head)  # reports unknown revisions first
-    device = chosen_device(*where)
-    cases = chosen_cases(selection, device)
-    with progress(len(cases) * rules.blocks_at_first) as on_block:
-        results = list(
-            compare_commits(
-                repository,
-                base,
-                head,
-                cases,
-                device=device,
-                seed=seed,
-                rules=rules,
-                on_block=on_block,
-            )
-        )
-    return _show("commits", base, head, cases, results, rules, device, as_json)
+    device = place.device_name()
+    whole = with_external(load_suite(suite), options.patterns)
+    cases = _cases(options.restrict(whole), device, options.patterns or ())
+    compare = partial(compare_commits, repository, base, head, cases)
+    return _Comparison(Kind.COMMITS, base, head, device, cases, compare)
 
 
-def _project(
+def _of_project(
     folder: str,
     base: str,
     head: str,
-    selection: CaseSelection,
-    where: tuple[BackendChoice, str | None],
-    processes: int,
-    seed: int,
-    as_json: bool,
-) -> int:
-    from flexq_bench.cli.case_selection import cases_of_suite, chosen_device
-    from flexq_bench.cli.project import use_project
-    from flexq_bench.measure.ab import InterleaveRules, compare_project
+    suite: str | None,
+    options: CaseOptions,
+    place: DeviceOptions,
+) -> _Comparison:
+    from flexq_bench.measure.ab import compare_project
     from flexq_bench.repository.project import revision
 
-    device = chosen_device(*where)
+    device = place.device_name()
     opened = use_project(folder, base)
-    cases = cases_of_suite(opened.suite(selection.suite or None), selection, device)
-    rules = InterleaveRules.with_processes(processes)
+    cases = _cases(options.restrict(opened.suite(suite)), device, options.patterns or ())
     ends = (opened.revision, revision(opened.project, head))
-    with progress(len(cases) * rules.blocks_at_first) as on_block:
-        compared = compare_project(
-            opened.project, *ends, cases, device=device, seed=seed, rules=rules, on_block=on_block
-        )
-        results = list(compared)
-    return _show("commits", base, head, cases, results, rules, device, as_json)
+    compare = partial(compare_project, opened.project, *ends, cases)
+    return _Comparison(Kind.COMMITS, base, head, device, cases, compare)
 
 
-def _kernels(
-    base: str,
-    head: str,
-    selection: Any,
-    where: tuple[BackendChoice, str | None],
-    _repository: Path,
-    rules: InterleaveRules,
-    seed: int,
-    as_json: bool,
-) -> int:
-    from flexq_bench.cli.case_selection import chosen_device, chosen_shapes
+def _of_kernels(
+    base: str, head: str, suite: str, options: CaseOptions, place: DeviceOptions
+) -> _Comparison:
+    """Compare two kernels on the shapes of a suite, independent of the suite's kernels."""
     from flexq_bench.measure.ab import compare_kernels
+    from flexq_bench.workloads.suites import load_suite
 
-    device = chosen_device(*where)
-    chosen_shapes(selection, head, device)  # raises UsageError if the backend doesn't have it
-    cases = chosen_shapes(selection, base, device)
+    device = place.device_name()
+    if options.kernels is not None:
+        raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
+    restricted = options.restrict(load_suite(suite))
+
+    def cases_of(label: str) -> tuple[Case, ...]:
+        groups = tuple(
+            replace(group, kernels=(label,))
+            for group in restricted.groups
+            if not all(map(is_probe, group.kernels))
+        )
+        return _cases(replace(restricted, groups=groups), device, (label,))
+
+    cases_of(head)  # raises UsageError if the backend doesn't have it
+    cases = cases_of(base)
+    compare = partial(compare_kernels, base, head, cases)
+    return _Comparison(Kind.KERNELS, base, head, device, cases, compare)
+
+
+def _cases(suite: Suite, device: str, kernels: Sequence[str]) -> tuple[Case, ...]:
+    """Return the suite's cases on a device; probes only if kernels, labels or globs, are given."""
+    from flexq_bench.measure.device import capability, find_device
+    from flexq_bench.runs.plan import build_plan
+
+    torch_device = find_device(device)
+    backend: Backend = "cpu" if torch_device.type == "cpu" else "cuda"
+    plan = build_plan(suite, backend, capability(torch_device), requested_kernels=kernels)
+    labels = list(dict.fromkeys(case.label for case in plan.cases))
+    # Without the probes that a plan adds: comparisons don't need them.
+    cases = tuple(case for case in suite.cases(labels) if kernels or not is_probe(case.kernel))
+    if not cases:
+        raise UsageError(
+            f"nothing to compare: all remaining cases of suite {suite.name} are probes"
+        )
+    return cases
+
+
+def _measure(comparison: _Comparison, interleaving: InterleavingOptions, *, as_json: bool) -> int:
+    """Measure and print a comparison; returns the exit code."""
+    rules, cases = interleaving.rules, comparison.cases
     with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
-            compare_kernels(
-                base, head, cases, device=device, seed=seed, rules=rules, on_block=on_block
+            comparison.compare(
+                device=comparison.device, seed=interleaving.seed, rules=rules, on_block=on_block
             )
         )
-    return _show("kernels", base, head, cases, results, rules, device, as_json)
+    return _show(comparison, results, rules, as_json=as_json)
 
 
 def _show(
-    kind: str,
-    base: str,
-    head: str,
-    cases: Sequence[Case],
+    comparison: _Comparison,
     results: Sequence[CaseComparison],
     rules: InterleaveRules,
-    device: str,
+    *,
     as_json: bool,
 ) -> int:
-    from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
     from flexq_bench.measure.ab import confirm_comparisons
     from flexq_bench.results import comparison_report as report
 
-    position = {case: i for i, case in enumerate(cases)}
-    night = confirm_comparisons(sorted(results, key=lambda result: position[result.case]), rules)
-    verdicts = [result.confirmation.verdict for result in night]
+    position = {case: i for i, case in enumerate(comparison.cases)}
+    confirmed = confirm_comparisons(
+        sorted(results, key=lambda result: position[result.case]), rules
+    )
+    verdicts = [result.confirmation.verdict for result in confirmed]
     code = report.exit_code_of_verdicts(verdicts)
     if as_json:
         print_json(
             {
-                "kind": kind,
-                "base": night[0].base,
-                "head": night[0].head,
-                "device": device,
+                "kind": comparison.kind,
+                "base": confirmed[0].base,
+                "head": confirmed[0].head,
+                "device": comparison.device,
                 "rules": plain(rules),
                 "exit_code": int(code),
-                "cases": [report.as_plain(result) for result in night],
+                "cases": [report.as_plain(result) for result in confirmed],
             }
         )
         return int(code)
     out = console()
-    print_unbroken(out, report.comparison_table(night))
-    for line in report.problem_lines(night):
+    print_unbroken(out, report.comparison_table(confirmed))
+    for line in report.problem_lines(confirmed):
         say(out, line)
-    say(out, f"{head} against {base}, interleaved on {device}: {report.counts_line(verdicts)}")
+    sides = f"{comparison.head} against {comparison.base}, interleaved on {comparison.device}"
+    say(out, f"{sides}: {report.counts_line(verdicts)}")
     return int(code)
 
 
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
-    from flexq_bench.cli.output import console, print_json, print_unbroken, say
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
     from flexq_bench.results import comparison_report as report
     from flexq_bench.results.stored_comparison import compare_stored
     from flexq_bench.results.stored_noise import read_noise
@@ -354,7 +348,6 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
 def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
     """Show measured blocks; within the context SIGTERM raises KeyboardInterrupt."""
     from flexq_bench.cli.progress import progress as shown_progress
-    from flexq_bench.interrupts import ended_by_terminate
 
     with ended_by_terminate(), shown_progress("comparing", total) as bar:
         # Ambiguous cases are measured again, which exceeds the total.

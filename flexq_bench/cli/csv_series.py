@@ -16,11 +16,11 @@ from flexq_bench.workloads.names import listed, unknown
 
 LABELS = ("commit", "time", "device")  # columns that are read in addition to the number
 _UNIT_STEPS = (1e3, 1e6, 1e9)  # of ns, µs, ms and s
-_UNIT_TOLERANCE = 1.6  # largest deviation of a ratio from a factor between units
+_MAX_UNIT_DEVIATION = 1.6  # of a ratio from a factor between units
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
-_MOST_BYTES = 1 << 25  # millions of numbers
-_MAX_CELL = 16  # maximum length of a cell in a message: a longer one may be a secret
+_MAX_BYTES = 1 << 25  # millions of numbers
+_MAX_CELL_LENGTH = 16  # in a message: a longer cell may be a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,24 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
         raise UsageError(f"{path} holds no number: write one a row")
     first = [cell.strip() for cell in rows[0][1]]
     has_header = column is not None or not any(_is_number(cell) for cell in first)
-    at = _position(path, first, column, has_header)
-    name = first[at] if has_header else None
+    position = _position(path, first, column, has_header)
+    name = first[position] if has_header else None
     data = rows[1:] if has_header else rows
     for line, cells in data:
         _check_width(path, line, cells, len(first))
     labels = {
         label: tuple(_cell(cells, first.index(label)) for _, cells in data)
         for label in LABELS
-        if has_header and label in first and first.index(label) != at
+        if has_header and label in first and first.index(label) != position
     }
     if not data:
         raise UsageError(f"{path} holds no number: write one a row")
-    values = tuple(_number(path, line, _cell(cells, at), name) for line, cells in data)
+    values = tuple(_number(path, line, _cell(cells, position), name) for line, cells in data)
     return NumberColumn(name, values, tuple(line for line, _ in data), labels)
 
 
-def doubts(numbers: NumberColumn) -> list[str]:
-    """Warnings that a file may be no series: rows out of order, values of more than one unit."""
+def series_warnings(numbers: NumberColumn) -> list[str]:
+    """Return warnings of a file that may be no series: rows out of order, values of two units."""
     return [*_out_of_order(numbers), *_mixed_units(numbers)]
 
 
@@ -110,7 +110,7 @@ def _mixed_units(numbers: NumberColumn) -> list[str]:
                 row
                 for value, row in positive
                 if abs(sign * math.log(value / middle) - math.log(factor))
-                < math.log(_UNIT_TOLERANCE)
+                < math.log(_MAX_UNIT_DEVIATION)
             ]
             if odd:
                 return [
@@ -122,7 +122,7 @@ def _mixed_units(numbers: NumberColumn) -> list[str]:
 
 def _read(path: str) -> list[tuple[int, list[str]]]:
     """Line number and cells of each row, without empty rows at both ends."""
-    text = read_text(path, "a CSV file", most_bytes=_MOST_BYTES, pipes=True)
+    text = read_text(path, "a CSV file", most_bytes=_MAX_BYTES, pipes=True)
     lines = text.splitlines()
     filled = next((line for line in lines if line.strip()), "")
     delimiter = max(_DELIMITERS, key=filled.count)
@@ -171,8 +171,8 @@ def _position(path: str, first: Sequence[str], column: str | None, has_header: b
     raise UsageError(f"{path} has {len(choices)} columns of numbers and no header: give it one")
 
 
-def _cell(cells: Sequence[str], at: int) -> str:
-    return cells[at].strip() if at < len(cells) else ""
+def _cell(cells: Sequence[str], position: int) -> str:
+    return cells[position].strip() if position < len(cells) else ""
 
 
 def _is_number(text: str) -> bool:
@@ -188,7 +188,7 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
         return math.nan
     if not _is_number(text):
         where = "" if name is None else f" in column {_displayed(name)!r}"
-        displayed = repr(text) if len(text) <= _MAX_CELL else _displayed(text)
+        displayed = repr(text) if len(text) <= _MAX_CELL_LENGTH else _displayed(text)
         raise UsageError(
             f"{path}: row {line}: {displayed}{where} is no number: correct it, or leave the "
             "cell empty"
@@ -198,4 +198,4 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
 
 def _displayed(cell: str) -> str:
     """Format a cell for a message; of a long one only its length."""
-    return cell if len(cell) <= _MAX_CELL else f"a text of {len(cell):,} characters"
+    return cell if len(cell) <= _MAX_CELL_LENGTH else f"a text of {len(cell):,} characters"

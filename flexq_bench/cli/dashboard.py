@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import flexq_bench
-from flexq_bench.cli.listening import check_port
+from flexq_bench.cli.listening import AddressOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.dashboard.settings import (
@@ -24,6 +24,10 @@ from flexq_bench.dashboard.settings import (
     READ_ONLY_VARIABLE,
     SERVER_VARIABLE,
 )
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import RecordFormatError
+from flexq_bench.db.exchange import import_file
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.provenance import ROOT
@@ -33,12 +37,7 @@ _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 def dashboard(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address", help="Address to listen on; 0.0.0.0 makes it public in the network."
-        ),
-    ] = "127.0.0.1",
+    address: AddressOption = "127.0.0.1",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
@@ -53,7 +52,6 @@ def dashboard(
             metavar="URL",
             envvar=COMMIT_URL_VARIABLE,
             help="URL of a commit, with {sha} in it; pages link to it.",
-            show_default=False,
         ),
     ] = None,
     examples: Annotated[
@@ -71,22 +69,14 @@ def dashboard(
 
     --json prints the address as JSON before it starts.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")
     _check_commit_url(commit_url)
     _check_base_path(base_path)
-    if not address.strip():
-        raise UsageError(
-            "--address is empty, which would listen on every network: name one, or leave it out "
-            "for 127.0.0.1"
-        )
-    check_port(address, port)
+    url = server_url(address, port)
     app = _app_file()
     path = base_path.strip("/")
-    url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
     url += f"/{path}" if path else ""
     environment = os.environ | {SERVER_VARIABLE: "1"}
     if read_only:
@@ -122,9 +112,6 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
 @contextmanager
 def _example_database() -> Iterator[Path]:
     """Create a temporary database of the example records."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import RecordFormatError
-    from flexq_bench.db.exchange import import_file
     from flexq_bench.results.published_numbers import store_published_numbers
 
     files = _example_files()

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.external_export import OWN_PROJECT, refuse_projects, write_external
-from flexq_bench.cli.external_import import (
-    AlertOption,
-    CommitOption,
-    ExternalDeviceOption,
-    ExternalOptions,
+from flexq_bench.cli.external_results import (
+    OWN_PROJECT,
+    STATEMENT_TIMEOUT_S,
+    ExternalResultOptions,
     ImportFormatOption,
-    ProjectOption,
-    RepositoryOption,
-    SuiteOption,
-    TimeOption,
+    export_external,
     import_external,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
+from flexq_bench.db import engine, maintenance, queries
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.exchange import ImportSummary, import_file, write_records
+from flexq_bench.db.maintenance import compact, prune_samples
+from flexq_bench.db.queries import Filters
+from flexq_bench.db.records import MODEL_KINDS, AnyRecord, Record
+from flexq_bench.db.releases import store_releases
 from flexq_bench.errors import UsageError
+from flexq_bench.repository.git import commits_of_tags
+from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.sweeps.text import split_names, split_sizes
-
-if TYPE_CHECKING:
-    from flexq_bench.db.records import AnyRecord, Record
-
-STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
+from flexq_bench.workloads.names import unknown
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -41,7 +42,6 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from flexq_bench.db import engine
     from flexq_bench.results.published_numbers import store_published_numbers
 
     with (
@@ -60,7 +60,9 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 
 @app.command("import")
+@takes_option_groups
 def import_(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
@@ -68,13 +70,7 @@ def import_(
         ),
     ],
     format_name: ImportFormatOption = None,
-    commit: CommitOption = None,
-    project: ProjectOption = None,
-    repository: RepositoryOption = None,
-    device: ExternalDeviceOption = None,
-    time: TimeOption = None,
-    alert: AlertOption = True,
-    suite: SuiteOption = None,
+    origin: ExternalResultOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -85,15 +81,12 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import ImportSummary, import_file
     from flexq_bench.results.published_numbers import store_published_numbers
 
-    external_options = ExternalOptions(commit, project, repository, device, time, alert, suite)
     if format_name is not None:
-        import_external(files, format_name, external_options, db, as_json)
+        import_external(files, format_name, origin, db, as_json)
         return
-    external_options.refuse_any()
+    origin.refuse_any()
     done: list[ImportSummary] = []
     with (
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -111,8 +104,57 @@ def import_(
         print_json(done)
 
 
+@dataclass(frozen=True)
+class FilterOptions:
+    """Options that select the records of an export; None: all of them."""
+
+    runs: Annotated[
+        str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
+    ] = None
+    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None
+    kernels: Annotated[
+        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
+    ] = None
+    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
+        ),
+    ] = None
+    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None
+    projects: Annotated[
+        str | None,
+        typer.Option(
+            "--project",
+            metavar="NAMES",
+            help=f"Only results of these projects; {OWN_PROJECT}: those of this repository.",
+        ),
+    ] = None
+
+    def filters(self, session: Session) -> Filters:
+        """Return the filters. Raises UsageError for names without stored results."""
+
+        known = queries.filter_values(session)
+        projects = _stored_names("project", self.projects, (*known.projects, OWN_PROJECT))
+        return Filters(
+            runs=tuple(
+                queries.run_by_uuid_prefix(session, prefix).uuid
+                for prefix in split_names(self.runs) or ()
+            ),
+            suites=_stored_names("suite", self.suites, known.suites),
+            kernels=_stored_names("kernel", self.kernels, known.kernels),
+            models=_stored_names("model", self.models, known.models),
+            gpus=_stored_names("device", self.devices, known.gpus),
+            m=split_sizes(self.m) or (),
+            projects=tuple("" if name == OWN_PROJECT else name for name in projects),
+        )
+
+
 @app.command()
+@takes_option_groups
 def export(
+    *,
     file: Annotated[
         str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file; with --format any name.")
     ],
@@ -122,32 +164,9 @@ def export(
             "--format",
             metavar="NAME",
             help="pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a folder).",
-            show_default=False,
         ),
     ] = None,
-    runs: Annotated[
-        str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
-    ] = None,
-    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None,
-    kernels: Annotated[
-        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
-    ] = None,
-    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
-        ),
-    ] = None,
-    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None,
-    projects: Annotated[
-        str | None,
-        typer.Option(
-            "--project",
-            metavar="NAMES",
-            help=f"Only results of these projects; {OWN_PROJECT}: those of this repository.",
-        ),
-    ] = None,
+    selection: FilterOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -156,11 +175,6 @@ def export(
     With --format: in the format of another service, only results that may be compared; pytorch-hud
     and flashinfer-bench contain all of them, the others the newest of each series.
     """
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.exchange import write_records
-    from flexq_bench.db.queries import Filters
-    from flexq_bench.db.records import MODEL_KINDS, Record
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -172,27 +186,10 @@ def export(
         database.session() as session,
         progress("exporting") as bar,
     ):
-        known = queries.filter_values(session)
-        filters = Filters(
-            runs=tuple(
-                queries.run_by_uuid_prefix(session, prefix).uuid
-                for prefix in split_names(runs) or ()
-            ),
-            suites=_stored_names("suite", suites, known.suites),
-            kernels=_stored_names("kernel", kernels, known.kernels),
-            models=_stored_names("model", models, known.models),
-            gpus=_stored_names("device", devices, known.gpus),
-            m=split_sizes(m) or (),
-            projects=tuple(
-                "" if name == OWN_PROJECT else name
-                for name in _stored_names("project", projects, (*known.projects, OWN_PROJECT))
-            ),
-        )
+        filters = selection.filters(session)
+        gemms = counted(queries.stored_records(session, Record, filters))
         if format_name is not None:
-            refuse_projects(format_name, filters.projects)
-            count = write_external(
-                format_name, file, counted(queries.stored_records(session, Record, filters))
-            )
+            count = export_external(format_name, file, gemms, filters.projects)
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})
             else:
@@ -204,10 +201,7 @@ def export(
             for record in queries.stored_records(session, kind, filters)
         ]
         left_out = len(other_records) if file.endswith(".parquet") else 0
-        records: Iterable[AnyRecord] = chain(
-            counted(queries.stored_records(session, Record, filters)),
-            [] if left_out else other_records,
-        )
+        records: Iterable[AnyRecord] = gemms if left_out else chain(gemms, other_records)
         count = write_records(file, records)
     if as_json:
         print_json({"file": file, "records": count, "left_out": left_out})
@@ -239,8 +233,6 @@ def prune(
     as_json: JsonFlag = False,
 ) -> None:
     """Delete raw samples and free their disk space. Summaries stay."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.maintenance import compact, prune_samples
 
     if older_than is None and not keep_accepted:
         raise UsageError(
@@ -266,10 +258,6 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
     Pages and nights compare with releases.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.releases import store_releases
-    from flexq_bench.repository.git import commits_of_tags
-    from flexq_bench.repository.worktrees import repository_of
 
     commits = commits_of_tags(repository_of(Path.cwd()))
     with open_database(db, create=False, silence_s=STATEMENT_TIMEOUT_S) as database:
@@ -286,8 +274,6 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
 @app.command()
 def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Rows, size and schema revision."""
-    from flexq_bench.db import maintenance
-    from flexq_bench.db.engine import open_database
 
     with (
         open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -306,7 +292,6 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 def _stored_names(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
     """Parse names. Raises UsageError with similar names if one has no stored results."""
-    from flexq_bench.workloads.names import unknown
 
     names = split_names(text) or ()
     for name in names:

@@ -10,8 +10,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
+from flexq_bench.cli.options import MAX_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A series. labels: by name, one per value. doubts: warnings that it may be no series."""
+    """A series. labels: by name, one per value. warnings: that it may be no series."""
 
     name: str
     values: tuple[float, ...]
     labels: dict[str, Sequence[Any]]
-    doubts: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     caveat: str = ""  # a limitation of changes in this series; empty: none
     is_stored: bool = False  # a series of the database
 
@@ -33,15 +35,11 @@ class _Source:
 def detect(
     series: Annotated[
         int | None,
-        typer.Argument(
-            max=LARGEST_ID, help="Id of a series (flexq-bench list series).", show_default=False
-        ),
+        typer.Argument(max=MAX_ID, help="Id of a series (flexq-bench list series)."),
     ] = None,
     csv: Annotated[
         str | None,
-        typer.Option(
-            "--csv", metavar="FILE", help="File with one value per row.", show_default=False
-        ),
+        typer.Option("--csv", metavar="FILE", help="File with one value per row."),
     ] = None,
     column: Annotated[
         str | None,
@@ -49,7 +47,6 @@ def detect(
             "--column",
             metavar="NAME",
             help="Column of the CSV. Default: the only one other than commit, time and device.",
-            show_default=False,
         ),
     ] = None,
     db: DbOption = None,
@@ -75,16 +72,14 @@ def detect(
 
 
 def _from_csv(path: str, column: str | None) -> _Source:
-    from flexq_bench.cli.csv_series import doubts, read_numbers
+    from flexq_bench.cli.csv_series import read_numbers, series_warnings
 
     numbers = read_numbers(path, column)
     labels: dict[str, Sequence[Any]] = {"row": numbers.rows, **numbers.labels}
-    return _Source(path, numbers.values, labels, doubts(numbers))
+    return _Source(path, numbers.values, labels, series_warnings(numbers))
 
 
 def _from_database(series: int, db: str | None) -> _Source:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
     from flexq_bench.verdicts import history_verdict
 
     with open_database(db, read_only=True) as database, database.session() as session:
@@ -136,7 +131,7 @@ def _show(source: _Source, as_json: bool) -> None:
         }
         for step in model.steps
     ]
-    enough = any(one["values"] >= FEWEST_POINTS for one in epochs)
+    enough = any(epoch["values"] >= FEWEST_POINTS for epoch in epochs)
     if as_json:
         print_json(
             {
@@ -155,7 +150,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "season": {"period": model.period, "depth": model.seasonal}
                 if model.period
                 else None,
-                "doubts": list(source.doubts),
+                "doubts": list(source.warnings),
                 "caveat": source.caveat,
             }
         )
@@ -182,16 +177,17 @@ def _show(source: _Source, as_json: bool) -> None:
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
             f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
         )
-    for line in (*_describe(model, device_changes), *source.doubts):
+    for line in (*_describe(model, device_changes), *source.warnings):
         say(out, line)
 
 
 def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:
     """The epochs of a series by their first usable value; labels: [n] of each value."""
     counts: dict[Any, dict[str, Any]] = {}
-    for at in usable:
-        one = counts.setdefault(labels[at], {"epoch": labels[at], "first": at, "values": 0})
-        one["values"] += 1
+    for index in usable:
+        label = labels[index]
+        epoch = counts.setdefault(label, {"epoch": label, "first": index, "values": 0})
+        epoch["values"] += 1
     return list(counts.values())
 
 

@@ -13,16 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from flexq_bench.cli.alerts import AlertArgument, commit_range
-from flexq_bench.cli.options import LARGEST_COUNT, DbOption, JsonFlag
+from flexq_bench.cli.options import MAX_COUNT, DbOption, JsonFlag
 from flexq_bench.cli.output import console, plain, print_json, print_wrapped, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.queries import AlertEventRow, AlertRow, DecisionRow
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.results.reproduction import project_arguments
 from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.runs.result_files import check_writable
 from flexq_bench.workloads.case import kernel_label
 
 if TYPE_CHECKING:
-    from flexq_bench.db.engine import Database
-    from flexq_bench.db.queries import AlertEventRow, AlertRow, DecisionRow
     from flexq_bench.verdicts.evidence_plot import Panel
     from flexq_bench.verdicts.recompute import Recomputed
 
@@ -31,15 +32,11 @@ def explain(
     alert: AlertArgument,
     png: Annotated[
         Path | None,
-        typer.Option(
-            "--png", metavar="FILE", help="Draw the evidence to a PNG file.", show_default=False
-        ),
+        typer.Option("--png", metavar="FILE", help="Draw the evidence to a PNG file."),
     ] = None,
     most: Annotated[
         int,
-        typer.Option(
-            "--most", min=1, max=LARGEST_COUNT, help="Verdicts to draw, the slowest first."
-        ),
+        typer.Option("--most", min=1, max=MAX_COUNT, help="Verdicts to draw, the slowest first."),
     ] = 3,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -48,9 +45,6 @@ def explain(
 
     Exit code 0: all agree to the last bit; 5: one does not, so it can't be trusted.
     """
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.runs.result_files import check_writable
     from flexq_bench.verdicts.recompute import recompute
 
     if png is not None:
@@ -96,11 +90,12 @@ def _print(
     recomputed: Sequence[Recomputed],
     panels: Sequence[Panel],
 ) -> None:
+    from flexq_bench.results.reproduction import project_arguments
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 
-    of = f" of {row.bad.project}" if row.bad.project else ""
-    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}{of}")
+    project = f" of {row.bad.project}" if row.bad.project else ""
+    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}{project}")
     say(out, f"first bad: {row.bad.sha} {row.bad.subject} ({row.bad.author or 'unknown'})")
     for event in events:
         who = event.person or "flexq-bench"

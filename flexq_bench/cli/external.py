@@ -1,27 +1,132 @@
-"""Kernels from outside on the command line: `--kernels-from`, and failures to load them."""
+"""External kernels on the command line: `--kernels-from` and `--project`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from flexq_bench.errors import UsageError
+from flexq_bench.cli.options import case_option, commits_option
+from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.workloads.patterns import select
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
+    from flexq_bench.ci.policy import Policy
     from flexq_bench.measure.external_kernels import Adopted
-    from flexq_bench.workloads.suite import Suite
+    from flexq_bench.repository.project import Project, ProjectRevision
 
 _STATE_MODULE = "flexq_bench.measure.external_kernels"
+_UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"
+
+KernelsFromOption = Annotated[
+    list[str] | None,
+    case_option(
+        "--kernels-from",
+        metavar="FILE.py|MODULE",
+        help="Use external kernels of this file or module, named package.name; may be repeated.",
+    ),
+]
+ProjectOption = Annotated[
+    str | None,
+    commits_option(
+        "--project",
+        metavar="PATH",
+        help="Use the commits and kernels of another repository with a flexq-bench.toml.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class KernelSourceOptions:
+    """Sources of external kernels: files and modules, or another repository."""
+
+    kernels_from: KernelsFromOption = None
+    project: ProjectOption = None
+
+    def use_kernels(self) -> None:
+        """Register the kernels of --kernels-from. Raises UsageError if both options are given."""
+        if self.kernels_from and self.project is not None:
+            raise UsageError(
+                "--kernels-from and --project don't go together: leave one of them out"
+            )
+        use_kernels_from(self.kernels_from)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedProject:
+    """A project with the kernels of one revision registered. built: its files."""
+
+    project: Project
+    revision: ProjectRevision
+    built: Path
+
+    def suite(self, name: str | None = None) -> Suite:
+        """Load a suite, named `project.suite`; None: the one in the project file.
+
+        A built-in suite is used with the project's kernels.
+        """
+        from flexq_bench.workloads.suites import load_suite
+
+        text = name or self.project.file.suite
+        inside = self.built / text
+        if text.endswith(".toml"):
+            # A suite in the project file is read from the revision, not from the current folder.
+            is_of_revision = name is None or inside.is_file()
+            return self._with_project_name(load_suite(inside if is_of_revision else text))
+        return self._with_project_name(load_suite(text).of(adopted().all_labels))
+
+    def policy(self) -> Policy:
+        """Return the policy in the project file, else one with the file's limit and owner."""
+        from flexq_bench.ci.policy import Limit, Policy, read_policy
+
+        file = self.project.file
+        if not file.policy:
+            limit = Limit(kernels=("*",), slower_percent=file.slower_percent, owner=file.owner)
+            return Policy(self.project.name, self.suite(), limit)
+        read = read_policy(self.built / file.policy)
+        return replace(read, suite=self._with_project_name(read.suite))
+
+    def _with_project_name(self, suite: Suite) -> Suite:
+        return replace(suite, name=f"{self.project.name}.{suite.name}")
+
+
+def use_project(folder: str, revision: str = ".") -> OpenedProject:
+    """Build a revision of a project, and register its kernels and no others.
+
+    The project file is that of the revision. Raises UsageError, WorkloadError and BuildError;
+    MissingResultsError if none of its kernels loads.
+    """
+    from flexq_bench.measure import external_kernels
+    from flexq_bench.repository import project as projects
+    from flexq_bench.repository.project_builds import built_tree
+
+    opened = projects.open_project(folder)
+    project_revision = projects.revision(opened, revision)
+    project = opened.at(project_revision.checkout)
+    built = built_tree(project, project_revision.checkout)
+    external_kernels.forget()
+    known = external_kernels.adopt(built.sources, environment=built.environment())
+    if not known.labels:
+        reason = next(iter(known.failures.values()))
+        build = project.file.build
+        unbuilt = "" if build.command or build.packages else _UNBUILT
+        raise MissingResultsError(
+            f"{project_revision.commit.sha[:10]} has no kernels: {reason}{unbuilt}"
+        )
+    external_kernels.log_failures()
+    return OpenedProject(project, project_revision, built.folder)
 
 
 def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None:
     """Register the kernels of these files and modules, and of no others.
 
     A source that can't be loaded is reported on stderr. Raises SourceError if a file or package
-    doesn't exist; UsageError if no source can be loaded and `only`, which is for verbs that need
-    one, is set.
+    doesn't exist; UsageError if `only`, which is for commands that need a source, is set and none
+    can be loaded.
     """
     if not texts:
         # Otherwise there is no state, and importing the module would import torch.
@@ -44,10 +149,19 @@ def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None
 
 
 def adopted() -> Adopted:
-    """The sources of `--kernels-from`, loaded and failed."""
+    """The sources of external kernels, loaded and failed."""
     from flexq_bench.measure import external_kernels
 
     return external_kernels.adopted()
+
+
+def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return labels and globs, without those of sources that failed to load; None: not given."""
+    if patterns is None or _STATE_MODULE not in sys.modules:
+        return None if patterns is None else tuple(patterns)
+    from flexq_bench.measure import external_kernels
+
+    return external_kernels.without_failed(patterns, adopted())
 
 
 def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -63,19 +177,9 @@ def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
     return loaded
 
 
-def known_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return labels and globs, without those of sources that failed to load; None: not given."""
-    if patterns is None or _STATE_MODULE not in sys.modules:
-        return None if patterns is None else tuple(patterns)
-    from flexq_bench.measure import external_kernels
-
-    return external_kernels.without_failed(patterns, adopted())
-
-
 def with_external(suite: Suite, patterns: Sequence[str] | None) -> Suite:
     """Add the kernels of `--kernels-from`, and installed packages' that match patterns."""
     from flexq_bench.kernels.registry import external_labels
-    from flexq_bench.workloads.patterns import select
 
     matching = select(tuple(patterns or ()), external_labels())
     return suite.adding(tuple(dict.fromkeys((*adopted().all_labels, *matching))))

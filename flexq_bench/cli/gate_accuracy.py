@@ -3,49 +3,34 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flexq_bench.cli.accuracy import progress
 from flexq_bench.cli.model_options import (
-    BatchOption,
-    CalibrationOption,
-    CheckpointOption,
-    DataOption,
-    DtypeOption,
-    LengthOption,
-    ModelOption,
-    SchemesFromOption,
-    SegmentsOption,
-    TaskDataOption,
-    ThroughOption,
+    CalibrationOptions,
+    EvaluatedModelOptions,
     use_own_schemes,
 )
-from flexq_bench.cli.options import (
-    DbOption,
-    DeviceOption,
-    JsonReportOption,
-    JunitOption,
-    MarkdownOption,
-    PolicyOption,
-    SeedOption,
-)
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption
 from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress as shown_progress
-from flexq_bench.cli.report_files import check_files, write_reports
+from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
 
+@takes_option_groups
 def accuracy(
-    model: ModelOption,
+    *,
+    evaluated: EvaluatedModelOptions,
     policy: PolicyOption = "default",
-    checkpoint: CheckpointOption = None,
-    through: ThroughOption = None,
     schemes: Annotated[
         str | None,
         typer.Option(
@@ -63,7 +48,6 @@ def accuracy(
             help="Judge --model itself, compared with another model (the FP16 original, or a "
             "checkpoint) or a file of accuracy --save-reference. Default: compare with "
             "--model.",
-            show_default=False,
         ),
     ] = None,
     base: Annotated[
@@ -74,14 +58,7 @@ def accuracy(
             help="Scheme to compare with. Default: the policy's, or fp16.",
         ),
     ] = None,
-    schemes_from: SchemesFromOption = None,
-    data: DataOption = None,
-    task_data: TaskDataOption = None,
-    calibration: CalibrationOption = None,
-    calibration_segments: SegmentsOption = 128,
-    calibration_length: LengthOption = None,
-    batch: BatchOption = 8,
-    dtype: DtypeOption = None,
+    calibrating: CalibrationOptions,
     diagnosis: Annotated[
         bool,
         typer.Option(
@@ -90,9 +67,7 @@ def accuracy(
             "layer.",
         ),
     ] = True,
-    markdown: MarkdownOption = None,
-    junit: JunitOption = None,
-    as_json: JsonReportOption = None,
+    output: JunitReportOptions,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     db: DbOption = None,
@@ -106,10 +81,8 @@ def accuracy(
     it can't be decided; 4: planned results are missing, or the data are too few. Results are
     stored.
     """
-    from flexq_bench.accuracy.plan import CalibrationPlan
-    from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, as_through
+    from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL
     from flexq_bench.accuracy.setup import prepare, subjects
-    from flexq_bench.accuracy.texts import read_text
     from flexq_bench.checkpoints.folders import is_checkpoint
     from flexq_bench.ci.accuracy_gate.gate import (
         gate_accuracy,
@@ -119,13 +92,11 @@ def accuracy(
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
     from flexq_bench.ci.notifications import events
     from flexq_bench.ci.reports import accuracy as reports
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.store import add_records
 
-    use_own_schemes(schemes_from)
-    files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    check_files(files)
+    use_own_schemes(evaluated.schemes_from)
+    output.check()
     rules = load_accuracy_policy(policy)
+    model, checkpoint = evaluated.model, evaluated.checkpoint
     if reference is None and is_checkpoint(model):
         raise UsageError(
             f"--model {model} is a quantized checkpoint: give it with --checkpoint, and the model "
@@ -134,33 +105,30 @@ def accuracy(
     if reference is not None and base is not None:
         raise UsageError("--reference and --base are two things to compare with: leave one out")
     default = rules.schemes if reference is None else ()
-    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=default)
-    as_it_is = (FULL_PRECISION,) if reference is not None and evaluated.original else ()
-    judged = tuple(dict.fromkeys((*as_it_is, *evaluated.schemes)))
+    subject = subjects(model, split_names(schemes) or (), checkpoint, default=default)
+    as_it_is = (FULL_PRECISION,) if reference is not None and subject.original else ()
+    judged = tuple(dict.fromkeys((*as_it_is, *subject.schemes)))
     compared = ORIGINAL if reference is not None else base or rules.base
     plan, absent = planned_evaluation(
         rules,
         judged,
         compared,
-        [read_text(spec) for spec in data or ()],
-        None if task_data is None else Path(task_data),
-        batch=batch,
-        calibration=None
-        if calibration is None
-        else CalibrationPlan(read_text(calibration), calibration_segments, calibration_length),
+        evaluated.texts(),
+        evaluated.task_folder,
+        batch=evaluated.batch,
+        calibration=calibrating.plan(),
         seed=seed,
-        through=as_through(through),
-        checkpoint=evaluated.checkpoint,
-        original=evaluated.original,
+        through=evaluated.implementation(),
+        checkpoint=subject.checkpoint,
+        original=subject.original,
         reference=reference,
     )
-    out = console(stderr=as_json == STDOUT)
     with open_database(db) as database:
         setup = prepare(
             model,
             plan,
             device=device,
-            dtype=dtype,
+            dtype=evaluated.dtype,
             trigger="gate",
             each_by_itself=True,
             loading=shown_progress(f"loading {model}"),
@@ -175,12 +143,8 @@ def accuracy(
         with database.session() as session:
             add_records(session, decided)
             events.add_accuracy_gate_events(session, decided)
-    writers = {
-        "--markdown": reports.markdown,
-        "--junit": reports.junit,
-        "--json": reports.as_json,
-    }
-    write_reports(report, files, writers)
+    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
+    out = console(stderr=output.as_json == STDOUT)
     print_wrapped(out, reports.terminal(report))
     for line in reports.notes(report):
         say(out, line)

@@ -13,21 +13,26 @@ import typer
 from rich.console import Console
 
 from flexq_bench.cli.compare import progress
-from flexq_bench.cli.options import (
-    DbOption,
-    DeviceOption,
-    JsonReportOption,
-    JunitOption,
-    KernelsFromOption,
-    MarkdownOption,
-    PolicyOption,
-    ProcessesOption,
-    ProjectOption,
-    SeedOption,
+from flexq_bench.cli.external import (
+    KernelSourceOptions,
+    code_with_failures,
+    use_project,
+    with_external,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import DbOption, DeviceOption, InterleavingOptions
 from flexq_bench.cli.output import console, print_wrapped, say
-from flexq_bench.cli.report_files import check_files, write_reports
-from flexq_bench.errors import MissingResultsError
+from flexq_bench.cli.reports import (
+    BaseOption,
+    BothRevisionsOption,
+    JunitReportOptions,
+    PolicyOption,
+)
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
 from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.workloads.probes import is_probe
@@ -35,30 +40,24 @@ from flexq_bench.workloads.probes import is_probe
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.ci.report_data import GateReport
-    from flexq_bench.db.records import CommitInfo
     from flexq_bench.verdicts import CaseComparison
 
 
+@takes_option_groups
 def perf(
-    base: Annotated[str, typer.Option("--base", metavar="REV", help="Revision to compare with.")],
+    *,
+    base: BaseOption,
     head: Annotated[str, typer.Option("--head", metavar="REV", help="Revision to judge.")] = "HEAD",
     policy: PolicyOption = "default",
-    markdown: MarkdownOption = None,
-    junit: JunitOption = None,
-    as_json: JsonReportOption = None,
+    output: JunitReportOptions,
     alert: Annotated[
         bool,
         typer.Option("--alert", help="Open and close alerts; for the main branch."),
     ] = False,
-    repository: Annotated[
-        Path,
-        typer.Option("--repository", metavar="FOLDER", help="Git checkout with both revisions."),
-    ] = Path(),
-    kernels_from: KernelsFromOption = None,
-    project: ProjectOption = None,
+    repository: BothRevisionsOption = Path(),
+    sources: KernelSourceOptions,
     device: DeviceOption = None,
-    processes: ProcessesOption = 6,
-    seed: SeedOption = 0,
+    interleaving: InterleavingOptions,
     trust_head: Annotated[
         bool,
         typer.Option(
@@ -75,66 +74,47 @@ def perf(
     """
     from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
-    from flexq_bench.ci.report_data import GateOutcome
-    from flexq_bench.cli.external import code_with_failures, use_kernels_from
-    from flexq_bench.cli.project import refuse_beside_project
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.measure.ab import InterleaveRules
-    from flexq_bench.repository.worktrees import repository_of
 
-    use_kernels_from(kernels_from)
-    files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    check_files(files)
-    if project is not None:
-        refuse_beside_project(kernels_from=kernels_from)
-        gate_input = _input_of_project(project, base, head, policy, trust_head=trust_head)
+    sources.use_kernels()
+    output.check()
+    if sources.project is not None:
+        judged = _input_of_project(sources.project, base, head, policy, trust_head=trust_head)
     else:
-        gate_input = _input_of_repository(
-            repository_of(repository), base, head, policy, trust_head=trust_head
-        )
-    first, second, rules, notes = (
-        gate_input.base,
-        gate_input.head,
-        gate_input.policy,
-        gate_input.notes,
-    )
-    machine, name, plan = planned_cases(rules.suite, device)
-    if project is not None:  # probes are this program's on both sides
-        machine = replace(machine, project=first.project)
+        tree = repository_of(repository)
+        judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
+    machine, device_name, plan = planned_cases(judged.policy.suite, device)
+    if sources.project is not None:  # probes are this program's on both sides
+        machine = replace(machine, project=judged.base.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
-    measured = replace(InterleaveRules.with_processes(processes), suffices=partial(suffices, rules))
-    out = console(stderr=as_json == STDOUT)
+    rules = replace(interleaving.rules, suffices=partial(suffices, judged.policy))
     with (
         open_database(db) as database,
-        progress(len(plan) * measured.blocks_at_first) as on_block,
+        progress(len(plan) * rules.blocks_at_first) as on_block,
     ):
         report = gate_perf(
-            rules,
+            judged.policy,
             plan,
-            partial(gate_input.compare, device=name, seed=seed, rules=measured, on_block=on_block),
+            partial(
+                judged.compare,
+                device=device_name,
+                seed=interleaving.seed,
+                rules=rules,
+                on_block=on_block,
+            ),
             database,
             machine,
-            first,
-            second,
+            judged.base,
+            judged.head,
             alerting=alert,
             today=datetime.now(UTC).date(),
-            notes=notes,
+            notes=judged.notes,
             trusts_head=trust_head,
         )
-    _write(report, files)
-    missing = report.with_outcome(GateOutcome.MISSING)
-    if plan and len(missing) == len(report.findings):
-        for note in report.notes:
-            say(out, note)
-        reason = missing[0].reason
-        if project is not None and not trust_head and "does not import: KeyError" in reason:
-            reason += (
-                "; a gate passes on no variable of your environment: name those that kernels need "
-                "under [variables] in flexq-bench.toml"
-            )
-        raise MissingResultsError(
-            f"nothing of suite {report.suite} could be compared between {first.sha[:10]} and "
-            f"{second.sha[:10]}: {reason}"
+    _write(report, output)
+    out = console(stderr=output.as_json == STDOUT)
+    if plan:
+        _check_compared(
+            report, judged, out, is_isolated=sources.project is not None and not trust_head
         )
     _print(report, out)
     raise typer.Exit(code_with_failures(int(report.exit_code)))
@@ -158,7 +138,6 @@ def _input_of_repository(
     from flexq_bench.ci.base_policy import load_policy_of
     from flexq_bench.ci.gate_inputs import judged_commit
     from flexq_bench.ci.policy import load_policy
-    from flexq_bench.cli.external import with_external
     from flexq_bench.measure import ab as interleave
 
     first, second = (judged_commit(tree, revision) for revision in (base, head))
@@ -181,11 +160,8 @@ def _input_of_project(
     Project file, suites and policies are base's; with trust_head, head's.
     """
     from flexq_bench.ci.policy import load_policy
-    from flexq_bench.cli.project import use_project
-    from flexq_bench.errors import UsageError
     from flexq_bench.measure import ab as interleave
     from flexq_bench.repository.project import project_notes, revision
-    from flexq_bench.repository.worktrees import refuse_local_changes
 
     trusted = use_project(folder, head if trust_head else base)
     project = trusted.project
@@ -207,7 +183,6 @@ def _input_of_project(
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
     """Notes on changes of head that the gate doesn't use."""
     from flexq_bench.measure.ab.judged_tree import judged_tree
-    from flexq_bench.repository.provenance import current_commit
 
     notes = judged_tree(repository, base, head).notes
     if base != head == current_commit().sha:
@@ -218,15 +193,36 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
     return notes
 
 
-def _write(report: GateReport, files: dict[str, str | None]) -> None:
+def _write(report: GateReport, output: JunitReportOptions) -> None:
     from flexq_bench.ci.reports import perf as reports
 
-    writers = {
-        "--markdown": reports.markdown,
-        "--junit": reports.junit,
-        "--json": reports.as_json,
-    }
-    write_reports(report, files, writers)
+    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
+
+
+def _check_compared(
+    report: GateReport, judged: _GateInput, out: Console, *, is_isolated: bool
+) -> None:
+    """Raise MissingResultsError if no case could be compared.
+
+    is_isolated: kernels were measured without the variables of this process's environment.
+    """
+    from flexq_bench.ci.report_data import GateOutcome
+
+    missing = report.with_outcome(GateOutcome.MISSING)
+    if len(missing) < len(report.findings):
+        return
+    for note in report.notes:
+        say(out, note)
+    reason = missing[0].reason
+    if is_isolated and "does not import: KeyError" in reason:
+        reason += (
+            "; a gate passes on no variable of your environment: name those that kernels need "
+            "under [variables] in flexq-bench.toml"
+        )
+    raise MissingResultsError(
+        f"nothing of suite {report.suite} could be compared between {judged.base.sha[:10]} and "
+        f"{judged.head.sha[:10]}: {reason}"
+    )
 
 
 def _print(report: GateReport, out: Console) -> None:
@@ -237,11 +233,7 @@ def _print(report: GateReport, out: Console) -> None:
         print_wrapped(out, table)
     for note in report.notes:
         say(out, note)
-    for word, alerts in (
-        ("opened", report.opened),
-        ("joined", report.joined),
-        ("fixed", report.fixed),
-    ):
-        for alert in alerts:
-            say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
+    for change in ("opened", "joined", "fixed"):
+        for alert in getattr(report, change):
+            say(out, f"{change} alert {alert}: {command('explain', str(alert))}")
     say(out, headline(report))

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import (
-    JsonReportOption,
-    KernelsOption,
-    MarkdownOption,
-    ProjectOption,
-    finite,
-)
+from flexq_bench.cli.external import ProjectOption
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import KernelsOption, finite
 from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress
-from flexq_bench.cli.report_files import check_files, write_reports
+from flexq_bench.cli.reports import BaseOption, BothRevisionsOption, ReportOptions
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
@@ -27,15 +24,14 @@ if TYPE_CHECKING:
     from flexq_bench.ci.gate_static import StaticReport
 
 
+@takes_option_groups
 def static(
-    base: Annotated[str, typer.Option("--base", metavar="REV", help="Revision to compare with.")],
+    *,
+    base: BaseOption,
     head: Annotated[
         str, typer.Option("--head", metavar="REV", help="Revision to judge; . is the working tree.")
     ] = "HEAD",
-    repository: Annotated[
-        Path,
-        typer.Option("--repository", metavar="FOLDER", help="Git checkout with both revisions."),
-    ] = Path(),
+    repository: BothRevisionsOption = Path(),
     kernels: KernelsOption = None,
     targets: Annotated[
         str | None,
@@ -43,7 +39,6 @@ def static(
             "--targets",
             metavar="NAMES",
             help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120.",
-            show_default=False,
         ),
     ] = None,
     max_occupancy_loss: Annotated[
@@ -66,12 +61,10 @@ def static(
             callback=finite,
             metavar="PERCENT",
             help="Largest accepted growth of any kind of instruction. Default: only report it.",
-            show_default=False,
         ),
     ] = None,
     project: ProjectOption = None,
-    markdown: MarkdownOption = None,
-    as_json: JsonReportOption = None,
+    output: ReportOptions,
 ) -> None:
     """Compile the kernels of two revisions and compare their machine code, without a GPU.
 
@@ -82,18 +75,21 @@ def static(
     from flexq_bench.ci.gate_static import Limits
     from flexq_bench.ci.reports import static as reports
 
-    files = {"--markdown": markdown, "--json": as_json}
-    check_files(files)
+    output.check()
     with ended_by_terminate(), progress("compiling") as bar:
-        compare = _gate(repository, base, head) if project is None else _of(project, base, head)
+        compare = (
+            _gate_of_repository(repository, base, head)
+            if project is None
+            else _gate_of_project(project, base, head)
+        )
         report = compare(
             patterns=split_names(kernels),
             targets=split_names(targets),
             limits=Limits(max_occupancy_loss, max_instruction_growth),
             on_progress=bar.update,
         )
-    write_reports(report, files, {"--markdown": reports.markdown, "--json": reports.as_json})
-    out = console(stderr=STDOUT in files.values())
+    output.write(report, markdown=reports.markdown, json=reports.as_json)
+    out = console(stderr=STDOUT in output.paths().values())
     say(out, reports.headline(report))
     table = reports.terminal(report)
     if table is not None:
@@ -103,15 +99,14 @@ def static(
     raise typer.Exit(int(report.exit_code))
 
 
-def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
+def _gate_of_repository(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
     """The gate for two revisions of this repository."""
     from flexq_bench.ci.gate_static import gate_static
-    from flexq_bench.repository.worktrees import repository_of
 
     return partial(gate_static, repository_of(repository), base, head)
 
 
-def _of(folder: str, base: str, head: str) -> Callable[..., StaticReport]:
+def _gate_of_project(folder: str, base: str, head: str) -> Callable[..., StaticReport]:
     """The gate for two revisions of a project, both built according to base's project file."""
     from flexq_bench.ci.gate_static import gate_static_project
     from flexq_bench.repository.project import open_project, revision

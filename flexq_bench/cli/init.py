@@ -9,6 +9,9 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli.output import console, say
+from flexq_bench.errors import UsageError
+
 
 def init(
     folder: Annotated[str, typer.Argument(help="Folder in a git repository.")] = ".",
@@ -18,8 +21,6 @@ def init(
     Kernels are found by their import of flexq_bench.api. If one of the files exists, nothing is
     written: exit code 2.
     """
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.errors import UsageError
     from flexq_bench.repository.project_files import missing_kernels, write_first_files
 
     if not folder.strip():

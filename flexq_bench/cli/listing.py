@@ -13,29 +13,33 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.external import adopted, use_kernels_from
+from flexq_bench.cli.external import KernelsFromOption, adopted, use_kernels_from
 from flexq_bench.cli.options import (
-    LARGEST_ID,
+    MAX_ID,
     BackendChoice,
     BackendOption,
     DbOption,
     JsonFlag,
-    KernelsFromOption,
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session, open_database
+from flexq_bench.db.errors import MissingDatabaseError
+from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
+from flexq_bench.db.urls import is_default, resolve_url
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import check_pattern, matches
 
 if TYPE_CHECKING:
-    from flexq_bench.db.engine import Session
-    from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
     from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
 
-_OPTIONS_OF = {  # lists to which each option applies
+_LISTS_WITH = {  # lists to which each option applies
     "backend": ("kernels",),
     "every": ("kernels",),
     "kernel": ("series",),
@@ -78,7 +82,7 @@ def list_(
         typer.Option(
             "--limit",
             min=1,
-            max=LARGEST_ID,
+            max=MAX_ID,
             help="Runs and false-alarms: maximum number, newest first.",
         ),
     ] = 50,
@@ -94,7 +98,6 @@ def list_(
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: the rate of A/A comparisons with verdict slower or faster, over time.
     """
-    from flexq_bench.db.urls import resolve_url
 
     use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
@@ -112,7 +115,7 @@ def list_(
     }
     if what not in sources:
         raise UsageError(unknown("list of", what, sources))
-    for name, owners in _OPTIONS_OF.items():
+    for name, owners in _LISTS_WITH.items():
         if what not in owners and given_options(context, (name,)):
             option = "all" if name == "every" else name
             raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
@@ -126,7 +129,7 @@ def list_(
         print_json(rows)
         return
     out = console()
-    if what == "series" and len(rows) > _MOST_SERIES and kernel is model is gpu is None:
+    if what == "series" and len(rows) > _MAX_SERIES and kernel is model is gpu is None:
         kernels, gpus = ({row[name] for row in rows} for name in ("kernel", "gpu"))
         out.print(
             f"{len(rows):,} series of {len(kernels)} kernels on {len(gpus)} kinds of device: "
@@ -137,7 +140,7 @@ def list_(
     if rows:
         print_wrapped(out, _table(rows))
     else:
-        first = _FIRST.get(what, "measure something first (flexq-bench run smoke)")
+        first = _FIRST_STEPS.get(what, "measure something first (flexq-bench run smoke)")
         out.print(f"no {what} yet: {first}")
 
 
@@ -230,7 +233,6 @@ def _suites() -> list[Row]:
 
 
 def _models() -> list[Row]:
-    from flexq_bench.workloads.models import load_catalog
 
     return [
         {
@@ -270,26 +272,22 @@ def _devices(db: str | None) -> list[Row]:
 
 
 def _stored_skus(db: str | None) -> tuple[str, ...]:
-    from flexq_bench.db import queries
 
-    with _stored(db, beside=True) as session:
+    with _stored(db, optional=True) as session:
         return queries.filter_values(session).gpus if session else ()
 
 
 @contextmanager
-def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]:
+def _stored(db: str | None, *, optional: bool = False) -> Iterator[Session | None]:
     """Open a read-only session; None: the default database does not exist yet.
 
-    beside: the data are optional, so a missing database of $FLEXQ_BENCH_DB is no error.
+    optional: the data are not required, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import MissingDatabaseError
-    from flexq_bench.db.urls import is_default
 
     try:
         database = open_database(db, read_only=True)
     except MissingDatabaseError:
-        if db is not None or not (beside or is_default(db)):
+        if db is not None or not (optional or is_default(db)):
             raise
         yield None
         return
@@ -298,7 +296,6 @@ def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]
 
 
 def _runs(db: str | None, limit: int) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         if session is None:
@@ -325,27 +322,29 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
 
 
 def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
-    from flexq_bench.db import queries
-    from flexq_bench.workloads.models import load_catalog
-    from flexq_bench.workloads.patterns import check_pattern, matches
 
     if kernel is not None:
         check_pattern(kernel)
     filters = queries.Filters(models=(model,) if model else (), gpus=(gpu,) if gpu else ())
     with _stored(db) as session:
-        every = queries.list_series(session, filters) if session else ()
-        if session and not every:
+        stored = queries.list_series(session, filters) if session else ()
+        if session and not stored:
             known = queries.filter_values(session)
-            for kind, name, there_are in (
+            for kind, name, names in (
                 ("model", model, sorted({*known.models, *load_catalog()})),
                 ("kind of device", gpu, known.gpus),
             ):
-                if name is not None and there_are and name not in there_are:
-                    raise UsageError(unknown(kind, name, there_are))
-    labels = {one.id: kernel_label(one.kernel, one.variant) for one in every}
-    if kernel is not None and every and not any(matches(kernel, one) for one in labels.values()):
-        raise UsageError(unknown("series of kernel", kernel, sorted(set(labels.values()))))
-    return [asdict(one) for one in every if kernel is None or matches(kernel, labels[one.id])]
+                if name is not None and names and name not in names:
+                    raise UsageError(unknown(kind, name, names))
+    if kernel is None:
+        return [asdict(series) for series in stored]
+    labels = [kernel_label(series.kernel, series.variant) for series in stored]
+    selected = [
+        series for series, label in zip(stored, labels, strict=True) if matches(kernel, label)
+    ]
+    if stored and not selected:
+        raise UsageError(unknown("series of kernel", kernel, sorted(set(labels))))
+    return [asdict(series) for series in selected]
 
 
 def _show_families(backend: BackendChoice, db: str | None) -> None:
@@ -363,12 +362,11 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
-    from flexq_bench.db import queries
     from flexq_bench.measure.device import local_devices
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
-    with _stored(db, beside=True) as session:
+    with _stored(db, optional=True) as session:
         filters = queries.Filters(
             gpus=(here.sku,), stages=("gemm",), caches=("cold",), projects=("",)
         )
@@ -380,7 +378,6 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
 
 def _noise(db: str | None) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         return [
@@ -406,7 +403,6 @@ def _case_key(page: NoiseRow) -> str:
 
 
 def _false_alarms(db: str | None, limit: int) -> list[Row]:
-    from flexq_bench.db import queries
 
     with _stored(db) as session:
         rows = queries.false_alarm_rates(session, limit=limit) if session else []
@@ -419,8 +415,10 @@ def _minute(moment: datetime) -> str:
     return moment.isoformat(timespec="minutes")
 
 
-_COMPARED = "compare a commit with itself first (flexq-bench gate perf --base HEAD --head HEAD)"
-_FIRST = {"noise": _COMPARED, "false-alarms": _COMPARED}
+_COMPARE_WITH_ITSELF = (
+    "compare a commit with itself first (flexq-bench gate perf --base HEAD --head HEAD)"
+)
+_FIRST_STEPS = {"noise": _COMPARE_WITH_ITSELF, "false-alarms": _COMPARE_WITH_ITSELF}
 # Shown in percent: logarithms of ratios, and shares.
 _LOG_RATIOS = {
     "block_sigma",
@@ -431,7 +429,7 @@ _LOG_RATIOS = {
 }
 _SHARES = {"rate", "low", "high", "confidence"}
 
-_MOST_SERIES = 40  # shown without a filter
+_MAX_SERIES = 40  # shown without a filter
 _HEADINGS = {"created_at": "created (UTC)", "kv_bits": "KV bits"}
 # Columns that tables leave out; --json has all.
 _HIDDEN = {

@@ -11,20 +11,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flexq_bench.cli.options import BackendChoice
-from flexq_bench.cli.output import console, print_unbroken, say
+from flexq_bench.cli.output import console, print_unbroken, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
-from flexq_bench.exit_codes import INTERRUPTED, worst_exit_code
+from flexq_bench.exit_codes import worst_exit_code
 from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.pool_choice import PoolOptions, open_pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.results.published_numbers import store_published_numbers
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, exit_code_of_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
@@ -44,14 +43,14 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Options of a run: database, devices and output files.
 
-    streams: print the expected duration, and each result when it arrives. commit: of the measured
-    kernels; None: that of this program.
+    prints_each_result: also print the expected duration before. commit: of the measured kernels;
+    None: that of this program.
     """
 
     db: str | None
     pool: PoolOptions = field(default_factory=PoolOptions)
     files: ResultFiles = field(default_factory=ResultFiles)
-    streams: bool = False
+    prints_each_result: bool = False
     commit: CommitInfo | None = None
 
     @property
@@ -60,16 +59,9 @@ class RunOptions:
         return self.commit or current_commit()
 
     @property
-    def people(self) -> Console:
+    def console(self) -> Console:
         """The console for tables and messages."""
         return console(stderr=self.files.uses_stdout)
-
-
-def backend_of(choice: BackendChoice) -> Backend | None:
-    """The requested backend; None: CUDA if there is a GPU, else CPU."""
-    if choice is BackendChoice.AUTO:
-        return None
-    return "cuda" if choice is BackendChoice.CUDA else "cpu"
 
 
 def measure_suite(
@@ -92,11 +84,11 @@ def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
     available: its results would not be comparable.
     """
     commit = options.measured_commit
-    here = options.pool
+    pool_options = options.pool
     with open_database(options.db, create=False) as database:
         # Only a cluster measures repetitions; this process measures cases without any result.
         unfinished = read_unfinished(
-            database, prefix, suite_name, commit, repetitions=not here.is_local
+            database, prefix, suite_name, commit, repetitions=not pool_options.is_local
         )
         run, first = unfinished.run, unfinished.first
         if not unfinished.cases:
@@ -104,35 +96,31 @@ def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
                 pass  # nothing is left: it is complete
             return report(database, run, options)
         if first is not None:
-            is_free = here.backend is None and here.device is None
-            backend: Backend | None = "cuda" if first.backend == "cuda" else "cpu"
-            here = replace(
-                here,
-                backend=backend if is_free else here.backend,
-                seed=first.seed if here.seed is None else here.seed,
-            )
-        if not here.is_local:
-            here = replace(here, repeat=1)  # the run has its jobs
-        with open_pool(database, here, commit) as pool:
+            if pool_options.backend is None and pool_options.device is None:
+                backend: Backend = "cuda" if first.backend == "cuda" else "cpu"
+                pool_options = replace(pool_options, backend=backend)
+            if pool_options.seed is None:
+                pool_options = replace(pool_options, seed=first.seed)
+        if not pool_options.is_local:
+            pool_options = replace(pool_options, repeat=1)  # the run has its jobs
+        with open_pool(database, pool_options, commit) as pool:
             kind = pool.kind_to_resume(run, first)
             pool.check(unfinished.cases)
             rest = PlannedRun(run, kind, unfinished.cases)
-            return carry_out(database, pool, [rest], commit, replace(options, pool=here))
+            return carry_out(database, pool, [rest], commit, replace(options, pool=pool_options))
 
 
 def announce(database: Database, planned: Sequence[PlannedRun], options: RunOptions) -> None:
     """Print the number of cases, and the expected time if similar ones were measured."""
-    if not options.streams:
+    if not options.prints_each_result:
         return
-    for one in planned:
+    for run in planned:
+        kind = run.kind
         with database.session() as session:
-            seconds = read_costs(session, one.kind.gpu).total(one.cases)
-        known = "nothing like it was measured before"
-        took = known if seconds is None else f"about {seconds / one.kind.workers:.0f} s"
-        say(
-            options.people,
-            f"{len(one.cases)} cases on {one.kind.workers} × {one.kind.gpu}: {took}",
-        )
+            seconds = read_costs(session, kind.gpu).total(run.cases)
+        unknown = "nothing like it was measured before"
+        took = unknown if seconds is None else f"about {seconds / kind.workers:.0f} s"
+        say(options.console, f"{len(run.cases)} cases on {kind.workers} × {kind.gpu}: {took}")
 
 
 def carry_out(
@@ -143,28 +131,21 @@ def carry_out(
     options: RunOptions,
 ) -> int:
     """Measure and report every run; if interrupted, print how to resume. Returns the exit code."""
-    runs = [one.run for one in planned]
+    runs = [planned_run.run for planned_run in planned]
     resume = " and ".join(
-        invocation.command(
-            "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
-        )
-        for run in runs
+        command("run", "--resume", run.uuid[:8], *database_arguments(database)) for run in runs
     )
     with database.session() as session:
         stored = queries.progress(session, run_uuids=[run.uuid for run in runs])
-    new = options.pool.repeat * sum(len(one.cases) for one in planned)
-    total = max(new, sum(one.open for one in stored))
+    new = options.pool.repeat * sum(len(planned_run.cases) for planned_run in planned)
+    total = max(new, sum(run_progress.open for run_progress in stored))
     try:
-        with progress(total, streams=options.streams) as advance:
+        with progress(total, prints_each_result=options.prints_each_result) as advance:
             measure_runs(database, pool, planned, commit, advance)
     except KeyboardInterrupt:
         for run in runs:
             report(database, run, options)
-        say(
-            console(stderr=True),
-            f"interrupted: what was measured is stored, continue with {resume}",
-        )
-        return INTERRUPTED
+        return say_interrupted(resume)
     except Exception:
         log.warning("what was measured before is stored, continue with %s", resume)
         raise
@@ -180,12 +161,12 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
         unmeasured = queries.jobs_of(session, run.uuid, states=("no-device",))
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
-    out = options.people
+    out = options.console
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
     # Ratios of reference implementations on a CPU are meaningless.
     print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
-        see = invocation.command("dashboard", "--examples")
+        see = command("dashboard", "--examples")
         say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
         say(out, f"times of an NVIDIA H200: {see}")
     published = None if on_cpu else published_table(results, published_speedups(run.suite))
@@ -204,16 +185,16 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
         say(out, f"plot: {options.files.plot}, {drawn} shapes")
     for path in options.files.paths:
         say(out, f"records: {path}")
-    show = invocation.command("dashboard", *invocation.database_arguments(database))
+    show = command("dashboard", *database_arguments(database))
     say(out, f"view them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
     return int(exit_code_of_run(records, missing))
 
 
 @contextmanager
-def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
+def progress(total: int | None, *, prints_each_result: bool = False) -> Iterator[OnRecord]:
     """Show stored results.
 
-    total: expected results; None: unknown. streams: print one line per result in any case.
+    total: expected results; None: unknown. prints_each_result: also print one line per result.
     """
     with shown_progress("measuring", total) as bar:
 
@@ -226,7 +207,7 @@ def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
                 extra={"run": record.run.uuid},
             )
             bar.advance(record.case)
-            if streams:
+            if prints_each_result:
                 say(bar.out, result_line(record))
 
         yield advance

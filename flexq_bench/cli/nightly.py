@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,38 +13,86 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import (
-    LARGEST_COUNT,
-    BackendChoice,
-    BackendOption,
-    ClusterOption,
-    DbOption,
-    DeviceOption,
-    GpusOption,
-    JsonFlag,
-    KernelsFromOption,
-    NoTuneOption,
-    ProjectOption,
-    RepeatOption,
-    RetuneOption,
-    SeedOption,
-    TimesOption,
-    tuning_of,
+from flexq_bench.cli.external import (
+    KernelSourceOptions,
+    code_with_failures,
+    use_project,
+    with_external,
 )
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import (
+    MAX_COUNT,
+    DbOption,
+    JsonFlag,
+    PlaceOptions,
+    SeedOption,
+    TuningOptions,
+)
+from flexq_bench.cli.output import console, print_json, say, say_interrupted
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.errors import DatabaseError
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.releases import store_releases
+from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.sweeps.text import split_names
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.git import commits_of_tags
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
+from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.nightly import Rules
     from flexq_bench.ci.report_data import KindReport
-    from flexq_bench.db.engine import Database
-    from flexq_bench.db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.repository.project import Project
 
 
+@dataclass(frozen=True)
+class NightOptions:
+    """What a nightly run does besides measuring."""
+
+    backfill: Annotated[
+        int,
+        typer.Option(
+            "--backfill",
+            min=0,
+            max=MAX_COUNT,
+            metavar="CASES",
+            help="Maximum number of missing cases of earlier nightly runs to measure.",
+        ),
+    ] = 500
+    canaries: Annotated[
+        int,
+        typer.Option(
+            "--canaries",
+            min=0,
+            max=MAX_COUNT,
+            help="Number of series per kind of GPU that are compared with themselves.",
+        ),
+    ] = 2
+    comparisons: Annotated[
+        int,
+        typer.Option(
+            "--comparisons",
+            min=0,
+            metavar="CASES",
+            help="Maximum number of outliers per kind of GPU to compare with an earlier commit.",
+        ),
+    ] = 50
+    alert: Annotated[bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")] = True
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
+    ] = None
+
+
+@takes_option_groups
 def nightly(
+    *,
     suite: Annotated[
         str | None,
         typer.Argument(help="A suite's name or .toml file. Default: nightly, or the project's."),
@@ -58,52 +106,11 @@ def nightly(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the latest unfinished nightly run.")
     ] = False,
-    cluster: ClusterOption = "none",
-    gpus: GpusOption = None,
-    repeat: RepeatOption = 1,
-    times: TimesOption = None,
-    backfill: Annotated[
-        int,
-        typer.Option(
-            "--backfill",
-            min=0,
-            max=LARGEST_COUNT,
-            metavar="CASES",
-            help="Maximum number of missing cases of earlier nightly runs to measure.",
-        ),
-    ] = 500,
-    canaries: Annotated[
-        int,
-        typer.Option(
-            "--canaries",
-            min=0,
-            max=LARGEST_COUNT,
-            help="Number of series per kind of GPU that are compared with themselves.",
-        ),
-    ] = 2,
-    comparisons: Annotated[
-        int,
-        typer.Option(
-            "--comparisons",
-            min=0,
-            metavar="CASES",
-            help="Maximum number of outliers per kind of GPU to compare with an earlier commit.",
-        ),
-    ] = 50,
-    alert: Annotated[
-        bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")
-    ] = True,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
-    ] = None,
-    kernels_from: KernelsFromOption = None,
-    project: ProjectOption = None,
-    backend: BackendOption = BackendChoice.AUTO,
-    device: DeviceOption = None,
+    place: PlaceOptions,
+    options: NightOptions,
+    sources: KernelSourceOptions,
     seed: SeedOption = 0,
-    no_tune: NoTuneOption = False,
-    retune: RetuneOption = False,
+    tuning: TuningOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -116,101 +123,114 @@ def nightly(
     Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
     kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
     """
-    from flexq_bench.ci.nightly import Rules, conclude, measure_night
-    from flexq_bench.cli.external import code_with_failures, use_kernels_from, with_external
-    from flexq_bench.cli.measuring import backend_of, progress
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.cli.progress import progress as shown_progress
-    from flexq_bench.cli.project import refuse_beside_project, use_project
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.fleet import PoolOptions, open_pool
-    from flexq_bench.interrupts import ended_by_terminate
-    from flexq_bench.repository.provenance import current_commit
-    from flexq_bench.repository.worktrees import is_shallow
-    from flexq_bench.runs.command_lines import command, database_arguments
-    from flexq_bench.workloads.suites import load_suite
+    from flexq_bench.ci.nightly import Rules
 
-    if report is not None and not report.is_dir():
-        raise UsageError(f"--report {report}: there is no such folder: make it first")
-    use_kernels_from(kernels_from)
-    opened = None
-    if project is not None:
-        refuse_beside_project(kernels_from=kernels_from)
-        try:
-            opened = use_project(project)
-            own_suite = opened.suite() if suite is None else None
-        except UsageError:
-            raise
-        except Exception as error:
-            _notify_commit_without_night(db, night or f"{datetime.now(UTC):%F}", project, error)
-            raise
-        chosen, commit = own_suite or opened.suite(suite), opened.revision.commit
-        repository: Path | None = opened.project.root
-    else:
-        chosen, commit = (
-            with_external(load_suite("nightly" if suite is None else suite), None),
-            current_commit(),
-        )
-        repository = _repository()
-    if repository is not None and is_shallow(repository):
+    if options.report is not None and not options.report.is_dir():
+        raise UsageError(f"--report {options.report}: there is no such folder: make it first")
+    sources.use_kernels()
+    today = f"{datetime.now(UTC):%F}"
+    measured = _measured_code(suite, sources.project, db, night or today)
+    if measured.repository is not None and is_shallow(measured.repository):
         say(
             console(stderr=True),
-            f"{repository} is a shallow clone: this commit has no place in the history, and is not "
-            "compared with commits that the clone lacks: git fetch --unshallow first (in a "
-            "workflow: fetch-depth: 0)",
+            f"{measured.repository} is a shallow clone: this commit has no place in the history, "
+            "and is not compared with commits that the clone lacks: git fetch --unshallow first "
+            "(in a workflow: fetch-depth: 0)",
         )
-    tuning = tuning_of(no_tune=no_tune, retune=retune)
-    options = PoolOptions(
-        cluster,
-        backend_of(backend),
-        device,
-        seed,
-        tuning,
-        split_names(gpus) or (),
-        repeat,
-        times,
-        None if opened is None else opened.project,
-    )
+    pool_options = place.pool(seed, tuning, measured.project)
+    suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():
-        today = f"{datetime.now(UTC):%F}"
-        name = unfinished_night(database, chosen.name, commit) if resume else night or today
-        rules = Rules(name, repository, canaries, comparisons, alerting=alert)
-        if opened is not None:
-            _warn_of_another_repository(database, chosen.name, opened.project)
+        name = unfinished_night(database, suite_name, commit) if resume else night or today
+        rules = Rules(
+            name,
+            measured.repository,
+            options.canaries,
+            options.comparisons,
+            alerting=options.alert,
+        )
         try:
-            with open_pool(database, options, commit) as pool:
-                gpus_here = [kind.gpu for kind in pool.kinds]
-                nights = measure_night(database, pool, chosen, commit, rules, progress=progress)
-                _store_release_tags(database, rules.repository, commit.project)
-                reports = []
-                with shown_progress("comparing", len(nights)) as bar:
-                    for info in nights:
-                        reports.append(conclude(database, pool, info, commit, rules))
-                        bar.advance(f"comparing: {info.gpu}")
-            if opened is None:  # gaps of projects are filled by nights at their commits
-                _backfill(database, options, db, chosen.name, gpus_here, rules, backfill)
-            _judge_and_notify(database, name, chosen.name, commit, reports, alerting=alert)
+            reports = _measure(database, pool_options, measured, rules, db, options.backfill)
+            _judge_and_notify(database, name, suite_name, commit, reports, alerting=options.alert)
         except KeyboardInterrupt:
-            suite_argument = () if suite is None else (suite,)
-            project_arguments = () if project is None else ("--project", project)
-            resume_command = command(
-                "nightly",
-                *suite_argument,
-                *project_arguments,
-                "--night",
-                name,
-                *database_arguments(database),
-            )
-            say(
-                console(stderr=True),
-                f"interrupted: what was measured is stored, continue with: {resume_command}",
+            same: tuple[str, ...] = () if suite is None else (suite,)
+            if sources.project is not None:
+                same = (*same, "--project", sources.project)
+            say_interrupted(
+                command("nightly", *same, "--night", name, *database_arguments(database))
             )
             raise
         except Exception as error:
-            _notify_broken_night(database, name, chosen.name, commit, error)
+            _notify_broken_night(database, name, suite_name, commit, error)
             raise
-        _show(reports, as_json, report)
-    raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
+        _show(reports, as_json, options.report)
+    raise typer.Exit(code_with_failures(exit_code(reports, alerting=options.alert)))
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredCode:
+    """A commit and the suite it is measured on.
+
+    project None: it is of this repository. repository None: its clone is not there.
+    """
+
+    suite: Suite
+    commit: CommitInfo
+    repository: Path | None
+    project: Project | None = None
+
+
+def _measured_code(
+    suite: str | None, project: str | None, db: str | None, night: str
+) -> _MeasuredCode:
+    """Load the suite and the kernels of a night; a commit that fails to load is notified."""
+    from flexq_bench.workloads.suites import load_suite
+
+    if project is None:
+        own = with_external(load_suite("nightly" if suite is None else suite), None)
+        return _MeasuredCode(own, current_commit(), _repository())
+    try:
+        opened = use_project(project)
+        projects_suite = opened.suite() if suite is None else None
+    except UsageError:
+        raise
+    except Exception as error:
+        _notify_commit_without_night(db, night, project, error)
+        raise
+    selected = projects_suite or opened.suite(suite)
+    return _MeasuredCode(
+        selected, opened.revision.commit, opened.project.root, project=opened.project
+    )
+
+
+def _measure(
+    database: Database,
+    pool_options: PoolOptions,
+    measured: _MeasuredCode,
+    rules: Rules,
+    db: str | None,
+    backfill: int,
+) -> list[KindReport]:
+    """Measure the night and compare its outliers on each kind of GPU, then fill earlier gaps."""
+    from flexq_bench.ci.nightly import conclude, measure_night
+    from flexq_bench.cli.measuring import progress
+    from flexq_bench.cli.progress import progress as shown_progress
+    from flexq_bench.fleet import open_pool
+
+    suite, commit = measured.suite, measured.commit
+    if measured.project is not None:
+        _warn_of_another_repository(database, suite.name, measured.project)
+    with open_pool(database, pool_options, commit) as pool:
+        gpus = [kind.gpu for kind in pool.kinds]
+        nights = measure_night(database, pool, suite, commit, rules, progress=progress)
+        _store_release_tags(database, rules.repository, commit.project)
+        reports = []
+        with shown_progress("comparing", len(nights)) as bar:
+            for info in nights:
+                reports.append(conclude(database, pool, info, commit, rules))
+                bar.advance(f"comparing: {info.gpu}")
+    if measured.project is None:  # gaps of projects are filled by nights at their commits
+        _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
+    return reports
 
 
 def _judge_and_notify(
@@ -251,21 +271,18 @@ def _notify_broken_night(
     """Notify that the night failed. Errors of the database are ignored, not to hide the cause."""
     from flexq_bench.ci.notifications import events
     from flexq_bench.cli.notify import send_if_subscribed
-    from flexq_bench.db.errors import DatabaseError
 
     with suppress(DatabaseError):
         with database.session() as session:
-            at = datetime.now(UTC)
             lines = [one_line(error), todo]
-            events.add_broken_night_event(session, night, suite, commit.sha, lines, at=at)
+            events.add_broken_night_event(
+                session, night, suite, commit.sha, lines, at=datetime.now(UTC)
+            )
         send_if_subscribed(database)
 
 
 def _warn_of_another_repository(database: Database, suite: str, project: Project) -> None:
     """Warn if the project's last night was at a commit that its repository does not have."""
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.db import queries
-    from flexq_bench.repository.worktrees import find_revision, is_shallow
 
     with database.session() as session:
         nights = queries.night_states(session, suite=suite, limit=1)
@@ -284,8 +301,6 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
     It does not build, its file or suite is invalid, or none of its kernels loads.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import DatabaseError
     from flexq_bench.repository.project import broken_commit
 
     commit = broken_commit(folder)
@@ -296,8 +311,6 @@ def _notify_commit_without_night(db: str | None, night: str, folder: str, error:
 
 def _store_release_tags(database: Database, repository: Path | None, project: str) -> None:
     """Store the release tags, as results are also compared with the last release."""
-    from flexq_bench.db.releases import store_releases
-    from flexq_bench.repository.git import commits_of_tags
 
     if repository is not None:
         with database.session() as session:
@@ -307,9 +320,8 @@ def _store_release_tags(database: Database, repository: Path | None, project: st
 def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
     """Name of the latest unfinished night of a suite at this commit.
 
-    Raises UsageError if there is none; the message names the commit of another unfinished one.
+    Raises UsageError if there is none; the message names the commit of another unfinished night.
     """
-    from flexq_bench.db import queries
 
     with database.session() as session:
         unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
@@ -325,7 +337,6 @@ def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
 
 
 def _repository() -> Path | None:
-    from flexq_bench.repository.worktrees import repository_of
 
     try:
         return repository_of(Path(__file__).resolve().parent)
@@ -344,8 +355,6 @@ def _backfill(
 ) -> None:
     """Fill gaps. The pool must be closed: processes at each gap's commit open their own."""
     from flexq_bench.ci.backfill import fill_gap, find_gaps, resume_in
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
     if rules.repository is None or not cases:
         return
@@ -370,7 +379,6 @@ def _backfill(
 
 def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> None:
     from flexq_bench.ci.reports import nightly as night
-    from flexq_bench.cli.output import console, print_json, say
 
     if as_json:
         print_json([asdict(report) for report in reports])

@@ -10,33 +10,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import DATABASE, DbOption, JsonFlag
+from flexq_bench.cli.options import DbOption, JsonFlag, database_option
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db.engine import Database, open_database
 from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
     from flexq_bench.ci.notifications.delivery import DeliveryResult
     from flexq_bench.ci.notifications.subscriptions import Subscriptions
-    from flexq_bench.db.engine import Database
 
 _HOUR = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
-SubscriptionsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--subscriptions",
-        metavar="FILE",
-        help="File of subscriptions (docs/external-results.md). Default: "
-        "$FLEXQ_BENCH_SUBSCRIPTIONS.",
-        show_default=False,
-        rich_help_panel=DATABASE,
-    ),
-]
-
 
 def notify(
-    subscriptions: SubscriptionsOption = None,
+    subscriptions: Annotated[
+        Path | None,
+        database_option(
+            "--subscriptions",
+            metavar="FILE",
+            help="File of subscriptions (docs/external-results.md). Default: "
+            "$FLEXQ_BENCH_SUBSCRIPTIONS.",
+        ),
+    ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="Send one test message to every subscription, now.")
     ] = False,
@@ -46,7 +43,6 @@ def notify(
             "--late",
             metavar="HH:MM",
             help="First check that today's nightly run is done by this time, UTC; notify if not.",
-            show_default=False,
         ),
     ] = None,
     suite: Annotated[str, typer.Option("--suite", help="Suite of the nightly run for --late.")] = (
@@ -65,7 +61,6 @@ def notify(
     receiver did not accept its message, or its URL is not set.
     """
     from flexq_bench.ci.notifications.delivery import deliver
-    from flexq_bench.db.engine import open_database
 
     if late is not None and not _HOUR.fullmatch(late):
         raise UsageError(f"--late {late}: write an hour, UTC, as 06:30")
@@ -96,7 +91,6 @@ def send_if_subscribed(database: Database) -> None:
     """
     from flexq_bench.ci.notifications.delivery import deliver
     from flexq_bench.ci.notifications.subscriptions import ENVIRONMENT_VARIABLE, load_subscriptions
-    from flexq_bench.workloads.errors import WorkloadError
 
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:

@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from flexq_bench.exit_codes import INTERRUPTED
+
 PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
-_WIDEST = 400
+_MAX_WIDTH = 400
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -33,6 +35,12 @@ def console(*, stderr: bool = False) -> Console:
 def say(out: Console, text: str) -> None:
     """Print a line without wrapping, as it may be a command to paste."""
     out.print(printable(text), soft_wrap=True)
+
+
+def say_interrupted(advice: str) -> int:
+    """Print on stderr that an interrupted command can be continued; returns its exit code."""
+    say(console(stderr=True), f"interrupted: what was measured is stored, continue with {advice}")
+    return INTERRUPTED
 
 
 def printable(text: str) -> str:
@@ -52,7 +60,7 @@ def _escaped(letter: str) -> str:
 
 def print_unbroken(out: Console, table: Table) -> None:
     """Print a table of numbers without truncation; a narrow terminal wraps its lines."""
-    widest = out.options.update(max_width=_WIDEST)
+    widest = out.options.update(max_width=_MAX_WIDTH)
     needed = Measurement.get(out, widest, table).maximum
     shown = out.width
     out.width = max(shown, needed)
@@ -64,7 +72,7 @@ def print_wrapped(out: Console, table: Table) -> None:
     """Print a table with cells wrapped between words; if too wide, print a paragraph per row."""
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
-    between = Measurement.get(out, out.options.update(max_width=_WIDEST * len(natural)), table)
+    between = Measurement.get(out, out.options.update(max_width=_MAX_WIDTH * len(natural)), table)
     spare = out.width - (between.maximum - sum(natural)) - sum(longest)
     if spare < 0:
         for paragraph in _paragraphs(table, out.width):

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 from flexq_bench.cli.output import console, printable, say
 
-EVERY_S = 10.0  # between two lines
+INTERVAL_S = 10.0  # between two lines
 
 
 class Progress:
@@ -60,9 +60,9 @@ class Progress:
 
 @contextmanager
 def progress(
-    what: str, total: int | None = None, *, every_s: float = EVERY_S
+    what: str, total: int | None = None, *, interval_s: float = INTERVAL_S
 ) -> Iterator[Progress]:
-    """Show the progress of the block as a bar on a terminal, else as a line every every_s seconds.
+    """Show the progress of the block: a bar on a terminal, else one line per interval.
 
     A block that ends sooner prints no line.
     """
@@ -79,7 +79,7 @@ def progress(
         ended = threading.Event()
 
         def print_lines() -> None:
-            while not ended.wait(every_s):
+            while not ended.wait(interval_s):
                 say(err, shown.line(time.monotonic()))
 
         thread = threading.Thread(target=print_lines, name="progress", daemon=True)

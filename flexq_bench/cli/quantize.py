@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.model_options import (
-    CalibrationOption,
+    CalibrationOptions,
     DtypeOption,
-    LengthOption,
     SchemesFromOption,
-    SegmentsOption,
     use_own_schemes,
 )
-from flexq_bench.cli.options import OUTPUT, DeviceOption, JsonFlag, SeedOption
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import DeviceOption, JsonFlag, SeedOption, output_option
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.workloads.models import get_model, load_catalog
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.model_source import ModelSource
@@ -34,48 +34,38 @@ log = logging.getLogger(__name__)
 _MIB = 1 << 20
 
 
+@takes_option_groups
 def quantize(
+    *,
     model: Annotated[
         str,
         typer.Argument(
             metavar="MODEL",
             help="A folder with config.json and safetensors, a .gguf file, owner/name on the "
             "Hugging Face hub, or a model of the catalog (list models), with random weights.",
-            show_default=False,
         ),
     ],
     scheme: Annotated[
         str,
-        typer.Option(
-            "--scheme", metavar="NAME", help="Name of a scheme (list schemes).", show_default=False
-        ),
+        typer.Option("--scheme", metavar="NAME", help="Name of a scheme (list schemes)."),
     ],
     out: Annotated[
         str,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            help="New folder for the checkpoint.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
+        output_option("--out", metavar="FOLDER", help="New folder for the checkpoint."),
     ],
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Replace an existing checkpoint.", rich_help_panel=OUTPUT),
+        output_option("--overwrite", help="Replace an existing checkpoint."),
     ] = False,
     kv_bits: Annotated[
         int | None,
         typer.Option(
             "--kv-bits",
             help="Bits of cached keys and values: 16, 8 or 4. Default: the scheme's.",
-            show_default=False,
         ),
     ] = None,
     schemes_from: SchemesFromOption = None,
-    calibration: CalibrationOption = None,
-    calibration_segments: SegmentsOption = 128,
-    calibration_length: LengthOption = None,
+    calibrating: CalibrationOptions,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -96,11 +86,10 @@ def quantize(
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
     from flexq_bench.schemes.registry import resolve
-    from flexq_bench.workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
     algorithm = resolve(scheme)
-    if calibration is not None and not algorithm.needs_calibration:
+    if calibrating.calibration is not None and not algorithm.needs_calibration:
         raise UsageError(f"{algorithm.name} learns from no texts: leave --calibration out")
     chosen = find_device(best_device() if device is None else device)
     kind = chosen_dtype(dtype, chosen)
@@ -122,10 +111,7 @@ def quantize(
             tokenizer = load_tokenizer(files)  # a checkpoint with a damaged one can't be evaluated
         if algorithm.needs_calibration:
             with progress("reading the calibration"):
-                data = _calibrated(
-                    source, tokenizer, algorithm,
-                    calibration, calibration_segments, calibration_length, seed,
-                )  # fmt: skip
+                data = _calibrated(source, tokenizer, algorithm, calibrating, seed)
     with ended_by_terminate(), _progress() as on_block:
         written = quantize_checkpoint(
             source,
@@ -165,26 +151,24 @@ def _calibrated(
     source: ModelSource,
     tokenizer: Any,
     algorithm: Scheme,
-    spec: str | None,
-    segments: int,
-    length: int | None,
+    calibrating: CalibrationOptions,
     seed: int,
 ) -> Calibration:
     """Build the calibration segments, as `accuracy` does."""
     from flexq_bench.accuracy.loading import segment_length
-    from flexq_bench.accuracy.texts import read_text, tokenize
+    from flexq_bench.accuracy.texts import tokenize
     from flexq_bench.schemes import calibration_segments
 
-    if spec is None:
+    plan = calibrating.plan()
+    if plan is None:
         raise UsageError(
             f"{algorithm.name}: calibration data are needed: give --calibration FILE, a text that "
             "is not evaluated on"
         )
-    tokens = tokenize(read_text(spec), tokenizer)
     return calibration_segments(
-        tokens,
-        segments=segments,
-        length=segment_length(source.name, source.config(), length),
+        tokenize(plan.text, tokenizer),
+        segments=plan.segments,
+        length=segment_length(source.name, source.config(), plan.length),
         seed=seed,
     )
 

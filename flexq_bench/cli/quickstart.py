@@ -10,9 +10,14 @@ from pathlib import Path
 
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.errors import MissingDatabaseError
+from flexq_bench.errors import FlexqError
+from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.runs.command_lines import command
 
-_STEPS = 3
+_STEP_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ def quickstart(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 def next_steps(machine: Machine, database: tuple[str, ...] = ()) -> Iterator[Step]:
     """The first three steps that are possible here. database: arguments that name it."""
-    return islice(_steps(machine, database), _STEPS)
+    return islice(_steps(machine, database), _STEP_COUNT)
 
 
 def _steps(machine: Machine, database: tuple[str, ...]) -> Iterator[Step]:
@@ -101,9 +106,6 @@ def _machine(db: str | None) -> Machine:
 
 
 def _newest_run(db: str | None) -> str | None:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import MissingDatabaseError
 
     try:
         with open_database(db, read_only=True) as database, database.session() as session:
@@ -115,9 +117,7 @@ def _newest_run(db: str | None) -> str | None:
 
 def _tree() -> tuple[int, bool]:
     """Number of comparable commits of the current git tree, at most two; True if it has changes."""
-    from flexq_bench.errors import FlexqError
     from flexq_bench.measure.ab.revisions import resolve_pair
-    from flexq_bench.repository.worktrees import repository_of
 
     try:
         tree = repository_of(Path.cwd())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,16 +13,16 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.cli.model_options import (
-    CalibrationOption,
-    ContextOption,
+    CalibrationOptions,
     DtypeOption,
-    LengthOption,
-    MaxTokensOption,
     ModelOption,
     SchemesFromOption,
+    SegmentCountOption,
+    SegmentOptions,
     use_own_schemes,
 )
-from flexq_bench.cli.options import LARGEST_COUNT, DeviceOption, JsonFlag, SeedOption, finite
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import MAX_COUNT, DeviceOption, JsonFlag, SeedOption, finite
 from flexq_bench.cli.output import console, plain, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
@@ -40,7 +41,16 @@ _BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
 _TOP_SITES = 12  # rows of the table
 
 
+@dataclass(frozen=True)
+class FewCalibrationOptions(CalibrationOptions):
+    """The text that layers are chosen on; fewer segments than quantization uses by default."""
+
+    calibration_segments: SegmentCountOption = 16
+
+
+@takes_option_groups
 def sensitivity(
+    *,
     model: ModelOption,
     data: Annotated[
         str,
@@ -49,7 +59,6 @@ def sensitivity(
             metavar="[KIND:]PATH",
             help="The text for the perplexity. KIND: wikitext (.raw), c4 (.jsonl), ptb, c4-gptq, "
             "ptb-gptq or text.",
-            show_default=False,
         ),
     ],
     bits: Annotated[
@@ -62,9 +71,7 @@ def sensitivity(
     ] = "w6a6,w4a4",
     group: Annotated[
         int,
-        typer.Option(
-            "--group", min=1, max=LARGEST_COUNT, help="Values along K that share a scale."
-        ),
+        typer.Option("--group", min=1, max=MAX_COUNT, help="Values along K that share a scale."),
     ] = 128,
     a8_budget: Annotated[
         float | None,
@@ -74,7 +81,6 @@ def sensitivity(
             max=1.0,
             callback=finite,
             help="Give 8-bit activations to this share of the layers, chosen on --calibration.",
-            show_default=False,
         ),
     ] = None,
     a8_cost: Annotated[
@@ -86,24 +92,11 @@ def sensitivity(
         ),
     ] = "layers",
     schemes_from: SchemesFromOption = None,
-    calibration: CalibrationOption = None,
-    calibration_segments: Annotated[
-        int,
-        typer.Option(
-            "--calibration-segments",
-            min=1,
-            max=LARGEST_COUNT,
-            help="Number of calibration segments.",
-        ),
-    ] = 16,
-    calibration_length: LengthOption = None,
-    context: ContextOption = None,
-    max_tokens: MaxTokensOption = None,
+    calibrating: FewCalibrationOptions,
+    segments: SegmentOptions,
     figure: Annotated[
         str | None,
-        typer.Option(
-            "--figure", metavar="FILE", help="Draw the result to a PNG file.", show_default=False
-        ),
+        typer.Option("--figure", metavar="FILE", help="Draw the result to a PNG file."),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -121,26 +114,25 @@ def sensitivity(
     from flexq_bench.accuracy.setup import best_device
     from flexq_bench.accuracy.texts import read_text, tokenize
     from flexq_bench.measure.device import find_device
-    from flexq_bench.schemes import FlexqOptions
-    from flexq_bench.schemes import calibration_segments as segments_of
+    from flexq_bench.schemes import FlexqOptions, calibration_segments
 
     use_own_schemes(schemes_from)
     settings, costs = _settings(bits, group), _costs(a8_cost)
-    if a8_budget is not None and calibration is None:
+    if a8_budget is not None and calibrating.calibration is None:
         raise UsageError(
             "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
         )
     if figure is not None:
         check_writable("--figure", figure)
     text = read_text(data)
-    chosen_on = None if calibration is None else read_text(calibration)
-    if chosen_on is not None and chosen_on.content_hash == text.content_hash:
+    calibration = calibrating.plan()
+    if calibration is not None and calibration.text.content_hash == text.content_hash:
         raise UsageError("--calibration is the text of --data: choose layers on another one")
     loaded = load_model(
         model, device=find_device(best_device() if device is None else device), dtype=dtype
     )
     tokens = tokenize(text, loaded.tokenizer)
-    length = loaded.context(context)
+    length = loaded.context(segments.context)
     report = None
     with progress("sensitivity") as bar:
         dense, kinds = kind_sensitivities(
@@ -148,24 +140,24 @@ def sensitivity(
             tokens,
             settings,
             context=length,
-            max_tokens=max_tokens,
+            max_tokens=segments.max_tokens,
             seed=seed,
             on_step=bar.update,
         )
-        if a8_budget is not None and chosen_on is not None:
+        if a8_budget is not None and calibration is not None:
             report = try_budget(
                 loaded.model,
                 tokens,
-                segments_of(
-                    tokenize(chosen_on, loaded.tokenizer),
-                    segments=calibration_segments,
-                    length=loaded.context(calibration_length or length),
+                calibration_segments(
+                    tokenize(calibration.text, loaded.tokenizer),
+                    segments=calibration.segments,
+                    length=loaded.context(calibration.length or length),
                     seed=seed,
                 ),
                 a8_budget,
                 costs,
                 context=length,
-                max_tokens=max_tokens,
+                max_tokens=segments.max_tokens,
                 options=FlexqOptions(group=group),
                 seed=seed,
                 on_step=bar.update,

@@ -7,26 +7,22 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.listening import check_port
+from flexq_bench.cli.listening import AddressOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
-from flexq_bench.errors import UsageError
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db.engine import open_database
+from flexq_bench.repository.worktrees import repository_of
 
 
 def serve_api(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8502,
-    address: Annotated[
-        str,
-        typer.Option(
-            "--address", help="Address to listen on; 0.0.0.0 makes it public in the network."
-        ),
-    ] = "127.0.0.1",
+    address: AddressOption = "127.0.0.1",
     repository: Annotated[
         Path | None,
         typer.Option(
             "--repository",
             metavar="DIR",
             help="A clone in which the badge looks up branches.",
-            show_default=False,
         ),
     ] = None,
     db: DbOption = None,
@@ -38,17 +34,11 @@ def serve_api(
     """
     import uvicorn
 
-    from flexq_bench.cli.output import console, print_json, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.read_api.app import api_app
-    from flexq_bench.repository.worktrees import repository_of
 
-    if not address.strip():
-        raise UsageError("--address is empty: name one, or leave it out for 127.0.0.1")
     tree = None if repository is None else repository_of(repository)
-    check_port(address, port)
+    url = server_url(address, port)
     with open_database(db, create=False, read_only=True) as database:
-        url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
         if as_json:
             print_json({"url": url, "database": database.url, "openapi": f"{url}/openapi.json"})
         else:

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 from flexq_bench.cli.options import DbOption, JsonFileOption, KernelsOption
 from flexq_bench.cli.output import console, say
 from flexq_bench.cli.progress import progress
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.store import add_records, begin_run, finish_run
 from flexq_bench.errors import UsageError
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
+from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.patterns import matches, select
 
 if TYPE_CHECKING:
     from flexq_bench.results.static_series import OnStep
@@ -30,12 +36,8 @@ def static(
     tokens, and the worst of each resource over all its builds. Storing the same commit twice
     changes nothing. Default: every kernel without a variant.
     """
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.store import add_records, begin_run, finish_run
     from flexq_bench.kernels.runtime.occupancy import TARGETS
-    from flexq_bench.repository.provenance import current_commit
     from flexq_bench.results import static_series as series
-    from flexq_bench.runs.result_files import ResultFiles
 
     files = ResultFiles(as_json)
     chosen = _chosen(split_names(kernels) or _ONLY_PLAIN)
@@ -61,8 +63,6 @@ def static(
 
 def _chosen(patterns: tuple[str, ...]) -> tuple[str, ...]:
     from flexq_bench.results.static_series import kernels_with_code
-    from flexq_bench.workloads.names import unknown
-    from flexq_bench.workloads.patterns import matches, select
 
     known = kernels_with_code()
     for pattern in patterns:

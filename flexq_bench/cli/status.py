@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session, open_database
+from flexq_bench.db.errors import UNAVAILABLE
+from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
+from flexq_bench.db.requests import OPEN_REQUEST_STATES, cancel_request
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.command_lines import command, database_arguments, user_name
 
-if TYPE_CHECKING:
-    from flexq_bench.db.engine import Database, Session
-    from flexq_bench.db.queries import Progress, RunSummary, WorkerRow
-
-_MOST = 20  # of each list
-_SILENT_S = 120.0
+_MAX_ROWS = 20  # of each list
+_MAX_SILENCE_S = 120.0
 
 
 def status(
@@ -29,7 +32,6 @@ def status(
             "--cancel",
             metavar="REQUEST",
             help="First cancel a request (a prefix of its uuid); its results are kept.",
-            show_default=False,
         ),
     ] = None,
     reap: Annotated[
@@ -45,8 +47,6 @@ def status(
     resumes them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
-    from flexq_bench.cli.output import console, print_json, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet.watchdog import stalls
     from flexq_bench.runs.lifecycle import end_dead_runs
 
@@ -78,8 +78,6 @@ def status(
 
 def _metrics(db: str | None) -> str:
     """The metrics; if the database is unavailable, print that metric and raise."""
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.errors import UNAVAILABLE
     from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
 
     try:
@@ -103,7 +101,6 @@ class Stopped:
 
 def _stopped(database: Database, session: Session) -> list[Stopped]:
     """The newest unfinished runs that are not running."""
-    from flexq_bench.db import queries
     from flexq_bench.runs.lifecycle import dead_runs
 
     reasons = {
@@ -113,7 +110,7 @@ def _stopped(database: Database, session: Session) -> list[Stopped]:
     }
     runs = [queries.run_by_uuid_prefix(session, uuid) for uuid in reasons]
     for status in ("interrupted", "failed"):
-        runs += queries.runs(session, status=status, limit=_MOST)
+        runs += queries.runs(session, status=status, limit=_MAX_ROWS)
     runs = [run for run in runs if run.missing or run.uuid in reasons]
     runs.sort(key=lambda run: run.created_at, reverse=True)
     return [
@@ -124,14 +121,13 @@ def _stopped(database: Database, session: Session) -> list[Stopped]:
             run.missing,
             _resume(database, run),
         )
-        for run in runs[:_MOST]
+        for run in runs[:_MAX_ROWS]
     ]
 
 
 def _resume(database: Database, run: RunSummary) -> str:
     from flexq_bench.accuracy import SUITE as ACCURACY
     from flexq_bench.decode import SUITE as DECODE
-    from flexq_bench.runs.command_lines import command, database_arguments
 
     if run.suite in (ACCURACY, DECODE):  # their runs don't store all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
@@ -139,10 +135,6 @@ def _resume(database: Database, run: RunSummary) -> str:
 
 
 def _cancel(prefix: str, db: str | None) -> None:
-    from flexq_bench.db import queries
-    from flexq_bench.db.engine import open_database
-    from flexq_bench.db.requests import cancel_request
-    from flexq_bench.runs.command_lines import user_name
 
     with open_database(db, create=False) as database, database.session() as session:
         request = queries.request_by_uuid_prefix(session, prefix)
@@ -150,20 +142,17 @@ def _cancel(prefix: str, db: str | None) -> None:
 
 
 def _read(session: Session) -> dict[str, list[Any]]:
-    from flexq_bench.db import queries
-    from flexq_bench.db.requests import OPEN_REQUEST_STATES
 
     return {
-        "runs": queries.progress(session, limit=_MOST),
-        "nights": queries.night_states(session, limit=_MOST),
+        "runs": queries.progress(session, limit=_MAX_ROWS),
+        "nights": queries.night_states(session, limit=_MAX_ROWS),
         "workers": queries.workers(session, live=True),
-        "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MOST),
+        "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MAX_ROWS),
     }
 
 
 def _computed_fields(row: Any) -> dict[str, Any]:
     """Values of the JSON output that are computed from a row and the current time."""
-    from flexq_bench.db.queries import Progress, WorkerRow
 
     if isinstance(row, WorkerRow):
         return {"silent_s": _silent_s(row)}
@@ -208,7 +197,7 @@ def _worker_line(row: WorkerRow) -> str:
     what = row.case_key or "idle"
     warm = f", {row.temperature_c:.0f} °C" if row.temperature_c is not None else ""
     silent = _silent_s(row)
-    note = f", silent for {silent:.0f} s" if silent > _SILENT_S else ""
+    note = f", silent for {silent:.0f} s" if silent > _MAX_SILENCE_S else ""
     return (
         f"worker {row.uuid[:8]} on {row.host}, {row.gpu}: {what}, {row.finished} done{warm}{note}"
     )

@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import (
-    BackendChoice,
-    BackendOption,
-    ClusterOption,
-    DbOption,
-    DeviceOption,
-    GpusOption,
-    JsonFileOption,
+from flexq_bench.cli.external import (
     KernelsFromOption,
+    code_with_failures,
+    sweep_patterns,
+    use_kernels_from,
+)
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import (
+    DbOption,
     KernelsOption,
-    NoTuneOption,
-    OutOption,
+    PlaceOptions,
+    RecordFileOptions,
     RegimeOption,
-    RepeatOption,
-    RetuneOption,
     SeedOption,
-    TimesOption,
+    TuningOptions,
     regimes_of,
-    tuning_of,
 )
 from flexq_bench.cli.output import say
-from flexq_bench.cli.size_files import sizes_of
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
-from flexq_bench.sweeps.text import parse_sweep, split_names
+from flexq_bench.runs.command_lines import command, database_arguments, user_name
+from flexq_bench.runs.text_files import read_text
+from flexq_bench.sweeps.text import parse_sweep, split_names, split_sizes
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.model_spec import LayerShape
-from flexq_bench.workloads.suite import Shape
+from flexq_bench.workloads.probes import is_probe
+from flexq_bench.workloads.ranges import parse_lines
+from flexq_bench.workloads.suite import Group, Shape, Suite
+
+if TYPE_CHECKING:
+    from flexq_bench.cli.measuring import RunOptions
+    from flexq_bench.sweeps.sweep import Sweep
+
+_MAX_SIZE_FILE_BYTES = 1 << 20  # ten times that of the largest number of sizes, 10,000
 
 
+@takes_option_groups
 def sweep(
+    *,
     kernels: KernelsOption = None,
     kernels_from: KernelsFromOption = None,
     m: Annotated[
@@ -43,7 +56,6 @@ def sweep(
             "--m",
             metavar="RANGES",
             help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16.",
-            show_default=False,
         ),
     ] = None,
     n: Annotated[str | None, typer.Option("--n", metavar="RANGES", help="Output features.")] = None,
@@ -90,18 +102,11 @@ def sweep(
         bool,
         typer.Option("--queue", help="Have `flexq-bench worker` measure it, wherever one runs."),
     ] = False,
-    backend: BackendOption = BackendChoice.AUTO,
-    device: DeviceOption = None,
-    cluster: ClusterOption = "none",
-    gpus: GpusOption = None,
-    repeat: RepeatOption = 1,
-    times: TimesOption = None,
+    place: PlaceOptions,
     seed: SeedOption = 0,
-    no_tune: NoTuneOption = False,
-    retune: RetuneOption = False,
+    tuning: TuningOptions,
     db: DbOption = None,
-    as_json: JsonFileOption = None,
-    out: OutOption = None,
+    output: RecordFileOptions,
 ) -> None:
     """Measure kernels on combinations of M, N and K, a model's layers, or the cases of a run.
 
@@ -113,62 +118,118 @@ def sweep(
     like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.cli import measuring
-    from flexq_bench.cli.external import code_with_failures, sweep_patterns, use_kernels_from
-    from flexq_bench.fleet import PoolOptions
-    from flexq_bench.runs.result_files import ResultFiles
 
     use_kernels_from(kernels_from, only=kernels is None)
     patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
-    tuning = tuning_of(no_tune=no_tune, retune=retune)
-    pool = PoolOptions(
-        cluster,
-        measuring.backend_of(backend),
-        device,
-        seed,
-        tuning,
-        split_names(gpus) or (),
-        repeat,
-        times,
+    options = measuring.RunOptions(
+        db, place.pool(seed, tuning), output.files(plot), prints_each_result=True
     )
-    files = ResultFiles(as_json, out, plot)
-    options = measuring.RunOptions(db, pool, files, streams=True)
     if like is not None:
         if n is not None or k is not None or model is not None or config is not None or queue:
             raise UsageError(
                 "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
             )
-        from flexq_bench.cli.sweep_like import suite_like
-
-        suite = suite_like(like, patterns, sizes_of("--m", m), db)
+        suite = _suite_like(like, patterns, _sizes("--m", m), db)
     else:
-        of_config = _of_config(config, layers)
-        named = None if patterns is None else ",".join(patterns)
-        chosen = parse_sweep(
-            kernels=named, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
-            model=model, layers=layers, stage=stage, cache=cache,
-            shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in of_config),
-        )  # fmt: skip
-        for layer in of_config:
+        config_layers = () if config is None else _layers_of_config(config, layers)
+        shapes = parse_sweep(
+            kernels=None if patterns is None else ",".join(patterns),
+            m=_sizes("--m", m),
+            n=_sizes("--n", n),
+            k=_sizes("--k", k),
+            model=model,
+            layers=layers,
+            stage=stage,
+            cache=cache,
+            shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in config_layers),
+        )
+        for layer in config_layers:
             size = f"{layer.n}x{layer.k}"
-            say(options.people, f"{layer.name}: {size}, {layer.count} in the model")
+            say(options.console, f"{layer.name}: {size}, {layer.count} in the model")
         if queue:
             if regimes not in (None, ("boost",)):
                 raise UsageError("--queue measures under boost only: leave --regime or --queue out")
-            from flexq_bench.cli.sweep_like import queue_sweep
-
-            queue_sweep(chosen, options)
-            raise typer.Exit(0)
-        suite = chosen.suite()
+            _queue(shapes, options)
+            return
+        suite = shapes.suite()
     if regimes is not None:
         suite = suite.under(regimes)
     code = measuring.measure_suite(suite, patterns or (), "sweep", options)
     raise typer.Exit(code_with_failures(code))
 
 
-def _of_config(config: str | None, names: str) -> tuple[LayerShape, ...]:
-    """The layers with these names of a configuration; empty without --config."""
-    if config is None:
-        return ()
+def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Parse ranges, or `@FILE` with ranges separated by commas or white space. None: not given.
+
+    Raises UsageError if the file can't be read, WorkloadError for an invalid range.
+    """
+    if text is None or not text.startswith("@"):
+        return split_sizes(text)
+    content = read_text(text[1:], "a file of sizes", most_bytes=_MAX_SIZE_FILE_BYTES)
+    return parse_lines(content.splitlines(), f"{option} {text}")
+
+
+def _layers_of_config(config: str, names: str) -> tuple[LayerShape, ...]:
     from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
 
     return chosen_layers(layers_of_config(config), split_names(names) or ())
+
+
+def _suite_like(
+    prefix: str, kernels: Sequence[str] | None, m: Sequence[int] | None, db: str | None
+) -> Suite:
+    """Build a suite of a stored run's cases, without its probes, which planning adds.
+
+    kernels, m: replace the run's own; None: its own. Raises NotFoundError, UsageError.
+    """
+
+    with open_database(db, create=False) as database, database.session() as session:
+        run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
+        names = {
+            (row.n, row.k): Shape(row.n, row.k, row.layer, row.model)
+            for row in queries.run_results(session, run.uuid)
+        }
+    cases = [case for case in map(Case.from_key, run.plan) if not is_probe(case.kernel)]
+    if not cases:
+        raise UsageError(f"run {run.uuid[:8]} planned no kernel: there is nothing to be like")
+    sizes: dict[tuple[object, ...], set[int]] = defaultdict(set)
+    for case in cases:
+        sizes[_all_but_m(case)].add(case.gemm.m)
+    groups = dict.fromkeys(
+        Group(
+            tuple(kernels or (case.label,)),
+            tuple(m or sorted(sizes[_all_but_m(case)])),
+            (names.get((case.gemm.n, case.gemm.k), Shape(case.gemm.n, case.gemm.k, layer="")),),
+            (case.stage,),
+            (case.cache,),
+            (case.regime,),
+        )
+        for case in cases
+    )
+    return Suite("sweep", f"like run {run.uuid[:8]} of {run.suite}", "", tuple(groups))
+
+
+def _all_but_m(case: Case) -> tuple[object, ...]:
+    return (case.label, case.gemm.n, case.gemm.k, case.stage, case.cache, case.regime)
+
+
+def _queue(sweep: Sweep, options: RunOptions) -> None:
+    """Queue a sweep as a request. Raises UsageError, LimitError."""
+    from flexq_bench.fleet.requests import submit, sweep_request
+
+    gpus = options.pool.gpus
+    if len(gpus) > 1:
+        raise UsageError(f"--queue takes one kind of GPU, got {', '.join(gpus)}: queue one each")
+    with open_database(options.db) as database, database.session() as session:
+        request = sweep_request(
+            session,
+            sweep,
+            requester=user_name(),
+            gpu="".join(gpus),
+            backend=options.pool.backend or "cuda",
+        )
+        submit(session, request)
+        status = command("status", *database_arguments(database))
+    took = "" if request.expected_s is None else f", about {request.expected_s:.0f} s"
+    say(options.console, f"queued request {request.uuid[:8]}: {request.cases} cases{took}")
+    say(options.console, f"see how far it is: {status}")

@@ -8,22 +8,27 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli.external import KernelsFromOption, use_kernels_from
+from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
-    BackendChoice,
-    BackendOption,
     ClusterOption,
     DbOption,
-    DeviceOption,
-    KernelsFromOption,
+    DeviceOptions,
     SeedOption,
     TimesOption,
     finite,
 )
+from flexq_bench.cli.output import console, say
+from flexq_bench.db.engine import open_database
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
 log = logging.getLogger(__name__)
 
 
+@takes_option_groups
 def worker(
+    *,
     once: Annotated[
         bool,
         typer.Option("--once", help="Exit when no request is queued, instead of waiting."),
@@ -40,8 +45,7 @@ def worker(
         ),
     ] = 2.0,
     kernels_from: KernelsFromOption = None,
-    backend: BackendOption = BackendChoice.AUTO,
-    device: DeviceOption = None,
+    place: DeviceOptions,
     cluster: ClusterOption = "none",
     times: TimesOption = None,
     seed: SeedOption = 0,
@@ -55,18 +59,12 @@ def worker(
     It exits when its source code changes, to be restarted by its service manager.
     """
     from flexq_bench.ci.requested_bisection import answered
-    from flexq_bench.cli.external import use_kernels_from
-    from flexq_bench.cli.measuring import backend_of
-    from flexq_bench.cli.output import console, say
-    from flexq_bench.db.engine import open_database
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.fleet.request_worker import serve_next, server_name
-    from flexq_bench.interrupts import ended_by_terminate
-    from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
     use_kernels_from(kernels_from, only=True)
     out = console()
-    options = PoolOptions(cluster, backend_of(backend), device, seed, times=times)
+    options = PoolOptions(cluster, place.requested_backend, place.device, seed, times=times)
     with (
         open_database(db) as database,
         open_pool(database, options, current_commit(), registers=True) as pool,

@@ -1,7 +1,7 @@
 """Parsing of a sweep from texts, for the command line and for a form of the dashboard.
 
 No text is used as a file name, as users of the dashboard must not read the server's files. The
-command line expands `@FILE` before (`flexq_bench.cli.size_files`).
+command line expands `@FILE` before (`flexq_bench.cli.sweep`).
 """
 
 from __future__ import annotations

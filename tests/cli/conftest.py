@@ -35,7 +35,7 @@ class Ran:
 
 @pytest.fixture
 def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path that commands use unless they are told another one; nothing is there yet."""
+    """The default path of the commands' database; nothing is there yet."""
     path = tmp_path / "results" / "flexq.sqlite"
     monkeypatch.setenv("FLEXQ_BENCH_DB", str(path))
     return path
@@ -45,7 +45,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with a floor, the empty kernel and one GEMM, measured once for all tests.
 
-    As of a clean checkout: what one with changes measures is never accepted.
+    As of a clean checkout: results of a checkout with changes are never accepted.
     """
     path = tmp_path_factory.mktemp("measured") / "flexq.sqlite"
     shape = ("--m", "1", "--n", "32", "--k", "32")

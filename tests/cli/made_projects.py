@@ -1,4 +1,4 @@
-"""The sample repository of examples/byo, and times that the sources of its kernels tell."""
+"""The sample repository of examples/byo, with times that its kernels' sources name."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def made_blocks(experiment, pairs, process, _workers, *, is_last):
 
 
 def make_times(monkeypatch):
-    """Take the times of kernels of projects from their sources; all else is done as ever."""
+    """Take the times of kernels of projects from their sources; everything else runs as usual."""
 
     def described(source, **options):
         return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)

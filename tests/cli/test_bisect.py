@@ -1,4 +1,4 @@
-"""`bisect`: from a series to the commit, told step by step."""
+"""`bisect`: the search for the commit that changed a series."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def speeds(monkeypatch):
     """
 
     def use(by_commit: dict[str, object]) -> list[str]:
-        asked: list[str] = []
+        compared: list[str] = []
 
         def compare(_repository, base, head, cases, *, on_block=None, **_options):
-            asked.append(head)
+            compared.append(head)
             if isinstance(by_commit[head], BaseException):
                 raise by_commit[head]
             takes = by_commit[head]
@@ -74,7 +74,7 @@ def speeds(monkeypatch):
             yield CaseComparison(cases[0], base, head, comparison, confirm(comparison))
 
         monkeypatch.setattr(flexq_bench.measure.ab, "compare_commits", compare)
-        return asked
+        return compared
 
     return use
 
@@ -84,7 +84,7 @@ def bisected(cli, commits, *more):
     return cli("bisect", CASE, *ends, "--backend", "cpu", *more)
 
 
-def test_the_commit_that_made_it_slower_is_named(cli, commits, speeds):
+def test_slower_commit_is_named(cli, commits, speeds):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
 
     ran = bisected(cli, commits)
@@ -96,17 +96,17 @@ def test_the_commit_that_made_it_slower_is_named(cli, commits, speeds):
     ]
 
 
-def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
+def test_faster_commit_is_no_regression(cli, commits, speeds):
     speeds({commit: 100 if i < 3 else 90 for i, commit in enumerate(commits)})
 
     ran = bisected(cli, commits, "--json")
 
-    found = json.loads(ran.out)
-    assert (ran.code, found["suspects"]) == (0, [commits[3]])
-    assert found["relative_change"] == pytest.approx(-0.1, abs=0.001)
+    report = json.loads(ran.out)
+    assert (ran.code, report["suspects"]) == (0, [commits[3]])
+    assert report["relative_change"] == pytest.approx(-0.1, abs=0.001)
 
 
-def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
+def test_commits_whose_worker_fails_are_skipped(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     by_commit[commits[3]] = WorkloadError("flexq-bench.toml: kernels is missing")
     by_commit[commits[5]] = BrokenRevisionError("it died: SyntaxError")
@@ -123,7 +123,7 @@ def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
     ]
 
 
-def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, speeds, git):
+def test_slower_merge_is_followed_into_its_branch(cli, commits, speeds, git):
     def commit(name):
         Path(f"flexq_bench/{name}.py").touch()
         git(Path(), "add", ".")
@@ -153,15 +153,15 @@ def test_a_merge_that_made_it_slower_is_followed_into_its_branch(cli, commits, s
     # From a commit of the branch on: what main got meanwhile was in no comparison before the merge.
     ran = bisected(cli, [inner[0], "main"], "--json")
     assert ran.code == 1, ran.err
-    found = json.loads(ran.out)
-    assert found["suspects"] == [merge]
-    assert [(one["good"], one["commits"]) for one in found["merged"]] == [
+    report = json.loads(ran.out)
+    assert report["suspects"] == [merge]
+    assert [(merged["good"], merged["commits"]) for merged in report["merged"]] == [
         (commits[3], 4),
         (inner[0], 2),
     ]
 
 
-def test_a_machine_that_fails_ends_the_search_and_skips_nothing(cli, commits, speeds):
+def test_machine_failure_ends_search_without_skipping(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     speeds({**by_commit, commits[5]: InfrastructureError("the device is not free")})
 
@@ -170,34 +170,34 @@ def test_a_machine_that_fails_ends_the_search_and_skips_nothing(cli, commits, sp
     assert ran.code == 5
     assert "the device is not free; the search stops at " + commits[5][:10] in ran.error
     assert "skipped" not in ran.out
-    asked = speeds(by_commit)
+    compared = speeds(by_commit)
     assert bisected(cli, commits).code == 1
-    assert (asked[0], commits[-1] in asked) == (commits[5], False)
+    assert (compared[0], commits[-1] in compared) == (commits[5], False)
 
 
-def test_a_commit_whose_worker_dies_is_asked_once_more(cli, commits, speeds):
+def test_commit_whose_worker_dies_is_measured_again(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
-    asked = speeds({**by_commit, commits[5]: [None, 100]})
+    compared = speeds({**by_commit, commits[5]: [None, 100]})
     assert bisected(cli, commits).code == 1
 
-    asked = speeds({**by_commit, commits[5]: [None, None]})
+    compared = speeds({**by_commit, commits[5]: [None, None]})
     ran = bisected(cli, commits)
 
-    assert (ran.code, asked.count(commits[5])) == (3, 2)
+    assert (ran.code, compared.count(commits[5])) == (3, 2)
     assert f"{commits[5][:10]} skipped: it died" in ran.out
 
 
-def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
+def test_interrupted_search_resumes(cli, commits, speeds):
     by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
     speeds({**by_commit, commits[5]: KeyboardInterrupt()})
     assert bisected(cli, commits).code == 130
 
-    asked = speeds(by_commit)
+    compared = speeds(by_commit)
     ran = bisected(cli, commits)
 
     assert ran.code == 1
-    assert asked[0] == commits[5]
-    assert commits[-1] not in asked
+    assert compared[0] == commits[5]
+    assert commits[-1] not in compared
     assert "resuming with" in ran.out
     again = speeds(by_commit)
     bisected(cli, commits)
@@ -205,17 +205,17 @@ def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
 
 
 @pytest.mark.parametrize(("bad", "code", "word"), [(100, 0, "same"), (100.95, 3, "ambiguous")])
-def test_without_a_change_there_is_nothing_to_search(cli, commits, speeds, bad, code, word):
-    asked = speeds({commits[0]: 100, commits[-1]: bad})
+def test_equal_ends_leave_nothing_to_search(cli, commits, speeds, bad, code, word):
+    compared = speeds({commits[0]: 100, commits[-1]: bad})
 
     ran = bisected(cli, commits)
 
     assert ran.code == code
     assert f"nothing to search: bad against good is {word}" in ran.out
-    assert len(asked) == 1
+    assert len(compared) == 1
 
 
-def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
+def test_bisect_takes_id_of_stored_series(cli, measured, commits, speeds):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
     (row,) = [
         row
@@ -224,14 +224,12 @@ def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
     ]
 
     ends = ("--good", commits[0], "--bad", commits[-1], "--backend", "cpu", "--json")
-    found = json.loads(cli("bisect", str(row["id"]), *ends).out)
+    report = json.loads(cli("bisect", str(row["id"]), *ends).out)
 
-    assert found["case"] == "cublas-fp16 gemm cold m1n32k32"
+    assert report["case"] == "cublas-fp16 gemm cold m1n32k32"
 
 
-def test_a_worker_answers_a_bisection_that_was_requested(
-    cli, measured, commits, speeds, monkeypatch
-):
+def test_worker_serves_requested_bisection(cli, measured, commits, speeds, monkeypatch):
     speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
     monkeypatch.setattr(local_pool, "compare_commits", flexq_bench.measure.ab.compare_commits)
     monkeypatch.setattr(request_worker, "ROOT", Path.cwd())  # the clone that a worker runs from
@@ -260,7 +258,7 @@ def test_a_worker_answers_a_bisection_that_was_requested(
         (("99", "--good", "main~1", "--bad", "main"), "no series 99"),
     ],
 )
-def test_what_can_not_be_searched_is_one_line(cli, measured, commits, arguments, message):
+def test_invalid_searches_are_usage_errors(cli, measured, commits, arguments, message):
     ran = cli("bisect", *arguments, "--backend", "cpu")
 
     assert ran.code == 2

@@ -1,7 +1,8 @@
-"""`flexq-bench dashboard`: whom it serves, below which path, and where commits are."""
+"""`flexq-bench dashboard`: how the app is started."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,52 +42,74 @@ def _options(command: list[str]) -> dict[str, str]:
     return dict(zip(command[start::2], command[start + 1 :: 2], strict=True))
 
 
-def test_it_listens_to_this_machine_alone_unless_told(started):
-    assert started().options["--server.address"] == "127.0.0.1"
+def test_defaults_protect_machine_and_viewers(started):
+    options = started().options
+
+    assert options["--server.address"] == "127.0.0.1"
+    assert options["--client.showErrorDetails"] == "type"
+    assert options["--server.maxUploadSize"] == "1"
+    assert options["--browser.gatherUsageStats"] == "false"
     assert started("--address", "0.0.0.0").options["--server.address"] == "0.0.0.0"
 
 
-def test_a_viewer_gets_no_traceback_and_uploads_nothing_large(started):
-    options = started().options
+def test_app_gets_requested_database_read_only(started, cli, tmp_path):
+    other = str(tmp_path / "other.sqlite")
+    cli("db", "upgrade", "--db", other)
 
-    assert options["--client.showErrorDetails"] == "type"
-    assert options["--server.maxUploadSize"] == "1"
+    environment = started("--db", other, "--read-only").environment
+
+    assert environment["FLEXQ_BENCH_DB"] == other
+    assert environment["FLEXQ_BENCH_READ_ONLY"] == "1"
 
 
-@pytest.mark.parametrize("address", ["", " "])
-def test_an_address_that_is_empty_is_not_taken_for_every_network(cli, measured, address):
-    ran = cli("dashboard", "--address", address)
+def test_missing_database_is_usage_error(cli, database):
+    ran = cli("dashboard")
 
     assert ran.code == ExitCode.USAGE
-    assert "--address is empty" in ran.error
+    assert "flexq-bench run smoke" in ran.error
 
 
-def test_streamlit_s_protection_stays_on(started):
+@pytest.mark.parametrize("verb", ["dashboard", "serve-api"])
+def test_address_that_cannot_be_bound_is_usage_error(cli, measured, verb):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = ("--port", str(server.getsockname()[1]))
+        for arguments, says in ((taken, "another --port"), (("--address", " "), "is empty")):
+            ran = cli(verb, *arguments)
+            assert ran.code == ExitCode.USAGE
+            assert says in ran.error
+
+
+def test_protection_of_streamlit_stays_on(started):
     options = started("--base-path", "/bench/").options
 
     assert options["--server.baseUrlPath"] == "bench"
     assert not any("xsrf" in name.lower() or "cors" in name.lower() for name in options)
 
 
-def test_the_template_of_commits_goes_to_the_app(started):
+def test_commit_url_is_passed_to_app(started):
     template = "https://example.org/c/{sha}"
 
     assert started("--commit-url", template).environment["FLEXQ_BENCH_COMMIT_URL"] == template
     assert "FLEXQ_BENCH_COMMIT_URL" not in started().environment
 
 
-@pytest.mark.parametrize("template", ["javascript:alert('{sha}')", "https://example.org/c/"])
-def test_a_template_that_is_no_web_address_of_a_commit_is_refused(database, cli, template):
-    open_database(str(database)).close()
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--commit-url", "javascript:alert('{sha}')"), "/OWNER/REPOSITORY/commit/{sha}"),
+        (("--commit-url", "https://example.org/c/"), "/OWNER/REPOSITORY/commit/{sha}"),
+        (("--examples", "--db", "mine.sqlite"), "leave --db out"),
+    ],
+)
+def test_invalid_options_are_usage_errors(cli, arguments, says):
+    ran = cli("dashboard", *arguments)
 
-    ran = cli("dashboard", "--commit-url", template)
-
-    assert ran.code == 2
-    assert "https://github.com/OWNER/REPOSITORY/commit/{sha}" in ran.error
+    assert ran.code == ExitCode.USAGE
+    assert says in ran.error
 
 
 @pytest.mark.slow
-def test_examples_have_a_database_of_their_own_that_goes_again(started, database, monkeypatch):
+def test_examples_use_temporary_database(started, database, monkeypatch):
     """The whole of the records: half a minute on a busy machine."""
     before = database.read_bytes()
     seen: dict[str, Any] = {}
@@ -95,8 +118,8 @@ def test_examples_have_a_database_of_their_own_that_goes_again(started, database
         path = Path(env["FLEXQ_BENCH_DB"])
         with open_database(str(path), read_only=True) as opened, opened.session() as session:
             gpus = queries.gpu_names(session)
-            found = (gpus, queries.decoded_models(session), queries.scored_models(session))
-        seen.update(path=path, found=found)
+            contents = (gpus, queries.decoded_models(session), queries.scored_models(session))
+        seen.update(path=path, contents=contents)
         return SimpleNamespace(returncode=0)
 
     started()
@@ -110,10 +133,3 @@ def test_examples_have_a_database_of_their_own_that_goes_again(started, database
     assert not seen["path"].exists()
     assert seen["path"] != database
     assert database.read_bytes() == before
-
-
-def test_examples_beside_a_database_are_refused(cli):
-    ran = cli("dashboard", "--examples", "--db", "mine.sqlite")
-
-    assert ran.code == ExitCode.USAGE
-    assert "leave --db out" in ran.error

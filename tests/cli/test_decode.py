@@ -36,14 +36,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_model_is_decoded_under_each_scheme_and_stored(
+def test_model_is_decoded_under_each_scheme(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "decode.jsonl"
-    asked = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
+    options = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
 
-    ran = cli("decode", str(model), *asked, "--json", str(out))
+    ran = cli("decode", str(model), *options, "--json", str(out))
 
     assert ran.code == 0, ran.err
     records = list(read_records(out))
@@ -64,17 +64,17 @@ def test_a_model_is_decoded_under_each_scheme_and_stored(
 
 
 @pytest.mark.slow
-def test_what_was_quantized_is_decoded_again_and_as_a_checkpoint(
+def test_cached_checkpoint_is_decoded_again(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
-    asked = ("--new", "2", "--backend", "cpu", "--processes", "1")
+    options = ("--new", "2", "--backend", "cpu", "--processes", "1")
     first, second, third = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "third"))
 
-    made = cli("decode", str(model), "--scheme", "w8a16+kv8", *asked, "--json", str(first))
-    again = cli("decode", str(model), "--scheme", "w8a16", *asked, "--json", str(second))
+    made = cli("decode", str(model), "--scheme", "w8a16+kv8", *options, "--json", str(first))
+    again = cli("decode", str(model), "--scheme", "w8a16", *options, "--json", str(second))
     (folder,) = (path for path in (tmp_path / "cache" / "checkpoints").iterdir() if path.is_dir())
-    alone = cli("decode", str(folder), "--kv-bits", "4", *asked, "--json", str(third))
+    alone = cli("decode", str(folder), "--kv-bits", "4", *options, "--json", str(third))
 
     assert (made.code, again.code, alone.code) == (0, 0, 0), made.err + again.err + alone.err
     assert "w8a16: quantized in" in made.err
@@ -94,7 +94,7 @@ def test_what_was_quantized_is_decoded_again_and_as_a_checkpoint(
     assert [r.model for r in records[:2]] == ["tiny-llama"] * 2
 
 
-def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
+def test_undecodable_schemes_are_refused_before_quantizing(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -111,7 +111,7 @@ def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
     assert not (tmp_path / "cache" / "checkpoints").exists()
 
 
-def test_an_error_of_quantizing_is_said_once(
+def test_quantization_error_is_printed_once(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
@@ -125,12 +125,12 @@ def test_an_error_of_quantizing_is_said_once(
     assert ran.error.count("flexq-bench:") <= 1
 
 
-def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
+def test_interrupted_decode_resumes(
     cli: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "decode.jsonl"
-    asked = ("--scheme", "fp16", "--batch", "1,2", "--new", "3", "--backend", "cpu")
-    command = ("decode", str(model), *asked, "--json", str(out))
+    options = ("--scheme", "fp16", "--batch", "1,2", "--new", "3", "--backend", "cpu")
+    command = ("decode", str(model), *options, "--json", str(out))
     monkeypatch.setattr("sys.argv", ["flexq-bench", *command])
     measure = measuring.decode_all
 
@@ -159,9 +159,7 @@ def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
     assert len({record.run.uuid for record in read_records(out)}) == 1
 
 
-def test_a_file_that_can_not_hold_the_records_is_refused_at_once(
-    cli: Callable, tmp_path: Path
-) -> None:
+def test_parquet_file_for_decode_is_refused(cli: Callable, tmp_path: Path) -> None:
     ran = cli("decode", "llama-7b", "--json", str(tmp_path / "decode.parquet"))
 
     assert (ran.code, "the name must end in .jsonl" in ran.error) == (2, True)
@@ -171,9 +169,9 @@ def test_a_file_that_can_not_hold_the_records_is_refused_at_once(
 def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None:
     out, lengths = tmp_path / "serve.jsonl", tmp_path / "lengths.csv"
     lengths.write_text("5,6\n9,2\n3,4\n")
-    asked = ("--scheme", "fp16", "--serve", "--batch-limit", "2", "--lengths", str(lengths))
+    options = ("--scheme", "fp16", "--serve", "--batch-limit", "2", "--lengths", str(lengths))
 
-    ran = cli("decode", str(model), *asked, "--backend", "cpu", "--json", str(out))
+    ran = cli("decode", str(model), *options, "--backend", "cpu", "--json", str(out))
 
     assert ran.code == 0, ran.err
     (record,) = read_records(out)
@@ -182,7 +180,7 @@ def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None
     assert 0 < record.ttft_p50_ms <= 1000 * record.latency_p50_s
 
 
-def test_what_can_not_be_is_one_line_and_a_usage_error(
+def test_invalid_decode_requests_are_usage_errors(
     cli: Callable, model: Path, tmp_path: Path
 ) -> None:
     unknown = cli("decode", str(model), "--scheme", "fp17")
@@ -207,20 +205,20 @@ def record(token_ms: float, parts: dict[str, float], **given: object) -> DecodeR
     return DecodeRecord(**{**empty, "token_ms": token_ms, "parts": listed, **given})
 
 
-def test_parts_explain_the_whole() -> None:
+def test_parts_explain_speedup_of_model() -> None:
     base = record(6.0, {"norm": 1000.0, "qkv_proj": 5000.0})
-    found = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
+    explained = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
 
-    assert found is not None
-    assert found.explained == pytest.approx(2.0)
-    assert found.measured == pytest.approx(6.0 / 3.1)
-    by_part = {change.part: change for change in found.changes}
+    assert explained is not None
+    assert explained.explained == pytest.approx(2.0)
+    assert explained.measured == pytest.approx(6.0 / 3.1)
+    by_part = {change.part: change for change in explained.changes}
     assert by_part["qkv_proj"].speedup == pytest.approx(2.5)
     # Amdahl: what a part saves is its share times (1 - 1 / its speed-up).
     assert by_part["qkv_proj"].saved == pytest.approx(5 / 6 * (1 - 1 / 2.5))
 
 
-def test_a_scheme_stands_beside_the_first_one_with_its_cache_or_with_another() -> None:
+def test_scheme_is_compared_with_base_of_same_cache_bits() -> None:
     parts = {"attention": 1000.0}
     fp16, fp16_kv8, kv8, kv4 = (
         record(token_ms, parts, scheme=scheme, kv_bits=bits, status="ok")
@@ -232,11 +230,11 @@ def test_a_scheme_stands_beside_the_first_one_with_its_cache_or_with_another() -
         )
     )
 
-    found = {e.head.kv_bits: e for e in explanations([fp16, fp16_kv8, kv8, kv4])}
+    explained = {e.head.kv_bits: e for e in explanations([fp16, fp16_kv8, kv8, kv4])}
 
-    assert (found[8].base, found[8].measured) == (fp16_kv8, 2.0)
-    assert (found[4].base, found[4].measured) == (fp16, 2.5)
-    titles = [explanation_table(found[bits]).title for bits in (8, 4)]
+    assert (explained[8].base, explained[8].measured) == (fp16_kv8, 2.0)
+    assert (explained[4].base, explained[4].measured) == (fp16, 2.5)
+    titles = [explanation_table(explained[bits]).title for bits in (8, 4)]
     assert [" with a cache of 4 bits," in title for title in titles] == [False, True]
     (ratios,) = (
         list(column.cells) for column in decode_table([fp16, kv8]).columns if column.header == "×"

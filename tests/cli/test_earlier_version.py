@@ -33,7 +33,7 @@ def runs(cli):
     return {run["run"][:8]: run for run in listed}
 
 
-def test_its_records_import_and_a_second_time_change_nothing(cli, tmp_path):
+def test_earlier_records_import_once(cli, tmp_path):
     records = tmp_path / "records.jsonl"
     records.write_bytes(gzip.decompress((EARLIER / "records.jsonl.gz").read_bytes()))
 
@@ -47,15 +47,15 @@ def test_its_records_import_and_a_second_time_change_nothing(cli, tmp_path):
     assert len(runs(cli)) == 4
 
 
-def test_its_database_opens_with_every_run_and_its_state(cli, earlier):
-    found = runs(cli)
+def test_earlier_database_opens_with_all_runs(cli, earlier):
+    stored = runs(cli)
 
-    assert [run["suite"] for run in found.values()] == ["s", "decode", "accuracy", "s"]
-    assert [run["status"] for run in found.values()] == ["interrupted", *["complete"] * 3]
+    assert [run["suite"] for run in stored.values()] == ["s", "decode", "accuracy", "s"]
+    assert [run["status"] for run in stored.values()] == ["interrupted", *["complete"] * 3]
     assert cli("db", "export", str(earlier.with_name("again.jsonl"))).code == 0
 
 
-def test_its_interrupted_run_resumes(cli, earlier, monkeypatch):
+def test_earlier_interrupted_run_resumes(cli, earlier, monkeypatch):
     with_commit = runs(cli)[INTERRUPTED]["commit"]
     here = provenance.current_commit()
     monkeypatch.setattr(
@@ -70,7 +70,7 @@ def test_its_interrupted_run_resumes(cli, earlier, monkeypatch):
     assert runs(cli)[INTERRUPTED]["status"] == "complete"
 
 
-def test_it_is_not_resumed_at_another_commit(cli, earlier):
+def test_earlier_run_is_not_resumed_at_another_commit(cli, earlier):
     ran = cli("run", "--resume", INTERRUPTED)
 
     assert ran.code == 2

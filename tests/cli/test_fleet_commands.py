@@ -1,4 +1,4 @@
-"""status, worker, sweeps like a run or queued, JSON log lines: what people and machines see."""
+"""`status`, `worker`, sweeps that are queued or like a run, and JSON log lines."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def fleet(path):
     return path
 
 
-def test_status_says_how_far_everything_is(fleet, capsys):
+def test_status_shows_progress(fleet, capsys):
     assert main(["status", "--db", fleet]) == 0
 
-    told = capsys.readouterr().out
-    assert "run rrrrrrrr" in told
-    assert "2 queued, about 6 GPU seconds remaining" in told
-    assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in told
+    output = capsys.readouterr().out
+    assert "run rrrrrrrr" in output
+    assert "2 queued, about 6 GPU seconds remaining" in output
+    assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in output
 
 
 def test_status_in_json_and_as_metrics(fleet, capsys):
     assert main(["status", "--json", "--db", fleet]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["runs"][0]["open"], found["workers"][0]["finished"]) == (2, 4)
+    status = json.loads(capsys.readouterr().out)
+    assert (status["runs"][0]["open"], status["workers"][0]["finished"]) == (2, 4)
 
     assert main(["status", "--prometheus", "--db", fleet]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -63,7 +63,7 @@ def test_status_in_json_and_as_metrics(fleet, capsys):
     assert "# TYPE flexq_requests gauge" in lines
 
 
-def test_a_run_says_why_a_case_had_no_device(path, capsys):
+def test_report_names_reason_of_missing_device(path, capsys):
     run = RunInfo("r" * 36, "made", "manual", "complete", "2026-01-01T00:00:00Z", "key", (CASE,))
     with open_database(path) as database:
         with database.session() as session:
@@ -75,9 +75,9 @@ def test_a_run_says_why_a_case_had_no_device(path, capsys):
     assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
 
 
-def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
-    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
-    assert main(asked) == 0
+def test_worker_measures_queued_sweep(path, capsys):
+    command = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
+    assert main(command) == 0
     assert "queued request" in capsys.readouterr().out
 
     assert main(["worker", "--once", "--backend", "cpu", "--db", path]) == 0
@@ -85,7 +85,7 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert "done, run" in capsys.readouterr().out
 
 
-def test_a_queued_sweep_can_be_taken_back(path, capsys):
+def test_queued_sweep_is_cancelled(path, capsys):
     assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path]) == 0
     capsys.readouterr()
     main(["status", "--json", "--db", path])
@@ -97,24 +97,24 @@ def test_a_queued_sweep_can_be_taken_back(path, capsys):
     assert "is cancelled already" in capsys.readouterr().err
 
 
-def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
-    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
+def test_queued_sweep_may_request_gpu_of_another_machine(path, capsys):
+    command = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
 
-    assert main([*asked, "--db", path]) == 0
+    assert main([*command, "--db", path]) == 0
 
     assert "queued request" in capsys.readouterr().out
 
 
-def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
+def test_worker_exits_when_its_sources_change(path, capsys, monkeypatch):
     hashes = iter(["before", "after"])
-    monkeypatch.setattr("flexq_bench.repository.provenance.source_hash", lambda root: next(hashes))
+    monkeypatch.setattr("flexq_bench.cli.worker.source_hash", lambda root: next(hashes))
 
     assert main(["worker", "--backend", "cpu", "--db", path]) == 0
 
     assert "start it again" in capsys.readouterr().out
 
 
-def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_path, capsys):
+def test_sweep_like_run_prints_expected_time_and_plots(path, tmp_path, capsys):
     plot = tmp_path / "plot.png"
     assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--db", path]) == 0
     run = capsys.readouterr().out.split("results of run ")[1][:8]
@@ -124,10 +124,10 @@ def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_p
     like = ("sweep", "--like", run, "--m", f"@{sizes}", "--backend", "cpu", "--db", path)
     assert main([*like, "--plot", str(plot)]) == 0
 
-    told = capsys.readouterr().out
-    assert "4 cases on 1 × " in told
-    assert ": about " in told
-    assert "results?run=" in told
+    output = capsys.readouterr().out
+    assert "4 cases on 1 × " in output
+    assert ": about " in output
+    assert "results?run=" in output
     assert plot.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -139,12 +139,12 @@ def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_p
         (("nightly", "--report", "/nowhere/at/all"), "no such folder"),
     ],
 )
-def test_what_does_not_fit_together_is_said(arguments, message, path, capsys):
+def test_contradicting_options_are_usage_errors(arguments, message, path, capsys):
     assert main([*arguments, "--db", path]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_times_are_checked():
+def test_invalid_times_are_usage_errors():
     assert parse_times("lease=20,beat=5").lease == 20
     for text, message in (
         ("leese=3", "no time 'leese'"),
@@ -156,7 +156,7 @@ def test_times_are_checked():
             parse_times(text)
 
 
-def test_a_json_log_line_names_run_job_and_worker():
+def test_json_log_line_has_run_and_job():
     record = logging.LogRecord("flexq_bench", logging.INFO, "", 0, "%d left", (3,), None)
     record.run, record.job, record.worker = "r1", 7, None
 

@@ -1,4 +1,4 @@
-"""A package that is missing is named with the command that brings it, whichever verb is started."""
+"""Every command names a missing package and how to install it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def started_without(name, module, *arguments):
         ("markdown-it-py", "markdown_it"),  # Rich's
     ],
 )
-def test_doctor_names_a_missing_package_and_the_command_that_brings_it(name, module):
+def test_doctor_names_missing_package_and_install_command(name, module):
     ran = started_without(name, module, "doctor")
 
     assert ran.returncode == 5
@@ -54,15 +54,15 @@ def test_doctor_names_a_missing_package_and_the_command_that_brings_it(name, mod
     assert ran.stderr == ""
 
 
-def test_doctor_tells_machines_too():
+def test_doctor_json_names_missing_package():
     ran = started_without("typer", "typer", "doctor", "--json")
 
-    [found] = json.loads(ran.stdout)
-    assert (found["name"], found["state"]) == ("typer", "broken")
+    [check] = json.loads(ran.stdout)
+    assert (check["name"], check["state"]) == ("typer", "broken")
 
 
 @pytest.mark.parametrize("verb", [("list", "suites"), ("--version",)])
-def test_another_verb_says_it_in_one_line(verb):
+def test_missing_package_is_one_line_of_other_commands(verb):
     ran = started_without("typer", "typer", *verb)
 
     assert ran.returncode == 5
@@ -70,14 +70,14 @@ def test_another_verb_says_it_in_one_line(verb):
     assert "typer not installed: " in ran.stderr
 
 
-def test_a_package_that_a_verb_imports_late_is_named_in_one_line():
+def test_missing_package_of_lazy_import_is_named():
     ran = started_without("alembic", "alembic", "db", "stats")
 
     assert ran.returncode == 5
     assert ran.stderr.startswith("flexq-bench: alembic not installed: ")
 
 
-def test_nothing_is_missing_here():
+def test_no_package_is_missing_here():
     assert missing_packages() == []
 
 
@@ -94,5 +94,5 @@ def test_nothing_is_missing_here():
         ("no marker at all", (), True),
     ],
 )
-def test_markers_say_which_packages_this_machine_needs(marker, extras, applies):
+def test_markers_select_packages_of_this_machine(marker, extras, applies):
     assert _applies(marker, extras) is applies

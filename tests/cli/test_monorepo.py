@@ -42,9 +42,7 @@ def monorepo(tmp_path_factory, git):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("made_times")
-def test_projects_of_one_repository_are_gated_and_searched_each_by_its_own_kernels(
-    cli, monorepo, git
-):
+def test_gate_and_bisect_of_project_use_its_own_kernels(cli, monorepo, git):
     codes, suspects = {}, {}
     for name in ("gemm", "attention"):
         project = ("--project", str(monorepo / "kernels of" / name))
@@ -69,7 +67,7 @@ def test_projects_of_one_repository_are_gated_and_searched_each_by_its_own_kerne
 @pytest.mark.slow  # 18 nights
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("made_times")
-def test_nights_of_projects_of_one_repository_are_those_of_each(cli, monorepo, git, database):
+def test_nights_of_two_projects_in_one_repository_stay_separate(cli, monorepo, git, database):
     codes = {}
     shas = git(monorepo, "rev-list", "--reverse", "main").splitlines()
     for number, sha in enumerate(shas):
@@ -82,7 +80,7 @@ def test_nights_of_projects_of_one_repository_are_those_of_each(cli, monorepo, g
     assert {key for key, code in codes.items() if code == 1} == {("gemm", 6), ("attention", 8)}
     alerts = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
     assert {
-        (one["good"]["project"], one["bad"]["project"], one["bad"]["sha"]) for one in alerts
+        (alert["good"]["project"], alert["bad"]["project"], alert["bad"]["sha"]) for alert in alerts
     } == {
         ("gemm", "gemm", shas[6]),
         ("attention", "attention", shas[8]),
@@ -90,7 +88,7 @@ def test_nights_of_projects_of_one_repository_are_those_of_each(cli, monorepo, g
     with open_database(str(database)) as opened, opened.session() as session:
         for name in ("gemm", "attention"):
             nights = queries.night_states(session, project=name)
-            assert [(one.project, one.commit) for one in nights] == [
+            assert [(night.project, night.commit) for night in nights] == [
                 (name, sha) for sha in reversed(shas)
             ]
             assert len(queries.commits_between(session, 0, 99, project=name)) == len(shas)

@@ -1,4 +1,4 @@
-"""`notify`: parsed, sent, printed; credentials stay where they are."""
+"""`notify`: delivery of notifications, without printing credentials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def subscribed(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("subscribed")
-def test_a_test_message_says_who_did_not_take_it(cli):
+def test_test_message_names_failed_receivers(cli):
     ran = cli("notify", "--test")
 
     assert ran.code == 5
@@ -37,7 +37,7 @@ def test_a_test_message_says_who_did_not_take_it(cli):
 
 
 @pytest.mark.usefixtures("subscribed")
-def test_a_late_night_is_exit_code_4_and_waits_for_its_receivers(cli, database):
+def test_late_night_has_exit_code_4_and_waits_for_receivers(cli, database):
     ran = cli("notify", "--late", "00:00")
     again = cli("notify", "--late", "00:00", "--json")
 
@@ -48,7 +48,7 @@ def test_a_late_night_is_exit_code_4_and_waits_for_its_receivers(cli, database):
 
 
 @pytest.mark.usefixtures("subscribed")
-def test_credentials_are_in_no_line_and_no_row(cli, database):
+def test_credentials_are_neither_printed_nor_stored(cli, database):
     ran = cli("--debug", "-vv", "notify", "--late", "00:00")
 
     assert TOKEN not in ran.out + ran.err
@@ -61,7 +61,7 @@ def test_credentials_are_in_no_line_and_no_row(cli, database):
 @pytest.mark.parametrize(
     "url", ["slack://not/enough", f"jsons://user:{TOKEN}@127.0.0.1:9/", f"github://{TOKEN}@x"]
 )
-def test_apprise_s_own_words_about_a_url_are_not_shown(cli, monkeypatch, caplog, url):
+def test_messages_of_apprise_with_url_are_not_shown(cli, monkeypatch, caplog, url):
     pytest.importorskip("apprise")
     monkeypatch.setenv("DEAD_URL", url)
 
@@ -80,23 +80,23 @@ def test_apprise_s_own_words_about_a_url_are_not_shown(cli, monkeypatch, caplog,
         (("--subscriptions", "missing.toml"), "can't read missing.toml"),
     ],
 )
-def test_wrong_options_are_one_line(cli, arguments, says):
+def test_invalid_notify_options_are_usage_errors(cli, arguments, says):
     ran = cli("notify", *arguments)
 
     assert ran.code == 2
     assert says in ran.error
 
 
-def test_without_subscriptions_it_says_how_to_give_them(cli, monkeypatch):
+def test_missing_subscriptions_are_usage_error(cli, monkeypatch):
     monkeypatch.delenv("FLEXQ_BENCH_SUBSCRIPTIONS", raising=False)
 
     assert "--subscriptions FILE, or set FLEXQ_BENCH_SUBSCRIPTIONS" in cli("notify").error
 
 
 @pytest.mark.usefixtures("subscribed")
-def test_a_night_names_the_receivers_that_have_no_url(database, capsys):
+def test_night_names_receivers_without_url(database, capsys):
     with open_database(str(database)) as opened:
         send_if_subscribed(opened)
 
-    said = capsys.readouterr().err
-    assert "unset: the variable that its url_env names is not set here" in said
+    errors = capsys.readouterr().err
+    assert "unset: the variable that its url_env names is not set here" in errors

@@ -1,4 +1,4 @@
-"""What is printed for people is whole, however narrow their terminal."""
+"""Tables and JSON on narrow terminals and pipes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.table import Table
 from flexq_bench.cli.output import console, print_json, print_unbroken, print_wrapped, say
 
 
-def test_what_is_printed_as_json_is_json(capsys):
+def test_printed_json_has_no_nan(capsys):
     print_json({"nan": math.nan, "list": [math.inf, -math.inf, 1.5], "text": "µ"})
 
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found == {"nan": None, "list": [None, None, 1.5], "text": "µ"}
+    parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert parsed == {"nan": None, "list": [None, None, 1.5], "text": "µ"}
 
 
-def test_no_number_is_cut_on_a_narrow_terminal():
+def test_narrow_terminal_cuts_no_number():
     out = Console(file=io.StringIO(), width=40)
     table = Table("kernel")
     for name in ("time µs", "low", "high", "M", "N", "K"):
@@ -37,7 +37,7 @@ def test_no_number_is_cut_on_a_narrow_terminal():
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
-def test_no_word_is_broken_on_a_narrow_terminal(width):
+def test_narrow_terminal_breaks_no_word(width):
     out = Console(file=io.StringIO(), width=width)
     table = Table("kernel", "created (UTC)", "summary")
     rows = (
@@ -55,8 +55,8 @@ def test_no_word_is_broken_on_a_narrow_terminal(width):
     assert {word for row in rows for cell in row for word in cell.split()} <= words
 
 
-def test_what_somebody_else_wrote_does_not_command_the_terminal(capsys):
+def test_control_characters_are_escaped(capsys):
     say(console(), "host\x1b[2J\x9b31m\u202e name µ ×")
 
-    told = capsys.readouterr().out
-    assert told == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"
+    printed = capsys.readouterr().out
+    assert printed == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"

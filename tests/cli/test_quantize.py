@@ -1,4 +1,4 @@
-"""`quantize`: what it prints and what it refuses."""
+"""`quantize`: its output and its usage errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TINY_LLAMA = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 CALIBRATION = TINY_LLAMA / "calibration.txt"
 
 
-def test_a_checkpoint_is_written_and_described(cli, tmp_path):
+def test_checkpoint_is_written_and_described(cli, tmp_path):
     out = tmp_path / "out"
 
     ran = cli("quantize", str(TINY_LLAMA), "--scheme", "w6a6", "--out", str(out), "--device", "cpu")
@@ -34,7 +34,7 @@ def test_a_checkpoint_is_written_and_described(cli, tmp_path):
     assert facts["bits_per_weight"] == pytest.approx(6.131, abs=1e-3)
 
 
-def test_a_scheme_is_calibrated_and_a_cache_is_chosen(cli, tmp_path):
+def test_calibration_and_cache_bits_are_stored(cli, tmp_path):
     out = tmp_path / "out"
 
     ran = cli(
@@ -52,7 +52,7 @@ def test_a_scheme_is_calibrated_and_a_cache_is_chosen(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "says"),
     [
         ((str(TINY_LLAMA), "--scheme", "gptq-w4a16"), "calibration data are needed"),
         (("llama-7b", "--scheme", "gptq-w4a16"), "random weights"),
@@ -67,15 +67,15 @@ def test_a_scheme_is_calibrated_and_a_cache_is_chosen(cli, tmp_path):
         ),
     ],
 )
-def test_what_can_not_be_done_is_one_line_and_leaves_nothing(cli, tmp_path, arguments, said):
+def test_invalid_quantize_requests_leave_no_files(cli, tmp_path, arguments, says):
     ran = cli("quantize", *arguments, "--out", str(tmp_path / "here" / "out"))
 
     assert ran.code == 2
-    assert said in ran.error
+    assert says in ran.error
     assert not (tmp_path / "here" / "out").exists()
 
 
-def test_an_invalid_configuration_is_not_said_to_be_a_damaged_tokenizer(cli, tmp_path):
+def test_invalid_configuration_is_not_reported_as_damaged_tokenizer(cli, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(TINY_LLAMA, model)
     config = json.loads((model / "config.json").read_text())
@@ -89,7 +89,7 @@ def test_an_invalid_configuration_is_not_said_to_be_a_damaged_tokenizer(cli, tmp
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", "gptq-w4a16"])
-def test_a_damaged_tokenizer_is_one_line_and_nothing_is_written(cli, tmp_path, scheme):
+def test_damaged_tokenizer_is_usage_error_and_nothing_is_written(cli, tmp_path, scheme):
     model = tmp_path / "model"
     shutil.copytree(TINY_LLAMA, model)
     whole = (model / "tokenizer.json").read_bytes()

@@ -1,4 +1,4 @@
-"""Three next commands: those that this machine, its results and its git tree can carry out."""
+"""`quickstart`: three suggested commands that work on this machine."""
 
 from __future__ import annotations
 
@@ -32,23 +32,27 @@ def verbs(machine):
     ],
     ids=["CPU", "nothing measured", "no streamlit", "GPU and changes", "GPUs"],
 )
-def test_there_are_three_that_fit(machine, expected):
+def test_suggestions_fit_the_machine(machine, expected):
     steps = [[word for word in words if word in expected] for words in commands(machine)]
 
     assert [words[0] for words in steps] == expected
 
 
-def test_changes_are_compared_with_head_and_a_clean_tree_with_its_parent():
+def test_suggested_comparison_depends_on_local_changes():
     changed, clean = (
-        next(words for words in commands(Machine(0, "3f2a", 2, one, True)) if "compare" in words)
-        for one in (True, False)
+        next(
+            words
+            for words in commands(Machine(0, "3f2a", 2, has_changes, True))
+            if "compare" in words
+        )
+        for has_changes in (True, False)
     )
 
     assert changed[changed.index("compare") + 1 :][:2] == ["HEAD", "."]
     assert clean[clean.index("compare") + 1 :][:2] == ["HEAD~1", "HEAD"]
 
 
-def test_what_it_shows_can_be_pasted(cli, database, tmp_path, monkeypatch):
+def test_suggested_commands_run(cli, database, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no git tree
     steps = json.loads(cli("quickstart", "--json", "--db", str(database)).out)
 

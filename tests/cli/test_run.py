@@ -40,7 +40,7 @@ def interrupted_after(count):
         yield
 
 
-def test_run_stores_what_its_plan_declared_and_says_where(cli, database, tmp_path: Path):
+def test_run_stores_its_plan_and_names_database(cli, database, tmp_path: Path):
     files = (tmp_path / "records.jsonl", tmp_path / "records.parquet")
 
     ran = cli(*TINY, "--json", str(files[0]), "--out", str(files[1]))
@@ -61,7 +61,7 @@ def test_run_stores_what_its_plan_declared_and_says_where(cli, database, tmp_pat
     assert max(map(len, rows)) <= 120
 
 
-def test_json_to_stdout_leaves_words_for_people_to_stderr(cli):
+def test_json_on_stdout_moves_messages_to_stderr(cli):
     ran = cli(*TINY, "--json", "-")
 
     lines = [json.loads(line) for line in ran.out.splitlines()]
@@ -70,21 +70,21 @@ def test_json_to_stdout_leaves_words_for_people_to_stderr(cli):
     assert "time µs" in ran.err
 
 
-def test_both_regimes_of_a_case_are_two_results_of_two_series(cli):
+def test_both_regimes_of_case_give_two_series(cli):
     shape = ("--m", "1", "--n", "32", "--k", "32", "--regime", "boost,sustained")
 
     ran = cli("sweep", "--kernels", "cublas-fp16", *shape, "--json", "-")
 
     assert ran.code == ExitCode.PASS
     records = [json.loads(line) for line in ran.out.splitlines()]
-    found = {record["case"]: (record["metric"], record["regime"]) for record in records}
-    assert found["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
-    assert found["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
+    series = {record["case"]: (record["metric"], record["regime"]) for record in records}
+    assert series["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
+    assert series["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
     assert all(record["protocol_version"] == PROTOCOL_VERSION for record in records)
     assert cli("sweep", *shape[:6], "--regime", "fast").code == ExitCode.USAGE
 
 
-def test_an_interrupted_run_keeps_its_results_and_resume_measures_only_the_rest(cli):
+def test_interrupted_run_resumes_with_missing_cases_only(cli):
     with interrupted_after(2):
         ran = cli(*TINY, "--seed", "7")
     assert ran.code == INTERRUPTED
@@ -116,7 +116,7 @@ def test_resuming_a_complete_run_measures_nothing(cli, monkeypatch):
     assert "stored 5 results" in ran.out
 
 
-def test_a_run_is_not_resumed_as_another_suite(cli):
+def test_run_is_not_resumed_as_another_suite(cli):
     cli(*TINY)
     run = json.loads(cli("list", "runs", "--json").out)[0]["run"]
 
@@ -126,7 +126,7 @@ def test_a_run_is_not_resumed_as_another_suite(cli):
     assert "is of suite smoke, not nightly" in ran.error
 
 
-def test_a_wrong_kernel_is_a_regression_and_does_not_stop_the_others(cli, monkeypatch):
+def test_wrong_kernel_is_regression_and_others_are_measured(cli, monkeypatch):
     from flexq_bench.kernels.cpu.dense import Fp16Gemm
 
     gemm = Fp16Gemm.gemm
@@ -147,7 +147,7 @@ def test_a_wrong_kernel_is_a_regression_and_does_not_stop_the_others(cli, monkey
     assert "NO" in ran.err
 
 
-def test_sweep_measures_every_combination_and_the_floors_of_its_shapes(cli):
+def test_sweep_measures_every_combination_and_its_floors(cli):
     ran = cli(
         "sweep", "--kernels", "cublaslt-w*", "--m", "1,3", "--n", "64", "--k", "96,1", "--json", "-"
     )
@@ -161,7 +161,7 @@ def test_sweep_measures_every_combination_and_the_floors_of_its_shapes(cli):
     }
 
 
-def test_a_kernel_that_the_backend_lacks_is_skipped_with_a_word(cli, tmp_path: Path):
+def test_kernel_missing_on_backend_is_skipped_with_message(cli, tmp_path: Path):
     suite = tmp_path / "own.toml"
     suite.write_text(
         'description = "own"\n[[group]]\nkernels = ["cublas-fp16", "soon-w2a8"]\nm = "1"\n'
@@ -174,14 +174,14 @@ def test_a_kernel_that_the_backend_lacks_is_skipped_with_a_word(cli, tmp_path: P
     assert "the cpu backend has no soon-w2a8" in ran.err
 
 
-def test_verbose_says_what_is_done(cli):
+def test_verbose_logs_each_case(cli):
     ran = cli("-v", *TINY)
 
     assert "cublas-fp16 gemm hot m4n256k256: " in ran.err
     assert logging.getLogger().level != logging.INFO
 
 
-def test_sweep_lists_and_measures_the_layers_of_a_configuration(cli, tmp_path):
+def test_sweep_measures_layers_of_configuration(cli, tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"} | sizes | heads))
@@ -195,7 +195,7 @@ def test_sweep_lists_and_measures_the_layers_of_a_configuration(cli, tmp_path):
     assert "o_proj" not in ran.out
 
 
-def test_a_configuration_brings_its_own_shapes(cli, tmp_path):
+def test_config_and_model_exclude_each_other(cli, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
 
     refused = cli("sweep", "--config", str(tmp_path), "--model", "llama-7b")

@@ -1,4 +1,4 @@
-"""`flexq-bench db tags`: releases of the git tree that one is in."""
+"""`flexq-bench db tags`: releases of the current git tree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(database: Path, *shas: str) -> None:
             Writer(session).commit(CommitInfo(sha, None, order, dirty=False))
 
 
-def test_tags_of_measured_commits_are_remembered_once(tree: Path, database: Path, cli: Any, git):
+def test_tags_of_measured_commits_are_stored_once(tree: Path, database: Path, cli: Any, git):
     store(database, git(tree, "rev-parse", "HEAD~1"), git(tree, "rev-parse", "HEAD"))
 
     first = cli("db", "tags", "--json")
@@ -44,7 +44,9 @@ def test_tags_of_measured_commits_are_remembered_once(tree: Path, database: Path
     assert "2 tags, none of them new" in again.out
 
 
-def test_outside_of_a_git_tree_it_says_so(tmp_path: Path, monkeypatch, database: Path, cli: Any):
+def test_tags_outside_of_repository_are_usage_error(
+    tmp_path: Path, monkeypatch, database: Path, cli: Any
+):
     store(database, "f" * 40)
     monkeypatch.chdir(tmp_path)
 

@@ -72,7 +72,7 @@ def files(tmp_path, monkeypatch):
         path.write_text(json.dumps(content))
 
 
-def test_every_command_of_the_page_runs(cli, files):
+def test_every_command_of_page_runs(cli, files):
     ran = {}
     for line in COMMANDS:
         verb, *arguments = shlex.split(line)[1:]
@@ -81,10 +81,12 @@ def test_every_command_of_the_page_runs(cli, files):
         ran[line] = cli(verb, *arguments)
 
     wrong = {
-        line: (one.code, one.err)
-        for line, one in ran.items()
-        if one.code not in CODES.get(line.split()[1], (0,))
-        and not (line == "flexq-bench notify --subscriptions subscriptions.toml" and not one.code)
+        line: (result.code, result.err)
+        for line, result in ran.items()
+        if result.code not in CODES.get(line.split()[1], (0,))
+        and not (
+            line == "flexq-bench notify --subscriptions subscriptions.toml" and not result.code
+        )
     }
     assert wrong == {}
     assert len(ran) == 16
@@ -92,10 +94,10 @@ def test_every_command_of_the_page_runs(cli, files):
     assert Path("theirs.toml").read_text().count("[[group]]") == 1
 
 
-def test_the_subscriptions_of_the_page_can_be_loaded(files):
+def test_subscriptions_of_page_load(files):
     from flexq_bench.ci.notifications.subscriptions import load_subscriptions
 
-    assert [one.name for one in load_subscriptions("subscriptions.toml").entries] == [
+    assert [entry.name for entry in load_subscriptions("subscriptions.toml").entries] == [
         "flexq-team",
         "hook",
     ]

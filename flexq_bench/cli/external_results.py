@@ -1,151 +1,128 @@
-"""`flexq-bench db import --format`: results of other tools, at commits of other projects."""
+"""`--format` of `db import` and `db export`: results in the formats of other tools and services."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Database, Session, open_database
+from flexq_bench.db.exchange import replacing
+from flexq_bench.db.records import CommitInfo, Record
+from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.repository.provenance import commit_at
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
+from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
     from flexq_bench.ci.history_alerts import HistoryVerdicts
-    from flexq_bench.db.engine import Database, Session
-    from flexq_bench.db.records import CommitInfo, Record
     from flexq_bench.exchange.external.result import Reading
 
-EXTERNAL_BACKEND = "Results of other tools"
-TRACES = "flashinfer-bench"  # a folder, unlike the formats of runs.outside
-_STATEMENT_TIMEOUT_S = 3600.0  # statements over a large table take long
-_WHOLE = (40, 64)  # hexadecimal digits of a commit, by SHA-1 and SHA-256
+TRACES = "flashinfer-bench"  # a folder, unlike the formats of exchange.external
+OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
+STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
+_COMMIT_DIGITS = (40, 64)  # hexadecimal, of a whole SHA-1 and SHA-256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
 _MAX_CLOCK_SKEW = timedelta(days=1)  # between machines and time zones
 _MAX_PRINTED = 20  # refused results that are printed by name
 
+external_option = partial(typer.Option, rich_help_panel="Results of other tools")
+
 ImportFormatOption = Annotated[
     str | None,
-    typer.Option(
+    external_option(
         "--format",
         metavar="NAME",
         help="nvbench, google-benchmark, pytest-benchmark, criterion, csv or flashinfer-bench (a "
         "folder of traces).",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-CommitOption = Annotated[
-    str | None,
-    typer.Option(
-        "--commit",
-        metavar="SHA",
-        help="The measured commit of the project.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-ProjectOption = Annotated[
-    str | None,
-    typer.Option(
-        "--project",
-        metavar="NAME",
-        help="Project of the results.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-RepositoryOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--repository",
-        metavar="FOLDER",
-        help="The project's clone, for the order of commits. Default: the current git tree, if "
-        "it has the commit.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-ExternalDeviceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="NAME",
-        help="Device of the results. Default: the one in the file.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-TimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--time",
-        metavar="ISO",
-        help="Time of the results. Default: the one in the file, else now.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-SuiteOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--suite",
-        metavar="FILE",
-        help="flashinfer-bench: store nothing, but write the shapes of the GEMMs as a suite.",
-        show_default=False,
-        rich_help_panel=EXTERNAL_BACKEND,
-    ),
-]
-AlertOption = Annotated[
-    bool,
-    typer.Option(
-        "--alert/--no-alert",
-        help="Open and close alerts by history alone.",
-        rich_help_panel=EXTERNAL_BACKEND,
     ),
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalOptions:
-    """Values of the options that belong to --format."""
+@dataclass(frozen=True)
+class ExternalResultOptions:
+    """Origin of imported results; options that belong to --format."""
 
-    commit: str | None
-    project: str | None
-    repository: Path | None
-    device: str | None
-    time: str | None
-    alert: bool
-    suite: Path | None = None
+    commit: Annotated[
+        str | None,
+        external_option("--commit", metavar="SHA", help="The measured commit of the project."),
+    ] = None
+    project: Annotated[
+        str | None,
+        external_option("--project", metavar="NAME", help="Project of the results."),
+    ] = None
+    repository: Annotated[
+        Path | None,
+        external_option(
+            "--repository",
+            metavar="FOLDER",
+            help="The project's clone, for the order of commits. Default: the current git tree, if "
+            "it has the commit.",
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        external_option(
+            "--device",
+            metavar="NAME",
+            help="Device of the results. Default: the one in the file.",
+        ),
+    ] = None
+    time: Annotated[
+        str | None,
+        external_option(
+            "--time",
+            metavar="ISO",
+            help="Time of the results. Default: the one in the file, else now.",
+        ),
+    ] = None
+    alert: Annotated[
+        bool,
+        external_option("--alert/--no-alert", help="Open and close alerts by history alone."),
+    ] = True
+    suite: Annotated[
+        Path | None,
+        external_option(
+            "--suite",
+            metavar="FILE",
+            help="flashinfer-bench: store nothing, but write the shapes of the GEMMs as a suite.",
+        ),
+    ] = None
 
     def refuse_any(self) -> None:
         """Raise UsageError if one is given, as they have no meaning without --format."""
         for option in fields(self):
-            if getattr(self, option.name) not in (None, True):
+            if getattr(self, option.name) != option.default:
                 name = "--no-alert" if option.name == "alert" else f"--{option.name}"
                 raise UsageError(f"{name} is of results of other tools: give --format, too")
 
 
 def import_external(
-    files: Sequence[str], format_name: str, options: ExternalOptions, db: str | None, as_json: bool
+    files: Sequence[str],
+    format_name: str,
+    options: ExternalResultOptions,
+    db: str | None,
+    as_json: bool,
 ) -> None:
     """Read and store results, judge their histories, print a summary.
 
     Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
     file of another format.
     """
-    from flexq_bench.db.engine import open_database
     from flexq_bench.exchange.external.formats import FORMATS, read_results
     from flexq_bench.exchange.flashinfer_traces import read_traces
-    from flexq_bench.workloads.names import unknown
 
     if format_name not in (*FORMATS, TRACES):
         raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
@@ -159,7 +136,7 @@ def import_external(
         reading = read(path)
         readings.append((path, reading, _records(path, reading, format_name, options, commit)))
     imported = []
-    with open_database(db, silence_s=_STATEMENT_TIMEOUT_S) as database:
+    with open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database:
         whole = _whole(database, commit)
         for path, reading, _ in readings:
             _note_other_commit(path, reading, whole)
@@ -170,9 +147,8 @@ def import_external(
                 records = _records(path, reading, format_name, options, whole)
             with database.session() as session:
                 added, verdicts = _store(session, records, alerting=options.alert)
-            summary = _Imported(
-                path, len(records), added, tuple(map(_as_text, reading.refused)), verdicts
-            )
+            refused = tuple(f"{result.name}: {result.reason}" for result in reading.refused)
+            summary = _Imported(path, len(records), added, refused, verdicts)
             imported.append(summary)
             if not as_json:
                 _print_summary(summary, database)
@@ -183,9 +159,8 @@ def import_external(
 
 
 def _write_suite(
-    files: Sequence[str], format_name: str, options: ExternalOptions, as_json: bool
+    files: Sequence[str], format_name: str, options: ExternalResultOptions, as_json: bool
 ) -> None:
-    from flexq_bench.db.exchange import replacing
     from flexq_bench.exchange.flashinfer_traces import suite_text
 
     if format_name != TRACES or len(files) != 1 or options.suite is None:
@@ -216,8 +191,6 @@ def _store(
 ) -> tuple[int, HistoryVerdicts]:
     from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
     from flexq_bench.ci.notifications import events
-    from flexq_bench.db import queries
-    from flexq_bench.db.store import add_records
 
     if not records:
         return 0, HistoryVerdicts()
@@ -231,7 +204,11 @@ def _store(
 
 
 def _records(
-    path: str, reading: Reading, format_name: str, options: ExternalOptions, commit: CommitInfo
+    path: str,
+    reading: Reading,
+    format_name: str,
+    options: ExternalResultOptions,
+    commit: CommitInfo,
 ) -> list[Record]:
     from flexq_bench.exchange.external.records import Origin, external_records, file_hash
     from flexq_bench.exchange.flashinfer_traces import folder_hash
@@ -249,7 +226,7 @@ def _records(
     return external_records(reading.results, origin)
 
 
-def _created_at(path: str, reading: Reading, options: ExternalOptions) -> str:
+def _created_at(path: str, reading: Reading, options: ExternalResultOptions) -> str:
     """The time of results, ISO 8601 in UTC. Raises UsageError."""
     from flexq_bench.exchange.external.result import iso_time
 
@@ -265,13 +242,8 @@ def _created_at(path: str, reading: Reading, options: ExternalOptions) -> str:
     return created_at
 
 
-def _commit(options: ExternalOptions) -> CommitInfo:
+def _commit(options: ExternalResultOptions) -> CommitInfo:
     """The commit, with its data from the repository if possible. Raises UsageError."""
-    from dataclasses import replace
-
-    from flexq_bench.db.records import CommitInfo
-    from flexq_bench.repository.provenance import commit_at
-    from flexq_bench.repository.worktrees import repository_of, resolve_revision
 
     if options.project is None or options.commit is None:
         raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
@@ -299,11 +271,8 @@ def _commit(options: ExternalOptions) -> CommitInfo:
 
 def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
     """Return an abbreviated commit in full if the database has it; else print a warning."""
-    from dataclasses import replace
 
-    from flexq_bench.db import queries
-
-    if len(commit.sha) in _WHOLE:
+    if len(commit.sha) in _COMMIT_DIGITS:
         return commit
     with database.session() as session:
         known = queries.recent_commits(
@@ -330,11 +299,11 @@ def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
     )
 
 
-def _note_unknown_device(path: str, reading: Reading, options: ExternalOptions) -> None:
+def _note_unknown_device(path: str, reading: Reading, options: ExternalResultOptions) -> None:
     """Print a note on stderr if neither the file nor --device names the device of its results."""
     from flexq_bench.exchange.external.records import UNKNOWN_DEVICE
 
-    unknown = sum(not one.device for one in reading.results)
+    unknown = sum(not result.device for result in reading.results)
     if not unknown or (options.device or "").strip():
         return
     machine = f" ({reading.machine})" if reading.machine else ""
@@ -374,5 +343,24 @@ def _alerts_text(verdicts: HistoryVerdicts) -> str:
     return ", ".join([changes, *parts])
 
 
-def _as_text(refused: Any) -> str:
-    return f"{refused.name}: {refused.reason}"
+def export_external(
+    format_name: str, file: str, records: Iterable[Record], projects: Sequence[str]
+) -> int:
+    """Write records in another service's format; returns the number of results.
+
+    projects: those requested. Raises UsageError for an unknown format, and for projects that the
+    format can't represent.
+    """
+    from flexq_bench.exchange.exports.formats import EXPORTS, write_export
+    from flexq_bench.exchange.flashinfer_traces import write_traces
+
+    if format_name == TRACES:
+        if external_projects := [name for name in projects if name]:
+            raise UsageError(
+                f"{TRACES} traces are of kernels of this repository, whose formats are known: "
+                f"leave --project {external_projects[0]} out, or take another format"
+            )
+        return write_traces(file, records)
+    if format_name not in EXPORTS:
+        raise UsageError(unknown("format", format_name, (*EXPORTS, TRACES)))
+    return write_export(format_name, file, records)

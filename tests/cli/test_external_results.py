@@ -1,10 +1,9 @@
-"""Results of other tools: stored, judged by history alone, and told so."""
+"""Results of other tools: stored, and judged by history alone."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from flexq_bench.exchange.external.records import Origin, external_records, file
 
 PROJECT = "their/kernels"
 OTHER = "elsewhere-gemms"
+OF_P = ("--format", "csv", "--project", "p", "--commit", "b" * 40)
 
 
 def an_nvbench_file(us, name="gemm-w6a8"):
@@ -83,9 +83,7 @@ def steady(n, level=20.0, seed=0):
     return [level * (1 + 0.002 * noise.gauss(0, 1)) for _ in range(n)]
 
 
-def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_alone(
-    cli, history, database
-):
+def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, database):
     ran = history([*steady(16), *steady(8, 21.0, seed=1)])
 
     rows = json.loads(cli("alerts", "list", "--json").out)
@@ -102,7 +100,7 @@ def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_al
     assert "by history alone" in detected.out
 
 
-def test_a_level_that_comes_back_closes_its_alert(cli, history):
+def test_alert_closes_when_level_comes_back(cli, history):
     history([*steady(16), *steady(6, 21.5, seed=1)])
     history(steady(6, 20.0, seed=2), first=23)
 
@@ -111,65 +109,41 @@ def test_a_level_that_comes_back_closes_its_alert(cli, history):
     assert row["note"].endswith("by history alone")
 
 
-def test_noise_and_improvements_open_no_alert(cli, history):
+def test_improvement_opens_no_alert(cli, history):
     history([*steady(16), *steady(6, 18.0, seed=1)])
 
     assert json.loads(cli("alerts", "list", "--state", "all", "--json").out) == []
 
 
-def test_importing_a_file_twice_changes_nothing(cli, history, tmp_path, database):
+def test_second_import_of_file_changes_nothing(cli, history, tmp_path, database):
     history(steady(3))
     again = cli(
         *("db", "import", "--format", "nvbench", "--project", PROJECT),
         *("--commit", f"{3:040x}", str(tmp_path / "3.json")),
     )
+    cli("db", "export", str(tmp_path / "out.jsonl"))
+    cli("db", "import", str(tmp_path / "out.jsonl"), "--db", str(tmp_path / "other.sqlite"))
 
     assert "0 of 1 results are new" in again.out
-    with open_database(str(database)) as opened, opened.session() as session:
-        (series,) = queries.project_series(session)
-        assert len(queries.series_history(session, series.id)) == 3
+    for path in (database, tmp_path / "other.sqlite"):
+        with open_database(str(path)) as opened, opened.session() as session:
+            (series,) = queries.project_series(session)
+            assert (series.project, series.kernel) == (PROJECT, "gemm-w6a8")
+            assert len(queries.series_history(session, series.id)) == 3
 
 
-def test_two_projects_share_no_series(cli, tmp_path, database):
-    path = tmp_path / "a.csv"
-    path.write_text("benchmark,value\ngemm,1\n")
-    for project in ("one", "two"):
-        cli(
-            "db", "import", "--format", "csv", "--project", project, "--commit", "a" * 40, str(path)
-        )
-
-    with open_database(str(database)) as opened, opened.session() as session:
-        names = [(row.project, row.kernel) for row in queries.project_series(session)]
-    assert names == [("one", "gemm"), ("two", "gemm")]
-
-
-def test_bad_results_are_named_and_the_others_stored(cli, tmp_path):
+def test_invalid_results_are_named_and_others_stored(cli, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("benchmark,value\ngood,1\nbad,-1\n")
 
-    ran = cli("db", "import", "--format", "csv", "--project", "p", "--commit", "b" * 40, str(path))
+    ran = cli("db", "import", *OF_P, str(path))
 
     assert ran.code == 2
     assert "1 of 1 results are new" in ran.out
     assert "refused row 3: -1 µs is not a plausible time" in ran.err
 
 
-OF_P = ("--format", "csv", "--project", "p", "--commit", "b" * 40)
-
-
-def test_a_file_without_results_is_one_line(cli, tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("benchmark,value\n")
-
-    ran = cli("db", "import", *OF_P, str(path))
-
-    assert ran.code == 2
-    assert "a.csv has no results: did its tool run?" in ran.error
-
-
-def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
-    cli, tmp_path, database
-):
+def test_results_from_the_future_store_no_file(cli, tmp_path, database):
     paths = []
     for year in (2026, 9999):
         benchmark = {"name": "gemm", "run_type": "iteration", "real_time": 1, "time_unit": "us"}
@@ -197,11 +171,12 @@ def test_a_file_from_the_future_keeps_the_files_before_it_from_being_stored(
         ((*OF_P, "--device", "a\nb"), "a name without control characters"),
         (("--project", "p"), "give --format, too"),
         (("--no-alert",), "--no-alert is of results of other tools"),
+        (OF_P, "a.csv has no results: did its tool run?"),
     ],
 )
-def test_options_that_are_missing_or_wrong_are_one_line(cli, tmp_path, options, says):
+def test_invalid_import_options_are_usage_errors(cli, tmp_path, options, says):
     path = tmp_path / "a.csv"
-    path.write_text("benchmark,value\ngemm,1\n")
+    path.write_text("benchmark,value\n" + ("" if says.startswith("a.csv") else "gemm,1\n"))
 
     ran = cli("db", "import", *options, str(path))
 
@@ -209,20 +184,14 @@ def test_options_that_are_missing_or_wrong_are_one_line(cli, tmp_path, options, 
     assert says in ran.error
 
 
-def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, monkeypatch):
+def test_repository_orders_imported_commits(cli, tmp_path, database, git):
     clone = tmp_path / "clone"
     clone.mkdir()
-
-    def git(*arguments):
-        who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-        command = ["git", *who, "-C", str(clone), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
+    git(clone, "init", "-q")
     shas = []
     for subject in ("first", "second"):
-        git("commit", "-q", "--allow-empty", "-m", subject)
-        shas.append(git("rev-parse", "HEAD"))
+        git(clone, "commit", "-q", "--allow-empty", "-m", subject)
+        shas.append(git(clone, "rev-parse", "HEAD"))
     path = tmp_path / "a.csv"
     for value, revision in ((2, "HEAD"), (1, "HEAD~1")):
         path.write_text(f"benchmark,value\ngemm,{value}\n")
@@ -240,9 +209,7 @@ def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, monkey
     assert listed == []  # commits of others are not offered beside ours
 
 
-def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
-    cli, tmp_path, monkeypatch
-):
+def test_abbreviated_commit_matches_stored_commit_or_warns(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no repository tells more
     Path("a.csv").write_text("benchmark,value\ngemm,1\n")
 
@@ -259,7 +226,7 @@ def test_an_abbreviated_commit_is_the_stored_one_and_said_where_there_is_none(
 @pytest.mark.parametrize(
     ("made_at", "is_said"), [("ef" * 20, True), ("cd" * 20, False), ("unversioned", False)]
 )
-def test_a_file_that_was_made_at_another_commit_is_said(cli, tmp_path, made_at, is_said):
+def test_file_of_another_commit_is_noted(cli, tmp_path, made_at, is_said):
     stats = {"median": 1e-5, "q1": 1e-5, "q3": 1e-5, "rounds": 7}
     path = tmp_path / "made.json"
     benchmarks = [{"fullname": "test_gemm", "stats": stats}]
@@ -296,7 +263,7 @@ GOOGLE = {
         ("nvbench", json.dumps(an_nvbench_file(20.0)), (), ""),
     ],
 )
-def test_results_without_a_device_are_said(cli, tmp_path, format_name, content, options, says):
+def test_results_without_device_are_noted(cli, tmp_path, format_name, content, options, says):
     path = tmp_path / "file.txt"
     path.write_text(content)
 
@@ -308,16 +275,6 @@ def test_results_without_a_device_are_said(cli, tmp_path, format_name, content, 
     assert ran.code == 0, ran.err
     assert ("unknown device" in ran.err, ran.err.count("\n")) == (bool(says), int(bool(says)))
     assert says in ran.err
-
-
-def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, database):
-    history(steady(2))
-    cli("db", "export", str(tmp_path / "out.jsonl"))
-    cli("db", "import", str(tmp_path / "out.jsonl"), "--db", str(tmp_path / "other.sqlite"))
-
-    with open_database(str(tmp_path / "other.sqlite")) as opened, opened.session() as session:
-        (series,) = queries.project_series(session)
-    assert (series.project, series.kernel) == (PROJECT, "gemm-w6a8")
 
 
 @pytest.fixture
@@ -334,27 +291,28 @@ def of_two_projects(cli, measured, tmp_path):
 
 @pytest.mark.usefixtures("of_two_projects")
 @pytest.mark.parametrize("name", [*EXPORTS, None])
-@pytest.mark.parametrize(
-    ("projects", "count"), [(PROJECT, 1), (f"{PROJECT},{OTHER}", 2), ("flexq-bench", 3), (None, 5)]
-)
-def test_an_export_is_of_the_projects_that_are_named(cli, tmp_path, name, projects, count):
-    file = str(tmp_path / "out.jsonl")
-    options = [] if name is None else ["--format", name]
-    options += [] if projects is None else ["--project", projects]
+def test_export_contains_named_projects_only(cli, tmp_path, name):
+    file = tmp_path / "out.jsonl"
+    for names, count in (
+        ([PROJECT], 1),
+        ([PROJECT, OTHER], 2),
+        (["flexq-bench"], 3),
+        ([PROJECT, OTHER, "flexq-bench"], 5),
+    ):
+        options = [] if name is None else ["--format", name]
+        options += [] if count == 5 else ["--project", ",".join(names)]
 
-    ran = cli("db", "export", file, *options, "--json")
+        ran = cli("db", "export", str(file), *options, "--json")
 
-    assert json.loads(ran.out)["records" if name is None else "results"] == count
-    text = Path(file).read_text()
-    named = projects.split(",") if projects else [PROJECT, OTHER, "flexq-bench"]
-    assert [project in text for project in (PROJECT, OTHER)] == [
-        project in named for project in (PROJECT, OTHER)
-    ]
-    assert ("cublas-fp16" in text) == ("flexq-bench" in named)
+        assert json.loads(ran.out)["records" if name is None else "results"] == count
+        text = file.read_text()
+        for project in (PROJECT, OTHER):
+            assert (project in text) == (project in names)
+        assert ("cublas-fp16" in text) == ("flexq-bench" in names)
 
 
 @pytest.mark.usefixtures("of_two_projects")
-def test_an_export_of_a_project_that_can_have_no_results_is_wrong_usage(cli, tmp_path):
+def test_export_of_unknown_or_unsupported_project_is_usage_error(cli, tmp_path):
     ran = cli("db", "export", str(tmp_path / "r.jsonl"), "--project", "acme")
     assert (ran.code, "no project 'acme'" in ran.error, PROJECT in ran.error) == (2, True, True)
 
