@@ -97,7 +97,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "tree")], check=True)
     tree = folder / "tree"
-    source = tree / "kernels" / "__init__.py"
+    source = tree / "kernels" / "registry.py"
     source.write_text(source.read_text() + "# changed\n")
     commit(tree, "Change nothing")
     project = folder / "project"
