@@ -353,10 +353,10 @@ def test_the_example_suite_can_be_loaded(tmp_path):
 # Beginnings of concepts that a newcomer looks for, and something that a file of the row defines.
 SOUGHT = {
     "a check of the accuracy gate": "def judge_kl(",
-    "the cold-cache rotation": "def copies_for(",
-    "closing an alert": "def is_fixed(",
-    "the choice of a configuration by timing": "def choose_fastest(",
-    "the choice without timing": "def choose_untuned(",
+    "the rotation of weights": "def copies_for(",
+    "closing an alert": "def close_fixed_alerts(",
+    "the choice of a configuration": "def choose_config(",
+    "the choice without timing": "def default_config(",
     "Ctrl-C": "def open_run(",
     "the retry policy of a job": "def is_quarantined(",
     "FlexQ's quantization formula": "def quantize_symmetric(",
