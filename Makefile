@@ -1,7 +1,7 @@
 # Everything happens in a virtual environment of this checkout's own, .venv. What is installed in it
 # is remembered by stamps: a second `make bench` or `make test` installs nothing.
 #
-#   PYTHON       the Python to build .venv with; default: python3.11, else python3.12, else python3
+#   PYTHON       the Python to build .venv with; default: python3.11, 3.12 or 3.13, else python3
 #   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
 #   SUITE        what `make bench` measures
 #   WORKERS      processes that `make test` spreads its files over; a third of them waits most of the time
@@ -90,8 +90,8 @@ $(STAMPS)/torch: constraints.txt $(STAMPS)/python
 	@touch $@
 
 $(PACKAGE): pyproject.toml constraints.txt $(STAMPS)/torch
-	@echo "installing flexq-bench$(if $(CUDA),[$(CUDA)]) and what it needs"
-	@$(PIP) -c constraints.txt -e '.$(if $(CUDA),[$(CUDA)])'
+	@echo "installing flexq-bench[all$(if $(CUDA),$(comma)$(CUDA))] and what it needs"
+	@$(PIP) -c constraints.txt -e '.[all$(if $(CUDA),$(comma)$(CUDA))]'
 	@rm -f $(STAMPS)/package-* $(STAMPS)/testing-*
 	@touch $@
 

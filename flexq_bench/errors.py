@@ -6,7 +6,8 @@ FlexqError
 │   └── MeasureError       a case that can't be measured here as asked
 ├── MissingResultsError    planned results did not arrive                   exit 4
 ├── InfrastructureError    a machine, a device or a store failed            exit 5
-│   └── BrokenRevisionError      code that does not build, or whose worker does not start
+│   ├── BrokenRevisionError      code that does not build, or whose worker does not start
+│   └── MissingExtraError        an extra of pyproject.toml is not installed
 └── CancelledError         the requester cancelled the work                 exit 5
 """
 
@@ -51,6 +52,10 @@ class InfrastructureError(FlexqError):
 
 class BrokenRevisionError(InfrastructureError):
     """A revision's code does not build, or its worker does not start; other revisions may work."""
+
+
+class MissingExtraError(InfrastructureError):
+    """An extra is not installed; the message has the command that installs it."""
 
 
 class CancelledError(FlexqError):

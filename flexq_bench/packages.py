@@ -1,28 +1,37 @@
-"""Required packages that are not installed, determined with the standard library alone.
+"""Packages that are not installed: required ones, and those of the extras of pyproject.toml.
 
-Any package may be missing, so this module imports no other.
+Any package may be missing, so this module imports none when it is loaded.
 """
 
 from __future__ import annotations
 
-import ast
-import os
-import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, util
 
-_DISTRIBUTION = "flexq-bench"
+from flexq_bench.errors import MissingExtraError
+
 PACKAGE = "flexq_bench"
-# A requirement (PEP 508): name, extras, versions, marker.
-_REQUIREMENT = re.compile(
-    r"\s*(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?\s*(?P<versions>[^;@]*)[^;]*"
-    r"(?:;(?P<marker>.*))?",
-    re.DOTALL,
-)
-_VERSIONS = ("python_version", "python_full_version", "implementation_version")
+_DISTRIBUTION = "flexq-bench"
+
+# Modules that an extra brings, by their import names.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "models": ("transformers", "safetensors", "huggingface_hub"),
+    "accuracy": ("lm_eval", "accelerate", "datasets", "gguf"),
+    "fleet": ("ray",),
+    "dashboard": ("streamlit", "plotly", "pandas"),
+    "serve": ("starlette", "uvicorn", "httptools"),
+    "notify": ("apprise", "requests"),
+    "postgres": ("psycopg",),
+    "parquet": ("pyarrow",),
+    "plots": ("matplotlib",),
+    "static": ("cuda.bindings",),
+    "peers": ("bitsandbytes", "torchao", "humming"),
+    "cuda13": ("cupy", "nvmath", "triton"),
+    "cuda12": ("cupy", "nvmath", "triton"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +49,13 @@ class Missing:
 def missing_packages() -> list[Missing]:
     """Missing packages among the required ones and their dependencies, sorted by name.
 
-    Empty if this package itself is not installed, as its requirements are unknown then.
+    Empty if this package itself is not installed, as its requirements are unknown then. Only
+    `packaging` if that is missing, as it reads the requirements of the others.
     """
+    try:
+        from packaging.requirements import Requirement
+    except ModuleNotFoundError:
+        return [Missing("packaging", _DISTRIBUTION, "packaging")]
     missing: dict[str, Missing] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [(_DISTRIBUTION, frozenset[str]())]
@@ -50,25 +64,43 @@ def missing_packages() -> list[Missing]:
         if (owner, extras) in seen:
             continue
         seen.add((owner, extras))
-        for text in _requirements(owner):
-            match = _REQUIREMENT.match(text)
-            if match is None or not _applies(match["marker"], extras):
+        for requirement in map(Requirement, _requirements(owner)):
+            marker, name = requirement.marker, _normal(requirement.name)
+            if marker and not any(marker.evaluate({"extra": extra}) for extra in extras or {""}):
                 continue
-            name = _normal(match["name"])
-            requested_extras = frozenset(filter(None, re.split(r"[\s,]+", match["extras"] or "")))
             try:
                 metadata.distribution(name)
             except metadata.PackageNotFoundError:
-                requirement = f"{match['name']}{''.join(match['versions'].split()).strip('()')}"
-                missing.setdefault(name, Missing(name, owner, requirement))
+                text = f"{requirement.name}{requirement.specifier}"
+                missing.setdefault(name, Missing(name, owner, text))
             else:
-                waiting.append((name, requested_extras))
+                waiting.append((name, frozenset(requirement.extras)))
     return [missing[name] for name in sorted(missing)]
 
 
 def install_command(missing: Iterable[Missing]) -> str:
-    """The command that installs packages."""
+    """Return the command that installs packages."""
     return " ".join([sys.executable, "-m pip install", *(f"'{m.requirement}'" for m in missing)])
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install '{_DISTRIBUTION}[{extra}]'"
+
+
+def missing_modules(extra: str) -> list[str]:
+    """Return the modules of an extra that are not installed, without importing the others."""
+    return [module for module in EXTRAS[extra] if not _is_installed(module)]
+
+
+def require_extra(extra: str, user: str, *, modules_of: str | None = None) -> None:
+    """Raise MissingExtraError unless the modules of an extra are installed.
+
+    user: the verb or option that needs it, for example "sweep --plot". modules_of: another extra,
+    a part of this one, whose modules are sufficient.
+    """
+    if missing_modules(modules_of or extra):
+        raise MissingExtraError(f"{user} needs the extra {extra}: {install_extra(extra)}")
 
 
 def explain_missing(error: ModuleNotFoundError) -> str | None:
@@ -76,11 +108,21 @@ def explain_missing(error: ModuleNotFoundError) -> str | None:
     module = (error.name or "").partition(".")[0]
     if not module or module == PACKAGE:
         return None
+    for extra, modules in EXTRAS.items():
+        if module in (name.partition(".")[0] for name in modules):
+            return f"{module} is not installed: {install_extra(extra)}"
     missing = missing_packages()
     if not missing:
         return f"the module {module} is not installed: pip install flexq-bench brings all it needs"
-    names = ", ".join(one.name for one in missing)
+    names = ", ".join(package.name for package in missing)
     return f"{names} not installed: {install_command(missing)}"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return util.find_spec(module) is not None
+    except (ImportError, ValueError):  # refused by a finder, or a module without a specification
+        return False
 
 
 def _requirements(name: str) -> list[str]:
@@ -92,73 +134,3 @@ def _requirements(name: str) -> list[str]:
 
 def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _applies(marker: str | None, extras: Iterable[str]) -> bool:
-    """Return True if a marker (PEP 508) holds here, for any of the requested extras.
-
-    A marker that can't be parsed holds unless it mentions an extra: reporting a package needlessly
-    does less harm than not reporting a missing one.
-    """
-    if marker is None or not marker.strip():
-        return True
-    try:
-        tree = ast.parse(marker.strip(), mode="eval").body
-        return any(_holds(tree, _environment(extra)) for extra in extras or ("",))
-    except (SyntaxError, ValueError, KeyError, TypeError):
-        return "extra" not in marker
-
-
-def _environment(extra: str) -> dict[str, str]:
-    return {
-        "extra": extra,
-        "implementation_name": sys.implementation.name,
-        "implementation_version": platform.python_version(),
-        "os_name": os.name,
-        "platform_machine": platform.machine(),
-        "platform_python_implementation": platform.python_implementation(),
-        "platform_release": platform.release(),
-        "platform_system": platform.system(),
-        "platform_version": platform.version(),
-        "python_full_version": platform.python_version(),
-        "python_version": ".".join(platform.python_version_tuple()[:2]),
-        "sys_platform": sys.platform,
-    }
-
-
-def _holds(node: ast.expr, environment: dict[str, str]) -> bool:
-    if isinstance(node, ast.BoolOp):
-        parts = (_holds(part, environment) for part in node.values)
-        return all(parts) if isinstance(node.op, ast.And) else any(parts)
-    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
-        raise ValueError("no comparison")
-    sides = (node.left, node.comparators[0])
-    first_operand, right = (_value(side, environment) for side in sides)
-    operator = node.ops[0]
-    if isinstance(operator, ast.In | ast.NotIn):
-        return (first_operand in right) == isinstance(operator, ast.In)
-    as_versions = any(isinstance(side, ast.Name) and side.id in _VERSIONS for side in sides)
-    first, second = (
-        (_version(first_operand), _version(right)) if as_versions else ((first_operand,), (right,))
-    )
-    if isinstance(operator, ast.Eq | ast.NotEq):
-        return (first == second) == isinstance(operator, ast.Eq)
-    if isinstance(operator, ast.Lt | ast.LtE):
-        return first < second or (isinstance(operator, ast.LtE) and first == second)
-    return first > second or (isinstance(operator, ast.GtE) and first == second)
-
-
-def _value(node: ast.expr, environment: dict[str, str]) -> str:
-    if isinstance(node, ast.Name):
-        return environment[node.id]
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    raise ValueError("neither a name nor a text")
-
-
-def _version(text: str) -> tuple[int | str, ...]:
-    """Return the numbers of a version without trailing zeros: 3.11 equals 3.11.0."""
-    numbers = [int(part) for part in re.findall(r"\d+", text)]
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)

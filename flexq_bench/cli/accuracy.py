@@ -36,6 +36,7 @@ from flexq_bench.db.records import AccuracyRecord, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
 
@@ -156,6 +157,8 @@ def accuracy(
     Exit code 0: evaluated; 2: an argument doesn't exist or doesn't fit; 5: an evaluation failed;
     130: interrupted (continue with --resume).
     """
+    require_extra("accuracy", "accuracy", modules_of="models")
+
     from flexq_bench.accuracy import SUITE
     from flexq_bench.accuracy.bos import as_bos
     from flexq_bench.accuracy.plan import EvaluationPlan

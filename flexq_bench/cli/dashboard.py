@@ -30,6 +30,7 @@ from flexq_bench.db.exchange import import_file
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.packages import require_extra
 from flexq_bench.repository.provenance import ROOT
 
 _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
@@ -69,6 +70,7 @@ def dashboard(
 
     --json prints the address as JSON before it starts.
     """
+    require_extra("dashboard", "dashboard")
 
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")

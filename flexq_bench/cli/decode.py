@@ -24,6 +24,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.queries import run_by_uuid_prefix
 from flexq_bench.errors import UsageError
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_sizes
 from flexq_bench.workloads.models import get_model, load_catalog
@@ -180,6 +181,8 @@ def decode(
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (continue with --resume).
     """
+    require_extra("models", "decode")
+
     from flexq_bench.cli import decoding
     from flexq_bench.decode.case import Setup
     from flexq_bench.decode.checkpoint_cache import CalibrationText

@@ -19,6 +19,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.queries import AlertEventRow, AlertRow, DecisionRow
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.result_files import check_writable
 from flexq_bench.workloads.case import kernel_label
@@ -49,6 +50,7 @@ def explain(
 
     if png is not None:
         check_writable("--png", str(png))
+        require_extra("plots", "explain --png")
     with open_database(db, read_only=True) as database:
         with database.session() as session:
             row = queries.alert_by_id(session, alert)

@@ -22,6 +22,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
@@ -81,6 +82,8 @@ def accuracy(
     it can't be decided; 4: planned results are missing, or the data are too few. Results are
     stored.
     """
+    require_extra("accuracy", "gate accuracy", modules_of="models")
+
     from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.checkpoints.folders import is_checkpoint

@@ -74,8 +74,10 @@ def static(
     """
     from flexq_bench.ci.gate_static import Limits
     from flexq_bench.ci.reports import static as reports
+    from flexq_bench.kernels.runtime.machine_code import check_tools
 
     output.check()
+    check_tools()
     with ended_by_terminate(), progress("compiling") as bar:
         compare = (
             _gate_of_repository(repository, base, head)

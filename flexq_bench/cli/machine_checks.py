@@ -15,10 +15,13 @@ from flexq_bench.db.engine import open_database, revision_of
 from flexq_bench.db.errors import DatabaseError, MissingDatabaseError
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.external_packages.packages import PACKAGES, Package, check
+from flexq_bench.kernels.runtime.machine_code import check_tools
+from flexq_bench.packages import EXTRAS, install_extra, missing_modules
 from flexq_bench.repository.provenance import current_commit, package_version
 
 State = Literal["ok", "missing", "broken"]
-_SUPPORTED_PYTHON = ((3, 11), (3, 13))
+_PIP = "pip install flexq-bench"
+_SUPPORTED_PYTHON = ((3, 11), (3, 14))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,10 @@ def examine(db: str | None) -> list[Check]:
         _for_gpu("nvrtc", "cuda.bindings.nvrtc", extra, has_gpu),
         _for_gpu("nvmath", "nvmath", extra, has_gpu),
         *(_peer(package) for package in PACKAGES),
-        _module("ray", "ray", required=False),
+        *(_extra(name) for name in EXTRAS if not name.startswith("cuda") or name == extra),
         _database(db),
-        _module("psycopg", "psycopg", required=False, advice=_pip("postgres")),
         _tree(),
         _tool("git", "results are then not tied to a commit: install git"),
-        _module("streamlit", "streamlit", required=False),
     ]
 
 
@@ -63,7 +64,7 @@ def _python() -> Check:
     version = platform.python_version()
     if low <= sys.version_info[:2] < high:
         return Check("python", "ok", f"{version} ({sys.executable})")
-    return Check("python", "broken", version, "install Python 3.11 or 3.12")
+    return Check("python", "broken", version, "install Python 3.11 to 3.13")
 
 
 def _torch() -> str:
@@ -79,7 +80,7 @@ def _driver() -> Check:
 
         pynvml.nvmlInit()
     except ImportError:
-        return Check("CUDA driver", "missing", "nvidia-ml-py is not installed", _pip(None))
+        return Check("CUDA driver", "missing", "nvidia-ml-py is not installed", _PIP)
     except pynvml.NVMLError as error:
         advice = "for GPUs, install an NVIDIA driver; the CPU works"
         return Check("CUDA driver", "missing", f"{error}", advice)
@@ -128,7 +129,8 @@ def _cuda_extra(driver: str) -> str:
 
 
 def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Check:
-    advice = _pip(extra) if has_gpu else f"only GPUs need it: {_pip(extra)}"
+    install = install_extra(extra)
+    advice = install if has_gpu else f"only GPUs need it: {install}"
     return _module(name, module, required=False, advice=advice)
 
 
@@ -137,8 +139,21 @@ def _peer(package: Package) -> Check:
     try:
         check(package)
     except UnsupportedError as error:
-        return Check(package.name, "missing", f"{error}".partition(":")[0], _pip("peers"))
+        return Check(package.name, "missing", f"{error}".partition(":")[0], install_extra("peers"))
     return Check(package.name, "ok", _version(package.module))
+
+
+def _extra(name: str) -> Check:
+    """Check that the packages of an extra are installed, without importing them."""
+    missing = ", ".join(missing_modules(name))
+    if not missing and name == "static":
+        try:
+            check_tools()
+        except UnsupportedError as error:
+            missing = f"{error}".partition(":")[0]
+    if missing:
+        return Check(f"extra {name}", "missing", f"without {missing}", install_extra(name))
+    return Check(f"extra {name}", "ok", ", ".join(map(_version, EXTRAS[name])))
 
 
 def _module(
@@ -154,7 +169,7 @@ def _module(
     show: imports and describes it. required: by every use of the program.
     """
     state: State = "broken" if required else "missing"
-    hint = advice or _pip(None)
+    hint = advice or _PIP
     try:
         if util.find_spec(module) is None:
             return Check(name, state, "not installed", hint)
@@ -197,7 +212,3 @@ def _tool(name: str, advice: str) -> Check:
     if path is None:
         return Check(name, "missing", "not found on PATH", advice)
     return Check(name, "ok", path)
-
-
-def _pip(extra: str | None) -> str:
-    return f"pip install 'flexq-bench[{extra}]'" if extra else "pip install flexq-bench"

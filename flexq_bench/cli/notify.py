@@ -15,6 +15,7 @@ from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.packages import require_extra
 from flexq_bench.workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def notify(
     Exit code 0: all due messages were accepted; 4: the nightly run of --late is not done; 5: a
     receiver did not accept its message, or its URL is not set.
     """
+    require_extra("notify", "notify")
+
     from flexq_bench.ci.notifications.delivery import deliver
 
     if late is not None and not _HOUR.fullmatch(late):

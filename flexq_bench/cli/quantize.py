@@ -23,6 +23,7 @@ from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.packages import require_extra
 from flexq_bench.workloads.models import get_model, load_catalog
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def quantize(
     Only one block of the model is in memory at a time. Exit code 0: written; 2: an argument doesn't
     exist or doesn't fit; then nothing is written.
     """
+    require_extra("models", "quantize")
+
     from flexq_bench.accuracy.loading import DTYPES, chosen_dtype, load_tokenizer
     from flexq_bench.accuracy.setup import best_device
     from flexq_bench.checkpoints.model_source import open_source

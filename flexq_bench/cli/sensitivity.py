@@ -26,6 +26,7 @@ from flexq_bench.cli.options import MAX_COUNT, DeviceOption, JsonFlag, SeedOptio
 from flexq_bench.cli.output import console, plain, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import check_writable
 from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.names import unknown
@@ -108,6 +109,8 @@ def sensitivity(
     With --a8-budget also W6A6, W6A8, FlexQ's fixed choice, and FlexQ with 8-bit activations where
     they gain most. Exit code 2: an argument doesn't exist or doesn't fit.
     """
+    require_extra("accuracy", "sensitivity", modules_of="models")
+
     from flexq_bench.accuracy.loading import load_model
     from flexq_bench.accuracy.sensitivity.budget import try_budget
     from flexq_bench.accuracy.sensitivity.layer_kinds import kind_sensitivities
@@ -124,6 +127,7 @@ def sensitivity(
         )
     if figure is not None:
         check_writable("--figure", figure)
+        require_extra("plots", "sensitivity --figure")
     text = read_text(data)
     calibration = calibrating.plan()
     if calibration is not None and calibration.text.content_hash == text.content_hash:

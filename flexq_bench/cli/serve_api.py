@@ -11,6 +11,7 @@ from flexq_bench.cli.listening import AddressOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.db.engine import open_database
+from flexq_bench.packages import require_extra
 from flexq_bench.repository.worktrees import repository_of
 
 
@@ -32,6 +33,8 @@ def serve_api(
 
     --json prints the address as JSON before it starts.
     """
+    require_extra("serve", "serve-api")
+
     import uvicorn
 
     from flexq_bench.read_api.app import api_app

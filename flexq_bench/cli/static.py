@@ -13,6 +13,7 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.store import add_records, begin_run, finish_run
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.runtime.machine_code import check_tools
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
@@ -40,6 +41,7 @@ def static(
     from flexq_bench.results import static_series as series
 
     files = ResultFiles(as_json)
+    check_tools()
     chosen = _chosen(split_names(kernels) or _ONLY_PLAIN)
     commit = current_commit()
     with open_database(db) as database:

@@ -29,6 +29,7 @@ from flexq_bench.cli.output import say
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
+from flexq_bench.packages import require_extra
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.sweeps.text import parse_sweep, split_names, split_sizes
@@ -170,6 +171,8 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _layers_of_config(config: str, names: str) -> tuple[LayerShape, ...]:
+    require_extra("models", "sweep --config")
+
     from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
 
     return chosen_layers(layers_of_config(config), split_names(names) or ())

@@ -17,6 +17,7 @@ from typing import Any
 
 from flexq_bench.errors import InfrastructureError, library_reason
 from flexq_bench.kernels.contract import Backend
+from flexq_bench.packages import require_extra
 from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
@@ -95,8 +96,10 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
 
     address: "local" starts Ray on this machine's loopback and stops it afterwards; any other joins
     that cluster, whose nodes must have this package installed. gpus: of a local cluster; None: all
-    that Ray detects. Raises InfrastructureError if Ray can't be started or reached.
+    that Ray detects. Raises MissingExtraError without Ray, InfrastructureError if it can't be
+    started or reached.
     """
+    require_extra("fleet", "--cluster")
     variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
     with _environment(variables), _scratch_folder() as folder:
         import ray  # takes a second

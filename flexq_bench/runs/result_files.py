@@ -11,17 +11,20 @@ from pathlib import Path
 from flexq_bench.db.exchange import record_line, write_records
 from flexq_bench.db.records import AnyRecord
 from flexq_bench.errors import UsageError
+from flexq_bench.packages import require_extra
 
 STDOUT = "-"
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
-_OUT_SUFFIXES = (*_JSON_SUFFIXES, ".parquet")
+_PARQUET_SUFFIX = ".parquet"
+_OUT_SUFFIXES = (*_JSON_SUFFIXES, _PARQUET_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
     """Files to write records to; None: not written. json "-": stdout.
 
-    Raises UsageError for a file that can't be written, so that this is known before measuring.
+    Raises UsageError for a file that can't be written, and MissingExtraError if its format needs an
+    extra, so that this is known before measuring.
     """
 
     json: str | None = None
@@ -33,8 +36,11 @@ class ResultFiles:
             _check(self.json, "--json", _JSON_SUFFIXES)
         if self.out is not None:
             _check(self.out, "--out", _OUT_SUFFIXES)
+            if self.out.lower().endswith(_PARQUET_SUFFIX):
+                require_extra("parquet", f"--out {self.out}")
         if self.plot is not None:
             _check(self.plot, "--plot", (".png",))
+            require_extra("plots", "sweep --plot")
 
     @property
     def uses_stdout(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import UsageError
 from flexq_bench.verdicts.confirmation import Comparison, Confirmation, judged_blocks
 
 if TYPE_CHECKING:
@@ -74,12 +74,10 @@ def write_png(path: Path, panels: Sequence[Panel]) -> None:
     """Draw one panel per verdict, one below the other. Raises UsageError if the file can't be
     written.
     """
-    try:
-        # The object interface needs no display and keeps no state between figures.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InfrastructureError("a PNG needs matplotlib: pip install matplotlib") from error
+    # The object interface needs no display and keeps no state between figures.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     height = _PANEL_IN[1] * max(len(panels), 1)
     figure = Figure(figsize=(_PANEL_IN[0], height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)

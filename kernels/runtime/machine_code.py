@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from flexq_bench.kernels.errors import CompileError, UnsupportedError
-from flexq_bench.kernels.runtime.nvrtc import Cubin
+from flexq_bench.kernels.runtime.nvrtc import Cubin, compiler_version
 from flexq_bench.kernels.runtime.occupancy import RESERVED_SHARED_BYTES
 
 _USAGE = re.compile(
@@ -36,6 +36,13 @@ class Resources:
     stack_bytes: int
     local_bytes: int
     shared_bytes: int
+
+
+def check_tools() -> None:
+    """Raise UnsupportedError unless NVRTC, cuobjdump and nvdisasm are installed."""
+    compiler_version()
+    for tool in ("cuobjdump", "nvdisasm"):
+        _find(tool)
 
 
 def resources(cubin: Cubin) -> dict[str, Resources]:
@@ -135,8 +142,10 @@ def _find(tool: str) -> str:
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError as error:
-        raise UnsupportedError(f"{tool} is found through cuda-pathfinder: install it") from error
+        raise UnsupportedError(
+            f"{tool} is found by cuda-pathfinder: pip install 'flexq-bench[static]'"
+        ) from error
     path: str | None = find_nvidia_binary_utility(tool)
     if path is None:
-        raise UnsupportedError(f"{tool} is not installed: pip install nvidia-cuda-{tool}")
+        raise UnsupportedError(f"{tool} is not installed: pip install 'flexq-bench[static]'")
     return path

@@ -185,7 +185,8 @@ def _nvrtc() -> Any:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise UnsupportedError(
-            "CUDA kernels need NVRTC: pip install 'flexq-bench[cuda13]' (or [cuda12])"
+            "CUDA kernels need NVRTC: pip install 'flexq-bench[cuda13]' (or [cuda12]; without a "
+            "GPU, [static])"
         ) from error
     return nvrtc
 

@@ -14,17 +14,23 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from flexq_bench.packages import EXTRAS
+
 ROOT = Path(__file__).parents[2]
 WRITTEN = {".py", ".cu", ".cuh", ".toml", ".md", ".sh", ".yml", ".yaml", ".cfg", ".css", ".mako"}
 NAMELESS = {"Makefile", "run", "find-python", "cuda-extra"}
 BUILT = {"build", "dist", "__pycache__"}
-MAX_LINES = 500
 ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+CUDA_EXTRAS = ("cuda12", "cuda13")
 NOT_INSTALLED_WITHOUT_A_GPU = {
-    "cupy": ["cupy-cuda13x"],
+    "cupy": ["cupy-cuda12x", "cupy-cuda13x"],
     "nvmath": ["nvmath-python"],
     "triton": ["triton"],
+    "bitsandbytes": ["bitsandbytes"],
+    "torchao": ["torchao"],
+    "humming": ["humming-kernels"],
 }
+UNPINNED = {"cuda-bindings", "setuptools", "triton"}  # follow the driver, Python or torch
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 QUESTIONS = {"What", "Whether", "Where", "Which", "When", "Who", "Why", "How", "As", "So", "If"}
@@ -59,12 +65,6 @@ def test_the_walk_sees_the_rooms():
     assert {"flexq_bench", "kernels", "workloads", "db", "tests", "docs", "Makefile"} <= names
 
 
-def test_no_file_is_too_long_to_read():
-    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in FILES}
-
-    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
-
-
 def test_docstrings_begin_with_a_verb_or_a_noun():
     begun = {}
     for path in FILES:
@@ -91,13 +91,23 @@ def project():
 
 def pins_of(file):
     lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
-    requirements = [Requirement(one.partition(" --")[0]) for one in lines if one[:1] != "#"]
+    requirements = [Requirement(line.partition(" --")[0]) for line in lines if line[:1] != "#"]
     return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in requirements}
 
 
 @pytest.fixture
 def pins():
     return pins_of("constraints.txt")
+
+
+def requirements_of(project, *extras):
+    """Requirements of extras, and of the extras of this project that they name."""
+    for extra in extras:
+        for requirement in map(Requirement, project["optional-dependencies"][extra]):
+            if requirement.name == project["name"]:
+                yield from requirements_of(project, *requirement.extras)
+            else:
+                yield requirement
 
 
 def imported_modules(room):
@@ -112,10 +122,8 @@ def imported_modules(room):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_what_a_room_imports_is_a_declared_dependency(project, room):
-    wanted = [*project["dependencies"]]
-    for extra in ("cuda12", "cuda13", "accuracy", "postgres", "notify"):
-        wanted += project["optional-dependencies"][extra]
-    declared = {canonicalize_name(Requirement(line).name) for line in wanted}
+    wanted = [*map(Requirement, project["dependencies"]), *requirements_of(project, *EXTRAS)]
+    declared = {canonicalize_name(requirement.name) for requirement in wanted}
     owners = metadata.packages_distributions() | NOT_INSTALLED_WITHOUT_A_GPU
     foreign = set(imported_modules(room)) - set(sys.stdlib_module_names) - {"flexq_bench"}
 
@@ -128,12 +136,30 @@ def test_what_a_room_imports_is_a_declared_dependency(project, room):
     assert undeclared == set()
 
 
-@pytest.mark.parametrize("extra", [None, "test", "accuracy", "postgres", "notify"])
-def test_every_dependency_is_pinned_within_its_bounds(project, pins, extra):
-    wanted = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
-    for requirement in map(Requirement, wanted):
+def test_every_extra_is_known_to_the_commands(project):
+    extras = project["optional-dependencies"].keys()
+
+    assert EXTRAS.keys() == extras - {"all", "test"}
+    (everything,) = map(Requirement, project["optional-dependencies"]["all"])
+    assert everything.extras == EXTRAS.keys() - set(CUDA_EXTRAS)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_packages_of_an_extra_bring_its_modules(project, extra):
+    names = {canonicalize_name(requirement.name) for requirement in requirements_of(project, extra)}
+    owners = metadata.packages_distributions() | NOT_INSTALLED_WITHOUT_A_GPU
+
+    for module in EXTRAS[extra]:
+        assert names & {canonicalize_name(owner) for owner in owners[module.partition(".")[0]]}
+
+
+def test_every_dependency_is_pinned_within_its_bounds(project, pins):
+    for requirement in [
+        *map(Requirement, project["dependencies"]),
+        *requirements_of(project, "all", "test"),
+    ]:
         name = canonicalize_name(requirement.name)
-        if not name.startswith("cuda-") and name != "setuptools":
+        if name not in UNPINNED:
             assert requirement.specifier.contains(pins[name]), name
 
 
@@ -146,7 +172,7 @@ def test_what_a_pinned_package_needs_is_pinned_too(pins):
                 if wanted and canonicalize_name(requirement.name) not in pins:
                     unpinned.add((canonicalize_name(requirement.name), name))
 
-    assert {one for one, _ in unpinned} <= {"setuptools"}, unpinned
+    assert {package for package, _ in unpinned} <= UNPINNED, unpinned
 
 
 def test_every_pin_but_torch_s_has_a_hash(pins):
@@ -155,10 +181,10 @@ def test_every_pin_but_torch_s_has_a_hash(pins):
 
     # Which build of torch fits depends on the driver.
     assert pins_of(hashed) == {name: pin for name, pin in pins.items() if name != "torch"}
-    assert [one for one in entries if "--hash=sha256:" not in one] == []
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
 
 
-@pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
+@pytest.mark.parametrize("extra", CUDA_EXTRAS)
 def test_no_pin_shuts_a_cuda_version_out(project, pins, extra):
     for requirement in map(Requirement, project["optional-dependencies"][extra]):
         pin = pins.get(canonicalize_name(requirement.name))

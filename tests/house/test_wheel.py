@@ -133,7 +133,7 @@ def test_wheel_and_hugging_face_kernels_leave_each_other_alone(
 def test_installed_program_runs_the_wheel_s_code(installed):
     findings = {found["name"]: found for found in json.loads(installed("doctor", "--json"))}
 
-    assert findings["code"]["detail"].startswith("pkg-1.")
+    assert findings["code"]["detail"].startswith("pkg-2.")
     assert findings["torch"]["state"] == "ok"
 
 
@@ -156,4 +156,4 @@ def test_installed_program_stores_a_run_in_a_new_database(installed):
     records = [json.loads(line) for line in lines.splitlines()]
     assert {record["kernel"] for record in records} >= {"flexq-w6a6", "read-6"}
     assert {record["status"] for record in records} <= {"ok", "noisy"}
-    assert all(record["commit"].startswith("pkg-1.") for record in records)
+    assert all(record["commit"].startswith("pkg-2.") for record in records)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from flexq_bench.accuracy.perplexity import PerplexityResult
 from flexq_bench.accuracy.sensitivity.layer_kinds import KindSensitivity
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import UsageError
 from flexq_bench.schemes.layer_sensitivity import SiteSensitivity
 
 if TYPE_CHECKING:
@@ -28,14 +28,12 @@ def write_figure(
 ) -> None:
     """Write a PNG: bars of the increase of each kind and, if given, a map of each site's gain.
 
-    Raises UsageError if the file can't be written, InfrastructureError without matplotlib.
+    Raises UsageError if the file can't be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise InfrastructureError("a PNG needs matplotlib: pip install matplotlib") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     panels = 2 if sensitivities else 1
     figure = Figure((_PANEL_IN[0], panels * _PANEL_IN[1]), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
