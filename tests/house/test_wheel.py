@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import venv
 import zipfile
 from pathlib import Path
 
@@ -20,56 +14,8 @@ DATA = {".cu", ".cuh", ".toml", ".mako", ".csv", ".css", ".html", ".json"}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy: setuptools leaves folders behind, and packs what it finds in old ones."""
-    source = tmp_path_factory.mktemp("source")
-    for room in ROOMS:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, source / room, ignore=ignored, symlinks=True)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = (source / "dist").glob("*.whl")
-    return built
-
-
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """Runs the installed `flexq-bench` in a folder of its own; gives back the finished process."""
-    home = tmp_path_factory.mktemp("elsewhere")
-    environment = home / "venv"
-    venv.create(environment, with_pip=False)
-    python = environment / "bin" / "python"
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "--python", str(python), "--quiet"),
-            *("--disable-pip-version-check", "install", "--no-index", "--no-deps", str(wheel)),
-        ],
-        check=True,
-    )
-    # The folder is put on the path, but its own .pth files are not read: an editable install of
-    # this checkout stays out of sight.
-    site_packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
-    Path(site_packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FLEXQ_"))}
-
-    def run(*arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [environment / "bin" / "flexq-bench", *arguments],
-            cwd=home,
-            env=inherited | {"HOME": str(home), "XDG_DATA_HOME": str(home / "data")},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+def installed(install):
+    return install()
 
 
 def files_of(room: str) -> set[str]:
