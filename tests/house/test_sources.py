@@ -30,7 +30,7 @@ NOT_INSTALLED_WITHOUT_A_GPU = {
     "torchao": ["torchao"],
     "humming": ["humming-kernels"],
 }
-UNPINNED = {"cuda-bindings", "setuptools", "triton"}  # follow the driver, Python or torch
+UNPINNED = {"cuda-bindings", "setuptools"}  # follow the driver and Python
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 QUESTIONS = {"What", "Whether", "Where", "Which", "When", "Who", "Why", "How", "As", "So", "If"}
@@ -141,7 +141,7 @@ def test_every_extra_is_known_to_the_commands(project):
 
     assert EXTRAS.keys() == extras - {"all", "test"}
     (everything,) = map(Requirement, project["optional-dependencies"]["all"])
-    assert everything.extras == EXTRAS.keys() - set(CUDA_EXTRAS)
+    assert everything.extras == EXTRAS.keys() - {*CUDA_EXTRAS, "peers"}
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
