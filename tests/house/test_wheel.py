@@ -35,6 +35,10 @@ def test_wheel_has_every_module_and_data_file(wheel, room):
     assert files_of(room) - packed == set()
 
 
+def test_wheel_is_marked_as_typed(wheel):
+    assert "flexq_bench/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_wheel_holds_one_package(wheel):
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
 
