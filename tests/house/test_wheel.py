@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import venv
 import zipfile
 from pathlib import Path
 
