@@ -9,6 +9,7 @@ from importlib import metadata
 from types import ModuleType
 
 import torch
+
 from flexq_bench.kernels.errors import UnsupportedError, first_line
 
 
