@@ -11,7 +11,6 @@ import pytest
 from flexq_bench.stats import level_model_by_epoch
 from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.level_tracker import LevelTracker
 from flexq_bench.stats.steps import HISTORY_RULES
 
 SIGMA = 0.003
@@ -182,33 +181,6 @@ def test_memory_makes_no_steps():
         false += bool(steps(logs))
 
     assert false <= 1
-
-
-def test_a_tracker_has_the_model_of_the_whole_series():
-    logs = noise(700, 9)
-    logs[300:] += 0.02
-    tracker = LevelTracker()
-
-    for value in np.exp(logs[:20]):
-        tracker.extend([value])
-    grown = tracker.extend(np.exp(logs[20:]))
-
-    assert grown == level_model(np.exp(logs))
-
-
-def test_a_tracker_of_a_long_series_keeps_what_it_found():
-    logs = noise(5000, 10)
-    places = [700, 1900, 3300, 4800]
-    for at in places:
-        logs[at:] += 0.03
-    tracker = LevelTracker()
-    tracker.extend(np.exp(logs[:4900]))
-
-    for value in np.exp(logs[4900:]):
-        model = tracker.extend([value])
-
-    assert model.size == 5000
-    assert [one.index for one in model.steps] == pytest.approx(places, abs=1)
 
 
 def history_steps(logs: np.ndarray) -> list[int]:
