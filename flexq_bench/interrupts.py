@@ -1,4 +1,4 @@
-"""What Ctrl-C (SIGINT) and SIGTERM do, from the signal to the exit code.
+"""Ctrl-C (SIGINT) and SIGTERM, from the signal to the exit code.
 
 1. While the program is being imported, Ctrl-C ends it at once with exit code 130 (`exit_at_once`,
    set by `flexq_bench/__main__.py`): code that is being imported may swallow a KeyboardInterrupt.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NightOptions:
-    """What a nightly run does besides measuring."""
+    """Steps of a nightly run besides measuring."""
 
     backfill: Annotated[
         int,

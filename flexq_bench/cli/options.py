@@ -138,7 +138,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class PlaceOptions(DeviceOptions):
-    """Where a suite is measured: on a device of this process, or on a cluster."""
+    """Place of measurement of a suite: a device of this process, or a cluster."""
 
     cluster: ClusterOption = "none"
     gpus: Annotated[
