@@ -9,11 +9,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-import pandas as pd
+import numpy as np
 import plotly.graph_objects as go
 import streamlit as st
+from numpy.typing import ArrayLike
 
 GREY = "#8A8F98"  # lines and their labels: readable on white and on dark grey
+LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 _MAX_NAMED = 8  # series named in a description
 _LINE = 36  # characters per line of an axis title or legend entry
 WIDE = 8  # max / min of the values above which a log axis has ticks at 1, 2, 5 of each decade
@@ -40,7 +42,7 @@ def rule(figure: go.Figure, at: float, words: str) -> None:
 
 
 def error_bars(
-    values: pd.Series[Any], low: pd.Series[Any], high: pd.Series[Any], *, width: int | None = None
+    values: ArrayLike, low: ArrayLike, high: ArrayLike, *, width: int | None = None
 ) -> dict[str, Any]:
     """Return Plotly error bars from each value to the ends of its interval.
 
@@ -48,8 +50,8 @@ def error_bars(
     """
     return {
         "type": "data",
-        "array": (high - values).tolist(),
-        "arrayminus": (values - low).tolist(),
+        "array": np.subtract(high, values).tolist(),
+        "arrayminus": np.subtract(values, low).tolist(),
         "thickness": 1.5,
     } | ({} if width is None else {"width": width})
 
@@ -88,12 +90,23 @@ def _plain_text(text: object) -> str:
     return html.unescape(re.sub(r"<[^>]*>", " ", str(text or ""))).strip()
 
 
-def set_layout(figure: go.Figure, height: int) -> go.Figure:
-    """Set the layout of a figure: the legend is below the chart. height: pixels."""
+def set_size(
+    figure: go.Figure, height: int, *, top: int = 20, bottom: int = 10, **layout: Any
+) -> go.Figure:
+    """Set height and margins of a figure, pixels. layout: other attributes of its layout."""
     return figure.update_layout(
         height=height,
-        margin={"l": 10, "r": 40, "t": 20, "b": 10},
+        margin={"l": 10, "r": 40, "t": top, "b": bottom},
         modebar={"orientation": "v"},
+        **layout,
+    )
+
+
+def set_layout(figure: go.Figure, height: int) -> go.Figure:
+    """Set the layout of a figure: the legend is below the chart. height: pixels."""
+    return set_size(
+        figure,
+        height,
         # Relative to the figure, not to the axes: rotated tick labels in a narrow window need room.
         legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         showlegend=True,

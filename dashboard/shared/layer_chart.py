@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY, error_bars
+from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, set_size
 from flexq_bench.dashboard.shared.colors import Style
 
 _SPREAD = 0.7  # fraction of the distance between layers over which its kernels are spread
@@ -60,15 +60,14 @@ def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, St
             hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
         )
     _label_places(figure, places)
-    figure.update_layout(
-        height=_HEIGHT,
-        margin={"l": 10, "r": 40, "t": 70, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "title": None},
+    return set_size(
+        figure,
+        _HEIGHT,
+        top=70,
+        legend=LEGEND_ABOVE | {"y": 1.1},
         showlegend=True,
         hoverlabel={"align": "left"},
     )
-    return figure
 
 
 def _place_keys(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:

@@ -6,7 +6,7 @@ import math
 
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, set_size
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.verdicts import Comparison, Confirmation
 from flexq_bench.verdicts.evidence_plot import placements_of
@@ -62,13 +62,8 @@ def block_changes(comparison: Comparison, confirmation: Confirmation, style: Sty
             )  # fmt: skip
     figure.update_xaxes(title="change of the time, head against base (%)", ticksuffix=" %")
     figure.update_yaxes(title="repeat of allocation", type="category", autorange="reversed")
-    figure.update_layout(
-        height=_AROUND_PX + _ROW_PX * max(len(placements), 1),
-        margin={"l": 10, "r": 40, "t": 20, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-    )
-    return figure
+    height = _AROUND_PX + _ROW_PX * max(len(placements), 1)
+    return set_size(figure, height, legend=LEGEND_ABOVE)
 
 
 def _percent(log_ratio: float) -> float:

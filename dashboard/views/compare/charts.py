@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY, error_bars, log_axis
+from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, log_axis, set_size
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 
@@ -116,12 +116,11 @@ def _hover(row: Mapping[Any, Any]) -> str:
 
 
 def _set_layout(figure: go.Figure, height: int) -> go.Figure:
-    figure.update_layout(
-        height=height,
-        margin={"l": 10, "r": 40, "t": 60, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "title": None},
+    return set_size(
+        figure,
+        height,
+        top=60,
+        legend=LEGEND_ABOVE,
         showlegend=True,
         hoverlabel={"align": "left"},
     )
-    return figure

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import log_axis, set_layout
+from flexq_bench.dashboard.shared.charts import error_bars, log_axis, set_layout
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.db.queries import DecodeRow
 
@@ -83,17 +83,13 @@ def _lines(
         points = [(row.batch, ends) for row in by_batch if (ends := interval_of(row)) is not None]
         if not points:
             continue
+        low, estimates, high = zip(*(ends for _, ends in points), strict=True)
         style = styles[scheme]
         figure.add_scatter(
             name=html.escape(scheme),
             x=[batch for batch, _ in points],
-            y=[estimate for _, (_, estimate, _) in points],
-            error_y={
-                "type": "data",
-                "array": [high - estimate for _, (_, estimate, high) in points],
-                "arrayminus": [estimate - low for _, (low, estimate, _) in points],
-                "thickness": 1.5,
-            },
+            y=estimates,
+            error_y=error_bars(estimates, low, high),
             mode="lines+markers",
             line={"color": style.color, "width": 2},
             marker={"color": style.color, "symbol": style.symbol, "size": 9},

@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, set_size
 from flexq_bench.workloads.case import parse_kernel_label
 
 _FASTER, _SLOWER = "#0072B2", "#E05A00"
@@ -86,14 +86,13 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
         figure.add_scatter(
             x=names,
             y=[step.median_us for step in steps],
-            error_y={
-                "type": "data",
-                "array": [step.high_us - step.median_us for step in steps],
-                "arrayminus": [step.median_us - step.low_us for step in steps],
-                "thickness": 1.5,
-                "width": 6,
-                "color": GREY,
-            },
+            error_y=error_bars(
+                [step.median_us for step in steps],
+                [step.low_us for step in steps],
+                [step.high_us for step in steps],
+                width=6,
+            )
+            | {"color": GREY},
             mode="markers",
             marker={"color": GREY, "symbol": "line-ew-open", "size": 18},
             hoverinfo="skip",
@@ -106,14 +105,8 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title="time (µs)", col=1)
     figure.update_xaxes(tickangle=-30, automargin=True)
-    figure.update_layout(
-        height=_HEIGHT,
-        barmode="overlay",
-        margin={"l": 10, "r": 40, "t": 60, "b": 30},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0},
-    )
-    return figure
+    legend = LEGEND_ABOVE | {"y": 1.1}
+    return set_size(figure, _HEIGHT, top=60, bottom=30, barmode="overlay", legend=legend)
 
 
 def _name(step: Step) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY, error_bars, log_axis
+from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, log_axis, set_size
 from flexq_bench.dashboard.shared.colors import Style
 
 _HEIGHT = 480
@@ -78,15 +78,14 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     figure.update_yaxes(
         title="10¹² operations a second (TOPS, log scale)", **log_axis(points["reach"])
     )
-    figure.update_layout(
-        height=_HEIGHT + _LEGEND_ROW_PX * (len(labels) // _IN_A_LEGEND_ROW),
-        margin={"l": 10, "r": 40, "t": 70, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "title": None},
+    return set_size(
+        figure,
+        _HEIGHT + _LEGEND_ROW_PX * (len(labels) // _IN_A_LEGEND_ROW),
+        top=70,
+        legend=LEGEND_ABOVE,
         showlegend=True,
         hoverlabel={"align": "left"},
     )
-    return figure
 
 
 def _add_roof(figure: go.Figure, points: pd.DataFrame) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from flexq_bench.dashboard.shared.charts import set_size
 from flexq_bench.dashboard.shared.layer_chart import Place, places_of
 
 # Orange: slower, blue: faster. Distinguishable with colour vision deficiencies, also by lightness.
@@ -52,7 +53,10 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     widest = float(np.abs(np.log2(shown["speedup"])).max()) or 1.0
     named = _TICKS if widest > 1 else (*_TICKS, *_BETWEEN_TICKS)
     ticks = [tick for tick in named if abs(np.log2(tick)) <= widest * 1.001]
-    figure.update_layout(
+    set_size(
+        figure,
+        height,
+        top=120 + above,
         coloraxis={
             "colorscale": [[i / 4, color] for i, color in enumerate(_COLORS)],
             "cmin": -widest,
@@ -71,9 +75,6 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
                 "ticktext": [f"{tick:g}" for tick in ticks],
             },
         },
-        height=height,
-        margin={"l": 10, "r": 40, "t": 120 + above, "b": 10},
-        modebar={"orientation": "v"},
     )
     # Column names are above the first map and below the last one.
     figure.update_xaxes(tickangle=-40, showgrid=False)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
-from flexq_bench.dashboard.shared.charts import draw_chart, error_bars
+from flexq_bench.dashboard.shared.charts import draw_chart, error_bars, set_size
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
@@ -213,8 +213,4 @@ def _chart(table: pd.DataFrame, styles: dict[str, Style]) -> go.Figure:
     )
     figure.update_xaxes(title="time (µs)", rangemode="tozero")
     figure.update_yaxes(title="kernel", type="category", autorange="reversed")
-    return figure.update_layout(
-        height=_AROUND_PX + _ROW_PX * len(table),
-        margin={"l": 10, "r": 40, "t": 20, "b": 10},
-        modebar={"orientation": "v"},
-    )
+    return set_size(figure, _AROUND_PX + _ROW_PX * len(table))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY
+from flexq_bench.dashboard.shared.charts import GREY, set_size
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.db.queries import ResultRow
 
@@ -164,10 +164,5 @@ def _mark_time(figure: go.Figure, result: ResultRow, style: Style, *, axis: str)
 
 
 def _set_layout(figure: go.Figure) -> go.Figure:
-    return figure.update_layout(
-        height=_HEIGHT,
-        margin={"l": 10, "r": 40, "t": 20, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0},
-        hoverlabel={"align": "left"},
-    )
+    legend = {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0}
+    return set_size(figure, _HEIGHT, legend=legend, hoverlabel={"align": "left"})

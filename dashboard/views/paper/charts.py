@@ -9,7 +9,14 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY, error_bars, log_axis, wrap_text
+from flexq_bench.dashboard.shared.charts import (
+    GREY,
+    LEGEND_ABOVE,
+    error_bars,
+    log_axis,
+    set_size,
+    wrap_text,
+)
 
 _MEASURED_COLOR = "#0072B2"
 _ROW_PX = 36  # two lines of a name
@@ -51,14 +58,8 @@ def ratio_chart(frame: pd.DataFrame) -> go.Figure:
     )
     order = list(dict.fromkeys(names))[::-1]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=order)
-    figure.update_layout(
-        height=_AROUND_PX + _ROW_PX * len(order),
-        margin={"l": 10, "r": 40, "t": 60, "b": 10},
-        modebar={"orientation": "v"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
-        hoverlabel={"align": "left"},
-    )
-    return figure
+    height = _AROUND_PX + _ROW_PX * len(order)
+    return set_size(figure, height, top=60, legend=LEGEND_ABOVE, hoverlabel={"align": "left"})
 
 
 def _name(row: Mapping[Any, Any]) -> str:
