@@ -83,15 +83,24 @@ def errors_shown() -> Iterator[None]:
         st.stop()
 
 
+def command_on(database: Database, *arguments: str) -> str:
+    """Return Markdown of a command line of this program that uses this database."""
+    options = command_lines.database_arguments(database)
+    return as_code(command_lines.command(*arguments, *options))
+
+
+def gate_command(database: Database, *options: str, base: str = "HEAD~1") -> str:
+    """Return Markdown of a command line that compares HEAD with its parent, or another base."""
+    gate = ("gate", "perf", "--base", base, "--head", "HEAD", "--policy", "default")
+    return command_on(database, *gate, *options)
+
+
 def show_empty_database(database: Database) -> None:
     """Show that the database has no results, and the commands to add some."""
-    measure = command_lines.command("run", "smoke", *command_lines.database_arguments(database))
-    load = command_lines.command(
-        "db", "import", "FILE", *command_lines.database_arguments(database)
-    )
     st.info(
-        f"No results in {as_code(database.url)} yet. Measure something: {as_code(measure)}, or "
-        f"import records of another machine: {as_code(load)}. Then reload this page.",
+        f"No results in {as_code(database.url)} yet. Measure something: "
+        f"{command_on(database, 'run', 'smoke')}, or import records of another machine: "
+        f"{command_on(database, 'db', 'import', 'FILE')}. Then reload this page.",
         icon=":material/science:",
     )
 

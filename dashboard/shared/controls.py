@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from flexq_bench.dashboard.shared.formatting import as_text
+from flexq_bench.dashboard.shared.results_frame import narrowed
 
 T = TypeVar("T")
+
+
+@contextmanager
+def page_controls(page: str, reason: str) -> Iterator[Controls]:
+    """Give controls to the block, then warn above it of ignored values, and offer to clear them.
+
+    reason: why values of the URL are ignored.
+    """
+    controls = Controls(page)
+    on_top = st.empty()
+    yield controls
+    controls.warn_of_ignored(on_top, reason)
+    controls.offer_to_clear()
 
 
 class Controls:
@@ -86,6 +102,23 @@ class Controls:
         )
         self._write(name, [to_url(value) for value in values])
         return tuple(values)
+
+    def narrow(self, frame: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+        """Show a filter in the sidebar for each column, and return the rows that pass all.
+
+        columns: column, which is also its name in the URL -> label.
+        """
+        accepted = {
+            column: self.multiselect(
+                st.sidebar,
+                column,
+                label,
+                sorted(frame[column].unique().tolist()),
+                format_func=lambda value: str(value) or "(none)",
+            )
+            for column, label in columns.items()
+        }
+        return narrowed(frame, accepted)
 
     def toggle(self, place: DeltaGenerator, name: str, label: str, *, hint: str) -> bool:
         """Show a toggle, off by default."""

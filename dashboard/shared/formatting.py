@@ -50,6 +50,11 @@ def as_change(log_ratio: float | None) -> str:
     return "–" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
+def percent_change(ratio: Interval | None) -> float | None:
+    """Return the difference of a ratio from 1, in percent."""
+    return None if ratio is None else 100 * (ratio.estimate - 1)
+
+
 def as_interval(ratio: Interval | None) -> str:
     """Format the interval of a ratio as `-1.20 % to +0.40 %`, relative to 1; None: empty."""
     if ratio is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.db.queries import ResultRow
 from flexq_bench.stats import Interval
-from flexq_bench.stats.baseline import Row, compare_with_baseline, half_width_percent
+from flexq_bench.stats.baseline import compare_with_baseline, half_width_percent
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
@@ -65,9 +66,11 @@ def results_frame(results: Sequence[ResultRow], baseline: str) -> pd.DataFrame:
     results: complete runs, grouped by run, so that the baseline is present even if filters hide it.
     baseline: a kernel's label.
     """
-    by_run = [list(group) for _, group in groupby(results, _run)]
+    by_run = [list(group) for _, group in groupby(results, attrgetter("run"))]
     rows = [
-        _cells(row, baseline) for group in by_run for row in compare_with_baseline(group, baseline)
+        result_cells(row.result, row.pct_of_floor, row.speedup, baseline)
+        for group in by_run
+        for row in compare_with_baseline(group, baseline)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
@@ -91,14 +94,6 @@ def interval_cells(name: str, interval: Interval | None) -> dict[str, float | No
     """Return the columns `name`, `name_low` and `name_high` of a row; None: no interval."""
     ends = (None,) * 3 if interval is None else (interval.estimate, interval.low, interval.high)
     return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-
-
-def _run(result: ResultRow) -> str:
-    return result.run
-
-
-def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:
-    return result_cells(row.result, row.pct_of_floor, row.speedup, baseline)
 
 
 def result_cells(

@@ -11,6 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from flexq_bench import accuracy, decode
+from flexq_bench.dashboard.database import command_on
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, short_commit
 from flexq_bench.db import queries
@@ -18,7 +19,6 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries import SCHEDULED, SWEEP, Filters, ResultRow, RunName, RunSummary
 from flexq_bench.measure import machine_code as static
-from flexq_bench.runs import command_lines
 
 # Runs that do not time single kernels: machine code metrics, and whole models.
 OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
@@ -165,12 +165,9 @@ def _unfinished(run: RunSummary, database: Database) -> str:
         "failed": "failed",
         "interrupted": "was interrupted",
     }.get(run.status, f"is {run.status}")
-    resume = command_lines.command(
-        "run", "--resume", run.uuid[:8], *command_lines.database_arguments(database)
-    )
     return (
         f"Run {as_code(run.uuid[:8])} {state}: {run.missing} of {run.planned} planned cases have "
-        f"no result. Resume it: {as_code(resume)}"
+        f"no result. Resume it: {command_on(database, 'run', '--resume', run.uuid[:8])}"
     )
 
 

@@ -9,6 +9,27 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.spreadsheet import harmless
 
+SHAPE_COLUMNS = {
+    name: st.column_config.NumberColumn(name.upper(), format="%d") for name in ("m", "n", "k")
+}
+_ROW_PX = 35
+
+
+def height_of(rows: int, max_px: int) -> int:
+    """Return the height, pixels, of a table that shows all rows if they fit."""
+    return min(_ROW_PX * (rows + 1) + 3, max_px)
+
+
+def offer_csv(csv: str, name: str) -> None:
+    """Show a button that downloads `flexq-bench-NAME.csv`."""
+    st.download_button(
+        "Download CSV",
+        csv,
+        f"flexq-bench-{name}.csv",
+        "text/csv",
+        icon=":material/download:",
+    )
+
 
 def draw_table(frame: pd.DataFrame, **options: Any) -> None:
     """Show a table without index and formulas (see spreadsheet.py); missing values are empty.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
 from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -38,7 +39,6 @@ from flexq_bench.dashboard.views.accuracy.gates import (
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import GateRow, Score
-from flexq_bench.runs import command_lines
 
 _COMMITS = 20  # newest commits in the history
 _GATES = 100  # newest gates in the table
@@ -46,11 +46,6 @@ _INTERVALS = (
     "Bars are 95 % intervals over the same segments or questions under both; one that includes the "
     "dashed line is a change within noise."
 )
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Accuracy", icon=":material/target:", url_path="accuracy")
 
 
 def page() -> None:
@@ -87,6 +82,9 @@ def page() -> None:
     _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
     controls.warn_of_ignored(on_top, "Not stored, so ignored")
+
+
+as_page = partial(st.Page, page, title="Accuracy", icon=":material/target:", url_path="accuracy")
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
@@ -170,12 +168,9 @@ def _show_gates(
 ) -> None:
     st.header("Gate history", anchor="gates")
     if not gates:
-        arguments = command_lines.database_arguments(database)
         gate = ("gate", "accuracy", "--model", "DIR", "--policy", "FILE", "--data", "FILE")
-        st.caption(
-            f"No gate has judged {as_text(model)} yet. Let one: "
-            f"{as_code(command_lines.command(*gate, *arguments))}"
-        )
+        command = command_on(database, *gate)
+        st.caption(f"No gate has judged {as_text(model)} yet. Let one: {command}")
         return
     zone = time_zone(st.context.timezone)
     open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
@@ -236,11 +231,9 @@ def _show_history(
 
 
 def _show_empty(database: Database) -> None:
-    arguments = command_lines.database_arguments(database)
-    evaluate = command_lines.command(
-        "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments
-    )
+    evaluate = ("accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE")
     st.info(
-        f"No model was evaluated yet. Evaluate one on a CPU or a GPU: {as_code(evaluate)}",
+        "No model was evaluated yet. Evaluate one on a CPU or a GPU: "
+        f"{command_on(database, *evaluate)}",
         icon=":material/target:",
     )

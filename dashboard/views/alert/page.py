@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, is_read_only
+from flexq_bench.dashboard.database import (
+    current_database,
+    errors_shown,
+    gate_command,
+    is_read_only,
+)
 from flexq_bench.dashboard.shared.alert_requests import show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import (
@@ -30,20 +36,14 @@ from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
 from flexq_bench.results.reproduction import reproduction
-from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
 
 _URL = "alert"
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view; `?alert=3` shows alert 3."""
-    return st.Page(page, title="Alert", icon=":material/notifications:", url_path=_URL)
-
-
 def page() -> None:
-    """Show the selected alert; by default the newest open one."""
+    """Show the alert selected by `?alert=3`; by default the newest open one."""
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -59,6 +59,9 @@ def page() -> None:
             st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
             return
         _show(database, alerts)
+
+
+as_page = partial(st.Page, page, title="Alert", icon=":material/notifications:", url_path=_URL)
 
 
 def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
@@ -101,11 +104,9 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
 
 
 def _show_no_alerts(database: Database) -> None:
-    gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default", "--alert")
-    command = command_lines.command(*gate, *command_lines.database_arguments(database))
     st.info(
         "No alert was ever opened. An alert opens if a comparison with the previous commit shows "
-        f"that a commit is slower or wrong: {as_code(command)}",
+        f"that a commit is slower or wrong: {gate_command(database, '--alert')}",
         icon=":material/notifications_off:",
     )
 

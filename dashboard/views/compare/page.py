@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import (
+    command_on,
+    current_database,
+    errors_shown,
+    gate_command,
+    show_empty_database,
+)
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
 from flexq_bench.dashboard.shared.latest_controls import choose_sweeps
 from flexq_bench.dashboard.shared.model_places import (
@@ -19,7 +26,6 @@ from flexq_bench.dashboard.shared.model_places import (
     narrowed_to,
     places_of_frame,
 )
-from flexq_bench.dashboard.shared.results_frame import narrowed
 from flexq_bench.dashboard.shared.runs import (
     OTHER_SUITES,
     choose_suite,
@@ -53,17 +59,18 @@ _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
 _LISTED = 200  # newest commits in the list; older ones can be opened by link
 _DRAWN = 40  # changes in one chart; the table has all
 _ANY = ""
-_FILTERS = {"label": "Kernel", "gpu": "GPU", "regime": "Regime", "m": "M (tokens)"}
+_FILTERS = {  # column -> label
+    "label": "Kernel",
+    "gpu": "GPU",
+    "regime": "Regime",
+    "m": "M (tokens)",
+    "verdict": "Verdict",
+}
 _APART = (
     "are of separate runs, which are not interleaved: the machine may cause the difference. Their "
     "intervals include run-to-run noise, and slower and faster require the whole interval beyond "
     "1 %."
 )
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Compare", icon=":material/compare_arrows:", url_path="compare")
 
 
 def page() -> None:
@@ -73,20 +80,22 @@ def page() -> None:
         database = current_database()
         with database.session() as session:
             suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
-        controls = Controls("compare")
-        on_top = st.empty()
-        kind = controls.select(
-            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, radio=True
-        )
-        for other_kind in _SIDES:
-            if other_kind != kind:  # remove parameters of other kinds from the link
-                for side in ("base", "head"):
-                    st.query_params.pop(f"{side}-{other_kind}", None)
-        compared = _SIDES[kind](controls, database, suites)
-        if compared is not None:
-            _show(controls, database, compared)
-        controls.warn_of_ignored(on_top, "Not stored, so ignored")
-        controls.offer_to_clear()
+        with page_controls("compare", "Not stored, so ignored") as controls:
+            kind = controls.select(
+                st.container(), "kind", "Compare two", list(_SIDES), _RUNS, radio=True
+            )
+            for other_kind in _SIDES:
+                if other_kind != kind:  # remove parameters of other kinds from the link
+                    for side in ("base", "head"):
+                        st.query_params.pop(f"{side}-{other_kind}", None)
+            compared = _SIDES[kind](controls, database, suites)
+            if compared is not None:
+                _show(controls, database, compared)
+
+
+as_page = partial(
+    st.Page, page, title="Compare", icon=":material/compare_arrows:", url_path="compare"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +120,9 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
     suite = choose_suite(st.sidebar, controls, sorted({run.suite for run in listed}))
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
     if len(by_uuid) < 2:
-        advice = command_lines.command(
-            "run", suite or "smoke", *command_lines.database_arguments(database)
-        )
         st.info(
-            f"Only one run is stored: nothing to compare it with. Measure again: {as_code(advice)}"
+            "Only one run is stored: nothing to compare it with. Measure again: "
+            f"{command_on(database, 'run', suite or 'smoke')}"
         )
         return None
     zone = time_zone(st.context.timezone)
@@ -199,9 +206,7 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
         show_empty_database(database)
         return None
     if len(commits) < 2:
-        gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
-        judge = command_lines.command(*gate, *command_lines.database_arguments(database))
-        st.info(f"One commit is stored. Compare two, interleaved A/B: {as_code(judge)}")
+        st.info(f"One commit is stored. Compare two, interleaved A/B: {gate_command(database)}")
         return None
     by_sha = {row.sha: row for row in commits}
     order = list(by_sha)
@@ -302,17 +307,11 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
             f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
         )
         return
-    filters = {
-        column: controls.multiselect(
-            st.sidebar, column, label, sorted(compared.frame[column].unique().tolist()),
-            format_func=lambda value: str(value) or "(none)",
-        )
-        for column, label in (*_FILTERS.items(), ("verdict", "Verdict"))
-    }  # fmt: skip
+    passing = controls.narrow(compared.frame, _FILTERS)
     places = places_of_frame(compared.frame)
     models, _ = models_and_layers(places)
     model = controls.multiselect(st.sidebar, "model", "Model", models)
-    frame = narrowed_to(narrowed(compared.frame, filters), places, model, ())
+    frame = narrowed_to(passing, places, model, ())
     if frame.empty:
         st.info("No case passes all filters: remove one, or clear them all.")
         return

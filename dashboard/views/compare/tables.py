@@ -6,9 +6,8 @@ import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table, height_of, offer_csv
 
-_ROW_PX = 35
 _MAX_PX = 760
 
 
@@ -47,37 +46,21 @@ def show_rows(frame: pd.DataFrame) -> None:
     )
     draw_table(
         table,
-        height=min(_ROW_PX * (len(table) + 1) + 3, _MAX_PX),
+        height=height_of(len(table), _MAX_PX),
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),
             *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),
         ],
-        column_config={
+        column_config=SHAPE_COLUMNS
+        | {
             "label": st.column_config.TextColumn("kernel", pinned=True),
-            "m": number("M", format="%d"),
-            "n": number("N", format="%d"),
-            "k": number("K", format="%d"),
             "gpu": "GPU",
             "base_us": number("base µs", format="%.2f"),
             "head_us": number("head µs", format="%.2f"),
             "change": number("change %", format="%+.2f"),
-            "low": number(
-                "low %",
-                format="%+.2f",
-                help=_ENDS_HELP,
-            ),
-            "high": number(
-                "high %",
-                format="%+.2f",
-                help=_ENDS_HELP,
-            ),
+            "low": number("low %", format="%+.2f", help=_ENDS_HELP),
+            "high": number("high %", format="%+.2f", help=_ENDS_HELP),
         },
         key="cases",
     )
-    st.download_button(
-        "Download CSV",
-        to_csv(frame),
-        "flexq-bench-compare.csv",
-        "text/csv",
-        icon=":material/download:",
-    )
+    offer_csv(to_csv(frame), "compare")

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import tzinfo
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, time_zone
+from flexq_bench.dashboard.shared.formatting import as_text, local_time, time_zone
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.decode import charts
 from flexq_bench.dashboard.views.decode.serving import show_servings
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import DecodeRow
-from flexq_bench.runs import command_lines
 
 _GIB = 2**30
 _Lengths = tuple[int, int]  # prompt, new tokens
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Decode", icon=":material/speed:", url_path="decode")
 
 
 def page() -> None:
@@ -60,10 +55,13 @@ def page() -> None:
     if rows:
         _show(rows, styles, zone)
     else:
-        decode = command_lines.command("decode", model, *command_lines.database_arguments(database))
-        st.info(f"{as_text(model)} was served, not decoded by batch. Decode it: {as_code(decode)}")
+        decode = command_on(database, "decode", model)
+        st.info(f"{as_text(model)} was served, not decoded by batch. Decode it: {decode}")
     if servings:
         show_servings(servings, styles, zone)
+
+
+as_page = partial(st.Page, page, title="Decode", icon=":material/speed:", url_path="decode")
 
 
 def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
@@ -158,8 +156,5 @@ def _half_width(row: DecodeRow) -> float | None:
 
 
 def _show_empty(database: Database) -> None:
-    arguments = command_lines.database_arguments(database)
-    decode = command_lines.command("decode", "llama-7b", *arguments)
-    st.info(
-        f"No model was decoded yet. Decode one on a GPU: {as_code(decode)}", icon=":material/speed:"
-    )
+    decode = command_on(database, "decode", "llama-7b")
+    st.info(f"No model was decoded yet. Decode one on a GPU: {decode}", icon=":material/speed:")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_code, time_zone
+from flexq_bench.dashboard.shared.formatting import time_zone
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.fleet.charts import device_offsets
 from flexq_bench.dashboard.views.fleet.tables import (
@@ -30,16 +31,10 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.fleet import LIVE_WORKER_STATES
 from flexq_bench.db.queries import OffsetRow, WorkerRow
 from flexq_bench.results.device_offsets import offsets_of_imported
-from flexq_bench.runs import command_lines
 
 _LISTED = 100  # of each kind, newest first
 _RUNS = 20
 _RECENT = timedelta(days=7)
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Fleet", icon=":material/dns:", url_path="fleet")
 
 
 def page() -> None:
@@ -103,15 +98,17 @@ def page() -> None:
     )
 
 
+as_page = partial(st.Page, page, title="Fleet", icon=":material/dns:", url_path="fleet")
+
+
 def _show_workers(
     workers: Sequence[WorkerRow], rows: list[dict[str, Any]], now: datetime, database: Database
 ) -> None:
     live = [worker for worker in workers if worker.state in LIVE_WORKER_STATES]
     silent = [worker for worker in live if is_silent(worker, now)]
     if not live:
-        start = command_lines.command("worker", *command_lines.database_arguments(database))
         st.info(
-            f"No worker is alive. On a machine with a GPU: {as_code(start)}",
+            f"No worker is alive. On a machine with a GPU: {command_on(database, 'worker')}",
             icon=":material/power_off:",
         )
     if silent:

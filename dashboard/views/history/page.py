@@ -6,17 +6,23 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import (
+    command_on,
+    current_database,
+    errors_shown,
+    show_empty_database,
+)
 from flexq_bench.dashboard.shared import history_chart
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
-from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_code, as_text, short_commit, time_zone
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
+from flexq_bench.dashboard.shared.formatting import as_text, short_commit, time_zone
 from flexq_bench.dashboard.shared.history_frame import history_frame
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.shared.model_places import places_in_models
@@ -26,7 +32,6 @@ from flexq_bench.dashboard.views.measurement import page as measurement
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
-from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.probes import is_probe
 
@@ -46,11 +51,6 @@ _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="History", icon=":material/show_chart:", url_path="history")
-
-
 def page() -> None:
     """Show the history of the selected series."""
     st.title("History")
@@ -61,14 +61,14 @@ def page() -> None:
         if not stored:
             show_empty_database(database)
             return
-        controls = Controls("history")
-        on_top = st.empty()
-        drawn = _show(controls, database, stored)
-        controls.warn_of_ignored(on_top, "Not among the stored series, so ignored")
-        controls.offer_to_clear()
+        with page_controls("history", "Not among the stored series, so ignored") as controls:
+            drawn = _show(controls, database, stored)
         if drawn is not None:
             _show_patterns(drawn)
             _show_points(drawn, time_zone(st.context.timezone))
+
+
+as_page = partial(st.Page, page, title="History", icon=":material/show_chart:", url_path="history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,9 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
         stored = queries.releases(session, project=project)
     ordered = [row for row in stored if row.topo_order is not None]
     if not ordered:
-        keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(
             "No release is stored. Store the tags of the repository, in a clone of it: "
-            f"{as_code(keep)}",
+            f"{command_on(database, 'db', 'tags')}",
             icon=":material/sell:",
         )
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +12,7 @@ import streamlit as st
 from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words
 from flexq_bench.dashboard.shared.latest_controls import (
     choose_regime,
@@ -27,7 +28,7 @@ from flexq_bench.dashboard.shared.model_places import (
     places_of_frame,
 )
 from flexq_bench.dashboard.shared.results_frame import narrowed
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table
 from flexq_bench.dashboard.views.kernels.ablation import steps_of, waterfall
 from flexq_bench.dashboard.views.kernels.linear_overhead import (
     overhead_by_layer,
@@ -50,11 +51,6 @@ _EVIDENCE = (
 )
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Kernels", icon=":material/speed:", url_path="kernels")
-
-
 def page() -> None:
     """Show the selected view of a GPU."""
     st.title("Kernels")
@@ -65,13 +61,13 @@ def page() -> None:
         if not gpus:
             show_empty_database(database)
             return
-        controls = Controls("kernels")
-        on_top = st.empty()
-        points = _show(controls, database, gpus)
-        controls.warn_of_ignored(on_top, "Not among these results, so ignored")
-        controls.offer_to_clear()
+        with page_controls("kernels", "Not among these results, so ignored") as controls:
+            points = _show(controls, database, gpus)
         if points is not None:
             _show_reach(points)
+
+
+as_page = partial(st.Page, page, title="Kernels", icon=":material/speed:", url_path="kernels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,11 +291,9 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
             *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
             *("overhead", "overhead_low", "overhead_high", "measured", "configuration"),
         ],
-        column_config={
+        column_config=SHAPE_COLUMNS
+        | {
             "label": "kernel",
-            "m": number("M", format="%d"),
-            "n": number("N", format="%d"),
-            "k": number("K", format="%d"),
             "gemm_us": number("GEMM only µs", format="%.2f"),
             "median_us": number("with quantization µs", format="%.2f"),
             "overhead": number("with / without", format="%.3f"),

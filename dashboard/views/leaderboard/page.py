@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,7 +14,7 @@ import streamlit as st
 from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
 from flexq_bench.dashboard.shared.charts import draw_chart, error_bars, set_size
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
 from flexq_bench.dashboard.shared.latest_controls import (
     choose_regime,
@@ -24,7 +25,7 @@ from flexq_bench.dashboard.shared.latest_controls import (
 from flexq_bench.dashboard.shared.latest_frame import frame_of, read_latest, read_rows
 from flexq_bench.dashboard.shared.model_places import models_and_layers, places_of_frame
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -34,11 +35,6 @@ from flexq_bench.runs import command_lines
 
 _ROW_PX, _AROUND_PX = 28, 110
 _OTHER = "(shape by N × K)"
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Leaderboard", icon=":material/leaderboard:", url_path="leaderboard")
 
 
 def page() -> None:
@@ -51,11 +47,13 @@ def page() -> None:
         if not gpus:
             show_empty_database(database)
             return
-        controls = Controls("leaderboard")
-        on_top = st.empty()
-        _show(controls, database, gpus)
-        controls.warn_of_ignored(on_top, "Not among these results, so ignored")
-        controls.offer_to_clear()
+        with page_controls("leaderboard", "Not among these results, so ignored") as controls:
+            _show(controls, database, gpus)
+
+
+as_page = partial(
+    st.Page, page, title="Leaderboard", icon=":material/leaderboard:", url_path="leaderboard"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +187,7 @@ def _show_table(table: pd.DataFrame) -> None:
         },
         key="leaderboard-table",
     )
-    st.download_button(
-        "Download CSV", to_csv(table), "flexq-bench-leaderboard.csv", "text/csv",
-        icon=":material/download:",
-    )  # fmt: skip
+    offer_csv(to_csv(table), "leaderboard")
 
 
 def _chart(table: pd.DataFrame, styles: dict[str, Style]) -> go.Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import tzinfo
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -41,18 +42,13 @@ _STATE = {
 }
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view; `?uuid=…` selects the measurement."""
-    return st.Page(page, title="Measurement", icon=":material/scatter_plot:", url_path=URL)
-
-
 def link_of(measurement_uuid: str) -> dict[str, str]:
     """Return the query parameters of a link to this page."""
     return {_UUID: measurement_uuid}
 
 
 def page() -> None:
-    """Show the samples of a measurement: distribution, order and clock."""
+    """Show the samples of the measurement `?uuid=…`: distribution, order and clock."""
     st.title("Measurement")
     uuid = st.query_params.get(_UUID)
     if uuid is None:
@@ -76,6 +72,9 @@ def page() -> None:
                 return
             kernels = queries.kernel_names(session)
     _show(detail, samples, _style_of(detail.result, kernels))
+
+
+as_page = partial(st.Page, page, title="Measurement", icon=":material/scatter_plot:", url_path=URL)
 
 
 def _style_of(result: ResultRow, kernels: tuple[str, ...]) -> Style:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import (
+    current_database,
+    errors_shown,
+    gate_command,
+    show_empty_database,
+)
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import (
     alert_title,
@@ -27,15 +33,9 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunSummary
-from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 
 _LISTED = 30  # open alerts shown; `alerts list` has all
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Overview", icon=":material/dashboard:", url_path="overview")
 
 
 def page() -> None:
@@ -56,6 +56,9 @@ def page() -> None:
         _show_verdicts(nights, database, zone)
         _show_false_alarms(rates, database, zone)
         _show_runs(suites, database, zone)
+
+
+as_page = partial(st.Page, page, title="Overview", icon=":material/dashboard:", url_path="overview")
 
 
 def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
@@ -94,12 +97,9 @@ def _facts(row: AlertRow, zone: tzinfo) -> str:
 def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo) -> None:
     st.header("Verdicts of the latest nightly run", anchor=False)
     if not nights:
-        gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
-        judge = command_lines.command(*gate, "--alert", *command_lines.database_arguments(database))
         st.info(
             "No verdict is stored yet. Compare a commit with the one before it, interleaved A/B on "
-            "one GPU: "
-            f"{as_code(judge)}",
+            f"one GPU: {gate_command(database, '--alert')}",
             icon=":material/balance:",
         )
         return
@@ -125,11 +125,9 @@ _VERDICTS = (
 def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone: tzinfo) -> None:
     st.header("False alarms", anchor=False)
     if not rates:
-        gate = ("gate", "perf", "--base", "HEAD", "--head", "HEAD", "--policy", "default")
-        canary = command_lines.command(*gate, *command_lines.database_arguments(database))
         st.info(
             "The rate is not known: no commit was compared with itself yet. "
-            f"Compare one: {as_code(canary)}",
+            f"Compare one: {gate_command(database, base='HEAD')}",
             icon=":material/science:",
         )
         return

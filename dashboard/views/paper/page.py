@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.tables import draw_table, height_of, offer_csv
 from flexq_bench.dashboard.views.paper.charts import ratio_chart
 from flexq_bench.dashboard.views.paper.frame import paper_frame
 from flexq_bench.dashboard.views.paper.measured import SUCCESSORS, measured_values
@@ -21,18 +22,11 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, Filters
 from flexq_bench.db.reference_store import ReferenceInfo
 from flexq_bench.results.stored_noise import read_noise
-from flexq_bench.runs import command_lines
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.published import absent_tables
 
-_ROW_PX = 35
 _MAX_PX = 900
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Paper", icon=":material/menu_book:", url_path="paper")
 
 
 def page() -> None:
@@ -43,22 +37,20 @@ def page() -> None:
         with database.session() as session:
             stated = queries.reference_values(session)
         if stated:
-            controls = Controls("paper")
-            on_top = st.empty()
-            drawn = _show(controls, database, stated)
-            controls.warn_of_ignored(on_top, "Not published, so ignored")
-            controls.offer_to_clear()
+            with page_controls("paper", "Not published, so ignored") as controls:
+                drawn = _show(controls, database, stated)
             if drawn is not None:
                 _show_table(drawn)
         else:
-            arguments = command_lines.database_arguments(database)
-            upgrade = command_lines.command("db", "upgrade", *arguments)
             st.info(
                 f"No published number is stored in {as_code(database.url)}. They come with the "
-                f"program: {as_code(upgrade)}. Then reload this page.",
+                f"program: {command_on(database, 'db', 'upgrade')}. Then reload this page.",
                 icon=":material/menu_book:",
             )
         _show_absent()
+
+
+as_page = partial(st.Page, page, title="Paper", icon=":material/menu_book:", url_path="paper")
 
 
 def _show(
@@ -91,10 +83,8 @@ def _show(
         "are comparable, not times."
     )
     if frame["ours"].isna().all():
-        measure = command_lines.command(
-            "run", "paper-fig10", *command_lines.database_arguments(database)
-        )
-        st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
+        measure = command_on(database, "run", "paper-fig10")
+        st.info(f"Nothing of this is measured here yet. Kernels: {measure}")
     if (frame["unit"] == "×").any():
         draw_chart(ratio_chart(frame), key="paper")
     return frame
@@ -133,7 +123,7 @@ def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
     draw_table(
         frame.assign(of=frame["of"].where(frame["of"] > 0)),
-        height=min(_ROW_PX * (len(frame) + 1) + 3, _MAX_PX),
+        height=height_of(len(frame), _MAX_PX),
         column_config={
             "source": "paper",
             "table": "where in it",
@@ -156,10 +146,7 @@ def _show_table(frame: pd.DataFrame) -> None:
         },
         key="paper-table",
     )
-    st.download_button(
-        "Download CSV", to_csv(frame), "flexq-bench-papers.csv", "text/csv",
-        icon=":material/download:",
-    )  # fmt: skip
+    offer_csv(to_csv(frame), "papers")
 
 
 def _show_absent() -> None:

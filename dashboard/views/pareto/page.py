@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
 from flexq_bench.accuracy.results import PERPLEXITY
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.pareto import charts
 from flexq_bench.dashboard.views.pareto.frame import (
@@ -21,12 +23,8 @@ from flexq_bench.dashboard.views.pareto.frame import (
 )
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
-from flexq_bench.runs import command_lines
 
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Pareto", icon=":material/scatter_plot:", url_path="pareto")
+_EVALUATE = ("accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE")
 
 
 def page() -> None:
@@ -62,13 +60,13 @@ def page() -> None:
     _show(model, frame, database)
 
 
+as_page = partial(st.Page, page, title="Pareto", icon=":material/scatter_plot:", url_path="pareto")
+
+
 def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
     if frame.empty:
-        evaluate = command_lines.command(
-            "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE",
-            *command_lines.database_arguments(database),
-        )  # fmt: skip
-        st.info(f"No checkpoint of {as_text(model)} was evaluated yet: {as_code(evaluate)}")
+        evaluate = command_on(database, *_EVALUATE)
+        st.info(f"No checkpoint of {as_text(model)} was evaluated yet: {evaluate}")
         return
     styles = kernel_styles((), [(name, "") for name in dict.fromkeys(frame["scheme"])])
     if (frame["speed_of"] == RANDOM_WEIGHTS).any():
@@ -128,12 +126,8 @@ def _written(setting: Setting) -> str:
 
 
 def _show_empty(database: Database) -> None:
-    arguments = command_lines.database_arguments(database)
-    evaluate = command_lines.command(
-        "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE", *arguments
-    )
     st.info(
-        f"No checkpoint was evaluated or decoded yet. Evaluate one: {as_code(evaluate)}, then "
-        f"{as_code(command_lines.command('decode', 'FOLDER', *arguments))}",
+        "No checkpoint was evaluated or decoded yet. Evaluate one: "
+        f"{command_on(database, *_EVALUATE)}, then {command_on(database, 'decode', 'FOLDER')}",
         icon=":material/scatter_plot:",
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
-from flexq_bench.dashboard.shared.results_frame import as_csv, narrowed, results_frame
+from flexq_bench.dashboard.shared.results_frame import as_csv, results_frame
 from flexq_bench.dashboard.shared.results_table import show_table
 from flexq_bench.dashboard.shared.runs import (
     ShownRuns,
@@ -19,6 +21,7 @@ from flexq_bench.dashboard.shared.runs import (
     describe_runs,
     list_runs,
 )
+from flexq_bench.dashboard.shared.tables import offer_csv
 from flexq_bench.dashboard.views.results import charts
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -46,28 +49,20 @@ _INTERVALS = (
 )
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Results", icon=":material/table_chart:", url_path="results")
-
-
 def page() -> None:
     """Show the results of the selected runs."""
     st.title("Results")
     with errors_shown():
-        _show(current_database())
+        database = current_database()
+        listed = list_runs(database)
+        if not listed:
+            show_empty_database(database)
+            return
+        with page_controls("results", "Not among these results, so ignored") as controls:
+            _show_runs(controls, database, listed)
 
 
-def _show(database: Database) -> None:
-    listed = list_runs(database)
-    if not listed:
-        show_empty_database(database)
-        return
-    controls = Controls("results")
-    on_top = st.empty()
-    _show_runs(controls, database, listed)
-    controls.warn_of_ignored(on_top, "Not among these results, so ignored")
-    controls.offer_to_clear()
+as_page = partial(st.Page, page, title="Results", icon=":material/table_chart:", url_path="results")
 
 
 def _show_runs(controls: Controls, database: Database, listed: list[RunName]) -> None:
@@ -92,13 +87,7 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
         kernels = queries.kernel_names(session)
     used = zip(frame["kernel"], frame["variant"], strict=True)
     show_table(filtered, baseline, zone)
-    st.download_button(
-        "Download CSV",
-        as_csv(filtered),
-        "flexq-bench-results.csv",
-        "text/csv",
-        icon=":material/download:",
-    )
+    offer_csv(as_csv(filtered), "results")
     _show_charts(controls, filtered, baseline, kernel_styles(kernels, used))
 
 
@@ -116,17 +105,7 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
         hint="Also list probes: reading the weights only, and launching an empty kernel.",
     )
     listed = frame if probes else frame[~frame["is_probe"]]
-    filters = {
-        column: controls.multiselect(
-            st.sidebar,
-            column,
-            label,
-            sorted(listed[column].unique().tolist()),
-            format_func=lambda value: str(value) or "(none)",
-        )
-        for column, label in _FILTERS.items()
-    }
-    return narrowed(listed, filters)
+    return controls.narrow(listed, _FILTERS)
 
 
 def _show_charts(

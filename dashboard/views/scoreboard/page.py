@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import (
+    command_on,
+    current_database,
+    errors_shown,
+    show_empty_database,
+)
 from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_words, time_zone
+from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
 from flexq_bench.dashboard.shared.freshness import show_freshness
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
@@ -20,7 +26,6 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SCHEDULED, AlertRow, ReleaseRow, SeriesName
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, board_rows, case_changes
 from flexq_bench.results.stored_noise import StoredNoise, read_noise
-from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
@@ -28,11 +33,6 @@ from flexq_bench.workloads.probes import is_probe
 _METRIC = "time"  # in regime boost; sustained times are another metric
 _LISTED = 10  # cases of each direction
 _ANY = "all"
-
-
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view, the app's default page."""
-    return st.Page(page, title="Scoreboard", icon=":material/scoreboard:", default=True)
 
 
 def page() -> None:
@@ -55,6 +55,9 @@ def page() -> None:
             return
         show_freshness(database)
         _show(database, known, project)
+
+
+as_page = partial(st.Page, page, title="Scoreboard", icon=":material/scoreboard:", default=True)
 
 
 def _show(database: Database, known: Sequence[SeriesName], project: str) -> None:
@@ -164,8 +167,8 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
 def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:
     st.header("Coverage of the last scheduled run", anchor=False)
     if not rows:
-        nightly = command_lines.command("nightly", *command_lines.database_arguments(database))
-        st.caption(f"No run on a GPU was scheduled yet: {as_code(nightly)}")
+        nightly = command_on(database, "nightly")
+        st.caption(f"No run on a GPU was scheduled yet: {nightly}")
         return
     _dataframe(rows, "coverage")
 

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from flexq_bench.dashboard.shared.formatting import as_interval, local_time, short_commit
+from flexq_bench.dashboard.shared.formatting import (
+    as_interval,
+    local_time,
+    percent_change,
+    short_commit,
+)
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.views.scoreboard.sparkline import sparkline
 from flexq_bench.db.queries import AlertRow, RunSummary
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, Change
+from flexq_bench.stats import Interval
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 
@@ -42,7 +48,7 @@ def change_rows(changes: Sequence[CaseChange]) -> list[dict[str, Any]]:
             "N": case.series.n,
             "K": case.series.k,
             "GPU": case.series.gpu,
-            "change": _percent(case.change),
+            "change": percent_change(case.change.ratio),
             "95 % interval": as_interval(case.change.ratio),
             "µs": case.latest.median_us,
             "stage": case.series.stage,
@@ -86,12 +92,12 @@ def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any
     return {
         "kernel": row.label,
         "GPU": row.gpu,
-        "last week": _percent(row.week),
-        "95 % interval": _interval(row.week),
+        "last week": percent_change(_ratio(row.week)),
+        "95 % interval": as_interval(_ratio(row.week)),
         "verdict": "nothing to compare" if row.week is None else _MARKS[row.week.verdict],
         "trend": sparkline([point.ratio for point in row.trend], row.half_width),
-        "release": _percent(row.release),
-        "95 % interval, release": _interval(row.release),
+        "release": percent_change(_ratio(row.release)),
+        "95 % interval, release": as_interval(_ratio(row.release)),
         "cases": len(row.series),
         "compared": 0 if row.week is None else row.week.cases,
         "alert": None if alert is None else page_address("alert", alert=str(alert.id)),
@@ -103,12 +109,8 @@ def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any
     }
 
 
-def _percent(change: Change | None) -> float | None:
-    return None if change is None else 100 * (change.ratio.estimate - 1)
-
-
-def _interval(change: Change | None) -> str:
-    return as_interval(None if change is None else change.ratio)
+def _ratio(change: Change | None) -> Interval | None:
+    return None if change is None else change.ratio
 
 
 def _commits(base: str, head: str) -> str | None:

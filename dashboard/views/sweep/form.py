@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import is_read_only, write_request
-from flexq_bench.dashboard.shared.formatting import as_code, as_text
+from flexq_bench.dashboard.database import command_on, is_read_only, write_request
+from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.views.fleet.tables import is_silent
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -19,7 +19,6 @@ from flexq_bench.db.queries import WorkerRow
 from flexq_bench.db.requests import RequestInfo
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.runs import command_lines
 from flexq_bench.sweeps.sweep import CACHES, STAGES
 from flexq_bench.sweeps.text import parse_sweep, split_sizes
 from flexq_bench.workloads.case import parse_kernel_label
@@ -60,10 +59,9 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
         st.success(as_text(saved), icon=":material/check:")
     devices = _alive(database, workers, now)
     if not devices:
-        start = command_lines.command("worker", *command_lines.database_arguments(database))
         st.warning(
             "No worker is alive, so nothing would be measured. Start one on a machine with a GPU: "
-            f"{as_code(start)}",
+            f"{command_on(database, 'worker')}",
             icon=":material/power_off:",
         )
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
+from functools import partial
 
 import streamlit as st
 
@@ -28,11 +29,6 @@ _REFRESH_S = 2.0  # refresh interval of an open request
 _SWEEP = "sweep"
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Sweep", icon=":material/tune:", url_path="sweep")
-
-
 def page() -> None:
     """Show the form, and progress and curves of the selected request."""
     st.title("Sweep")
@@ -48,6 +44,9 @@ def page() -> None:
             st.query_params["request"] = queued[:8]
             st.rerun()
         _show_requests(database)
+
+
+as_page = partial(st.Page, page, title="Sweep", icon=":material/tune:", url_path="sweep")
 
 
 def _show_requests(database: Database) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -14,7 +15,7 @@ from flexq_bench.dashboard.database import (
     write_alert,
 )
 from flexq_bench.dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
-from flexq_bench.dashboard.shared.controls import Controls
+from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
 from flexq_bench.dashboard.shared.freshness import show_freshness
 from flexq_bench.dashboard.shared.tables import draw_table
@@ -33,11 +34,6 @@ _SAVED = "triage.saved"
 _LONGEST_NOTE, _LONGEST_NAME = 10_000, 80
 
 
-def as_page() -> st.Page:
-    """Return the `st.Page` of this view."""
-    return st.Page(page, title="Triage", icon=":material/assignment:", url_path="triage")
-
-
 def page() -> None:
     """Show the alerts that match the filters, and forms for actions on them."""
     st.title("Triage")
@@ -49,11 +45,11 @@ def page() -> None:
             st.info("No alert was ever opened.", icon=":material/notifications_off:")
             return
         show_freshness(database)
-        controls = Controls("triage")
-        on_top = st.empty()
-        _show(controls, database, known)
-        controls.warn_of_ignored(on_top, "Not among the alerts, so ignored")
-        controls.offer_to_clear()
+        with page_controls("triage", "Not among the alerts, so ignored") as controls:
+            _show(controls, database, known)
+
+
+as_page = partial(st.Page, page, title="Triage", icon=":material/assignment:", url_path="triage")
 
 
 def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> None:

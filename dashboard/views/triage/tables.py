@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-from flexq_bench.dashboard.shared.formatting import as_change, as_interval, local_time, short_commit
+from flexq_bench.dashboard.shared.formatting import (
+    as_change,
+    as_interval,
+    local_time,
+    percent_change,
+    short_commit,
+)
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import AlertEventRow, AlertRow
 from flexq_bench.results.alert_level import AlertLevel
+from flexq_bench.stats import Interval
 
 _ASSIGNED = "assigned to "
 
@@ -43,8 +50,8 @@ def triage_rows(
             "worst": "wrong results" if row.worst is None else as_change(row.worst),
             "verdicts": row.decisions,
             "now": levels[row.id].words,
-            "against the last good": _percent(levels[row.id]),
-            "95 % interval": _interval(levels[row.id]),
+            "against the last good": percent_change(_ratio(levels[row.id])),
+            "95 % interval": as_interval(_ratio(levels[row.id])),
             "state": row.state,
             "assigned": people.get(row.id, ""),
             "GPU": ", ".join(row.gpus),
@@ -59,9 +66,5 @@ def triage_rows(
     ]
 
 
-def _percent(level: AlertLevel) -> float | None:
-    return None if level.change is None else 100 * (level.change.ratio.estimate - 1)
-
-
-def _interval(level: AlertLevel) -> str:
-    return as_interval(None if level.change is None else level.change.ratio)
+def _ratio(level: AlertLevel) -> Interval | None:
+    return None if level.change is None else level.change.ratio
