@@ -26,7 +26,7 @@ from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Shape
 
-LISTED = 20
+MAX_LISTED = 20
 _REQUESTER = "triage"
 _REFRESH_INTERVAL = timedelta(seconds=10)
 
@@ -81,8 +81,8 @@ def show_requests(database: Database, alert: int | None = None) -> None:
 def _requests(database: Database, alert: int | None) -> list[RequestRow]:
     with database.session() as session:
         if alert is None:
-            return queries.requests(session, requester_prefix=f"{_REQUESTER} ", limit=LISTED)
-        return queries.requests(session, requester=f"{_REQUESTER} {alert}", limit=LISTED)
+            return queries.requests(session, requester_prefix=f"{_REQUESTER} ", limit=MAX_LISTED)
+        return queries.requests(session, requester=f"{_REQUESTER} {alert}", limit=MAX_LISTED)
 
 
 def _measure_again(database: Database, row: AlertRow) -> None:

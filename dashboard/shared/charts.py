@@ -16,19 +16,20 @@ from numpy.typing import ArrayLike
 
 GREY = "#8A8F98"  # lines and their labels: readable on white and on dark grey
 LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
-_MAX_NAMED = 8  # series named in a description
-_LINE = 36  # characters per line of an axis title or legend entry
-WIDE = 8  # max / min of the values above which a log axis has ticks at 1, 2, 5 of each decade
+_MAX_NAMED_SERIES = 8  # series named in a description
+_MAX_LINE_LENGTH = 36  # characters per line of an axis title or legend entry
+# max / min of the values above which a log axis has ticks at 1, 2 and 5 of each decade.
+MAX_PLAIN_RATIO = 8
 
 
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
     """Return a logarithmic axis for these values, > 0.
 
-    If max / min exceeds WIDE, ticks are at 1, 2 and 5 of each decade, with their full values as
-    labels; Plotly's own labels would be the digit only.
+    If max / min exceeds MAX_PLAIN_RATIO, ticks are at 1, 2 and 5 of each decade, with their full
+    values as labels; Plotly's own labels would be the digit only.
     """
     shown = [value for value in values if value > 0]
-    if max(shown, default=1.0) <= WIDE * min(shown, default=1.0):
+    if max(shown, default=1.0) <= MAX_PLAIN_RATIO * min(shown, default=1.0):
         return {"type": "log"}
     decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
@@ -67,7 +68,7 @@ def draw_chart(figure: go.Figure, key: str, **options: Any) -> Any:
 
 def wrap_text(text: str) -> str:
     """Break text of a chart into lines that fit a phone: Plotly does not wrap text."""
-    return "<br>".join(textwrap.wrap(text, _LINE, break_long_words=False))
+    return "<br>".join(textwrap.wrap(text, _MAX_LINE_LENGTH, break_long_words=False))
 
 
 def alternative_text(figure: go.Figure) -> str:
@@ -80,8 +81,8 @@ def alternative_text(figure: go.Figure) -> str:
     names = [_plain_text(trace.get("name")) for trace in spec.get("data", ())]
     series = list(dict.fromkeys(name for name in names if name))
     quantities = " over ".join(axis for axis in axes if axis) or "A chart"
-    more = f" and {len(series) - _MAX_NAMED} more" if len(series) > _MAX_NAMED else ""
-    of_series = f" of {', '.join(series[:_MAX_NAMED])}{more}" if series else ""
+    more = f" and {len(series) - _MAX_NAMED_SERIES} more" if len(series) > _MAX_NAMED_SERIES else ""
+    of_series = f" of {', '.join(series[:_MAX_NAMED_SERIES])}{more}" if series else ""
     return f"{quantities}{of_series}. The tables of this page have the values."
 
 

@@ -11,7 +11,7 @@ from flexq_bench.db.queries import AlertRow
 from flexq_bench.stats import Interval
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
-_SHORT_SHA = 10
+_SHORT_SHA_LENGTH = 10
 _THROTTLE_REASONS = {
     0x1: "idle",
     0x2: "application clocks",
@@ -42,7 +42,7 @@ def as_code(text: str) -> str:
 
 def short_commit(sha: str, dirty: bool) -> str:
     """Shorten a sha to `b4d8aaa012`, with + for a dirty tree; `pkg-` names are not shortened."""
-    return (sha if sha.startswith("pkg-") else sha[:_SHORT_SHA]) + ("+" if dirty else "")
+    return (sha if sha.startswith("pkg-") else sha[:_SHORT_SHA_LENGTH]) + ("+" if dirty else "")
 
 
 def as_change(log_ratio: float | None) -> str:

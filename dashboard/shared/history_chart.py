@@ -10,13 +10,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from flexq_bench.dashboard.shared.charts import GREY, WIDE, log_axis, set_layout, wrap_text
+from flexq_bench.dashboard.shared.charts import (
+    GREY,
+    MAX_PLAIN_RATIO,
+    log_axis,
+    set_layout,
+    wrap_text,
+)
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.dashboard.shared.formatting import short_commit
 
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_MAX_NAMED = 24  # tick labels of commits
-_HEIGHT = 440
+_MAX_COMMIT_LABELS = 24  # tick labels of commits
+_HEIGHT_PX = 440
 _LEGEND_PX = 48  # per series: its name has three lines
 _MAX_MARKERS = 60  # per epoch; points without a marker can be hovered and clicked too
 
@@ -54,17 +60,17 @@ def history(
         figure.update_xaxes(title="measured", zeroline=False)
     else:
         _name_commits(figure, frame)
-    is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
+    is_wide = frame["value"].max() > MAX_PLAIN_RATIO * frame["value"].min() > 0
     figure.update_yaxes(
         title=f"{value} ({unit}{', log scale' if is_wide else ''})",
         **(log_axis(frame["value"]) if is_wide else {}),
     )
-    return set_layout(figure, _HEIGHT + _LEGEND_PX * frame["series"].nunique())
+    return set_layout(figure, _HEIGHT_PX + _LEGEND_PX * frame["series"].nunique())
 
 
 def _name_commits(figure: go.Figure, frame: pd.DataFrame) -> None:
     commits = frame.drop_duplicates("place").sort_values("place")
-    shown = commits.iloc[:: max(1, -(-len(commits) // _MAX_NAMED))]
+    shown = commits.iloc[:: max(1, -(-len(commits) // _MAX_COMMIT_LABELS))]
     figure.update_xaxes(
         title="commit, by ancestry",
         tickvals=shown["place"].tolist(),

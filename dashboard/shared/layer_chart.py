@@ -14,7 +14,7 @@ from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, 
 from flexq_bench.dashboard.shared.colors import Style
 
 _SPREAD = 0.7  # fraction of the distance between layers over which its kernels are spread
-_HEIGHT = 440
+_HEIGHT_PX = 440
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, St
     _label_places(figure, places)
     return set_size(
         figure,
-        _HEIGHT,
+        _HEIGHT_PX,
         top=70,
         legend=LEGEND_ABOVE | {"y": 1.1},
         showlegend=True,

@@ -22,7 +22,7 @@ from flexq_bench.measure import machine_code as static
 
 # Runs that do not time single kernels: machine code metrics, and whole models.
 OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
-_LISTED = 100  # newest runs in the list; older ones can be opened by link
+_MAX_LISTED_RUNS = 100  # newest runs in the list; older ones can be opened by link
 _ANY = ""
 
 
@@ -51,7 +51,7 @@ class ShownRuns:
 def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
     """Return the newest runs, and those in the URL. names: of the URL's parameters."""
     with database.session() as session:
-        recent = queries.run_names(session, without_suites=OTHER_SUITES, limit=_LISTED)
+        recent = queries.run_names(session, without_suites=OTHER_SUITES, limit=_MAX_LISTED_RUNS)
         known = {run.uuid for run in recent}
         for prefix in (text for name in names for text in st.query_params.get_all(name)):
             if any(uuid.startswith(prefix) for uuid in known):

@@ -17,8 +17,8 @@ from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.probes import is_probe
 
-_MAX_HITS = 5  # per kind
-_COMMITS = 400  # newest commits whose subjects are searched
+_MAX_HITS_PER_KIND = 5  # per kind
+_MAX_COMMITS = 400  # newest commits whose subjects are searched
 _SHAPE = re.compile(r"(\d{2,6})\s*[x×, ]\s*(\d{2,6})")
 _HEX = re.compile(r"[0-9a-f]{4,64}")
 
@@ -39,7 +39,7 @@ def search(database: Database, text: str) -> list[SearchHit]:
     with database.session() as session:
         series = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
         project = queries.main_project(session)  # the linked page compares commits of this project
-        commits = queries.recent_commits(session, limit=_COMMITS, project=project)
+        commits = queries.recent_commits(session, limit=_MAX_COMMITS, project=project)
         runs = []
         if _HEX.fullmatch(words):
             commits += queries.recent_commits(session, limit=0, prefixes=[words], project=project)
@@ -50,12 +50,12 @@ def search(database: Database, text: str) -> list[SearchHit]:
         SearchHit(f"kernel {label}", page_address("kernels", kernel=kernel))
         for label, kernel in sorted(labels.items())
         if words in label.lower()
-    ][:_MAX_HITS]
+    ][:_MAX_HITS_PER_KIND]
     hits += [
         SearchHit(f"model {name}", page_address("leaderboard", model=name))
         for name in sorted(load_catalog())
         if words in name.lower()
-    ][:_MAX_HITS]
+    ][:_MAX_HITS_PER_KIND]
     shape = _SHAPE.fullmatch(words)
     sizes = {(s.n, s.k) for s in series}
     if shape and (int(shape[1]), int(shape[2])) in sizes:
@@ -68,7 +68,7 @@ def search(database: Database, text: str) -> list[SearchHit]:
             page_address("compare", **{"kind": "commits", "head-commits": row.sha[:10]}),
         )
         for row in dict.fromkeys(matching)
-    ][:_MAX_HITS]
+    ][:_MAX_HITS_PER_KIND]
     hits += [
         SearchHit(f"run {run.uuid[:8]} of {run.suite}", page_address("results", run=run.uuid[:8]))
         for run in runs

@@ -10,7 +10,7 @@ import pytest
 from made_results import H200, a_record, a_run
 from page_content import table, words
 
-from flexq_bench.dashboard.shared.alert_requests import LISTED
+from flexq_bench.dashboard.shared.alert_requests import MAX_LISTED
 from flexq_bench.db import queries
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.requests import Limits, RequestInfo, add_request
@@ -99,7 +99,7 @@ def test_click_queues_the_comparison_of_an_alert(alerted, open_triage):
 def test_requests_of_alerts_stay_listed(alerted, open_triage):
     limits = Limits(99, 99, 99, 99, 99)
     with alerted.session() as session:
-        for number, who in enumerate(["triage 1", *["Ada"] * LISTED]):
+        for number, who in enumerate(["triage 1", *["Ada"] * MAX_LISTED]):
             at = datetime(2025, 12, 1, number, tzinfo=UTC)
             info = RequestInfo(f"{number}" * 36, "sweep", {}, who, H200, 1, None, at)
             add_request(session, info, limits=limits)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from flexq_bench.dashboard.shared.charts import error_bars, rule, set_layout
 from flexq_bench.dashboard.shared.colors import Style
 
-_HEIGHT = 420
+_HEIGHT_PX = 420
 _SPREAD = 0.6  # fraction of the distance between tasks over which its schemes are spread
 
 
@@ -58,7 +58,7 @@ def loss_history(frame: pd.DataFrame, styles: Mapping[str, Style], task: str) ->
     )
     figure.update_yaxes(title=f"perplexity on {html.escape(task)} against fp16 (%)")
     rule(figure, 0.0, "no change")
-    return set_layout(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT_PX)
 
 
 def _grouped(
@@ -91,4 +91,4 @@ def _grouped(
         showgrid=False,
         zeroline=False,
     )
-    return set_layout(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT_PX)

@@ -40,8 +40,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import GateRow, Score
 
-_COMMITS = 20  # newest commits in the history
-_GATES = 100  # newest gates in the table
+_MAX_COMMITS = 20  # newest commits in the history
+_MAX_GATES = 100  # newest gates in the table
 _INTERVALS = (
     "Bars are 95 % intervals over the same segments or questions under both; one that includes the "
     "dashed line is a change within noise."
@@ -73,7 +73,7 @@ def page() -> None:
             }
             values = queries.score_values(session, sorted(score_ids))
             names = {release.sha: release.name for release in queries.releases(session)}
-            gates = queries.gate_history(session, model, limit=_GATES)
+            gates = queries.gate_history(session, model, limit=_MAX_GATES)
             shown = [*queries.scored_schemes(session), *map(display_name, scores)]
             styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
     rows = compared(latest, values, bases)
@@ -90,7 +90,7 @@ as_page = partial(st.Page, page, title="Accuracy", icon=":material/target:", url
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
     """Return the perplexities at the newest commits that have any, oldest first."""
     perplexities = [score for score in scores if score.metric == PERPLEXITY]
-    shas = list(dict.fromkeys(score.commit for score in perplexities))[-_COMMITS:]
+    shas = list(dict.fromkeys(score.commit for score in perplexities))[-_MAX_COMMITS:]
     return [score for score in perplexities if score.commit in set(shas)]
 
 
@@ -192,7 +192,7 @@ def _show_gates(
     draw_table(pd.DataFrame(limit_rows(by_uuid[chosen])), key="limits")
     _show_diagnosis(by_uuid[chosen])
     st.caption(
-        f"The newest {_GATES} verdicts of gates. A change is against "
+        f"The newest {_MAX_GATES} verdicts of gates. A change is against "
         f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."
     )
 
@@ -225,7 +225,7 @@ def _show_history(
         figure = charts.loss_history(rows, styles, str(task))
         draw_chart(figure, key=f"history-{task}")
     st.caption(
-        f"The newest {_COMMITS} commits with a perplexity; a release has its tag's name. "
+        f"The newest {_MAX_COMMITS} commits with a perplexity; a release has its tag's name. "
         f"{_INTERVALS}"
     )
 

@@ -11,7 +11,7 @@ from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow
 
 _SAVED = "alert-form.saved"  # message of the last save, shown once after the rerun
-_LONGEST_NOTE, _LONGEST_NAME = 10_000, 80  # characters; also enforced by the server
+MAX_NOTE_LENGTH, MAX_NAME_LENGTH = 10_000, 80  # characters; also enforced by the server
 _MEANING = {
     "acknowledged": "acknowledged: under investigation",
     "explained": "explained: intended or accepted; a new epoch begins at the first bad commit",
@@ -45,9 +45,9 @@ def show_form(alert: AlertRow, events: int) -> None:
             ),
         )
         note = st.text_area(
-            "Note", max_chars=_LONGEST_NOTE, help="Kept as text, with your name and the time."
+            "Note", max_chars=MAX_NOTE_LENGTH, help="Kept as text, with your name and the time."
         )
-        person = st.text_input("Your name", max_chars=_LONGEST_NAME)
+        person = st.text_input("Your name", max_chars=MAX_NAME_LENGTH)
         sent = st.form_submit_button("Save", icon=":material/save:")
     # A click reruns the page: compare with the number of events shown before the click.
     seen = st.session_state.get(f"{key}.seen", events) if sent else events

@@ -14,7 +14,7 @@ from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, 
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 
-_HEIGHT = 480
+_HEIGHT_PX = 480
 _ROW_PX = 24
 _AROUND_PX = 150
 
@@ -48,7 +48,7 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
         )
     figure.update_xaxes(title=f"{html.escape(base)}: time (µs, log scale)", **log_axis(both))
     figure.update_yaxes(title=f"{html.escape(head)}: time (µs, log scale)", **log_axis(both))
-    return _set_layout(figure, _HEIGHT)
+    return _set_layout(figure, _HEIGHT_PX)
 
 
 def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:

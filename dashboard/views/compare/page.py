@@ -56,8 +56,8 @@ from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
 _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
-_LISTED = 200  # newest commits in the list; older ones can be opened by link
-_DRAWN = 40  # changes in one chart; the table has all
+_MAX_COMMITS = 200  # newest commits in the list; older ones can be opened by link
+_MAX_CHANGES = 40  # changes in one chart; the table has all
 _ANY = ""
 _FILTERS = {  # column -> label
     "label": "Kernel",
@@ -201,7 +201,9 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     prefixes = [p for side in ("base", "head") for p in st.query_params.get_all(f"{side}-commits")]
     with database.session() as session:
         project = queries.main_project(session)
-        commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes, project=project)
+        commits = queries.recent_commits(
+            session, limit=_MAX_COMMITS, prefixes=prefixes, project=project
+        )
     if not commits:
         show_empty_database(database)
         return None
@@ -324,7 +326,7 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.header("Times", anchor=False)
         draw_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
-    changed = frame[frame["ratio"].notna()].head(_DRAWN)
+    changed = frame[frame["ratio"].notna()].head(_MAX_CHANGES)
     if not changed.empty:
         st.header("Changes", anchor=False)
         if len(changed) < int(frame["ratio"].notna().sum()):

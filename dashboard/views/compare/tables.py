@@ -8,7 +8,7 @@ import streamlit as st
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table, height_of, offer_csv
 
-_MAX_PX = 760
+_MAX_HEIGHT_PX = 760
 
 
 def show_means(means: pd.DataFrame) -> None:
@@ -46,7 +46,7 @@ def show_rows(frame: pd.DataFrame) -> None:
     )
     draw_table(
         table,
-        height=height_of(len(table), _MAX_PX),
+        height=height_of(len(table), _MAX_HEIGHT_PX),
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),
             *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),

@@ -11,7 +11,7 @@ from flexq_bench.dashboard.shared.charts import error_bars, log_axis, set_layout
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.db.queries import DecodeRow
 
-_HEIGHT = 400
+_HEIGHT_PX = 400
 _GIB = 2**30
 _Interval = tuple[float, float, float]  # low, estimate, high
 
@@ -97,4 +97,4 @@ def _lines(
         )
     batches = sorted({row.batch for row in rows})
     figure.update_xaxes(title="batch (sequences, log scale)", type="log", tickvals=batches)
-    return set_layout(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT_PX)

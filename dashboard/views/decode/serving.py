@@ -18,7 +18,7 @@ from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.db.queries import ServingRow
 
 _GIB = 2**30
-_HEIGHT = 400
+_HEIGHT_PX = 400
 
 
 def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone: tzinfo) -> None:
@@ -77,7 +77,7 @@ def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> g
     slots = sorted({row.slots for row in rows})
     figure.update_xaxes(title="sequences at a time (log scale)", type="log", tickvals=slots)
     figure.update_yaxes(title="new tokens (1/s)", rangemode="tozero")
-    return set_layout(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT_PX)
 
 
 _DASHES = {8: "dash", 4: "dot"}  # by bits of the KV cache

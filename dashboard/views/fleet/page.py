@@ -32,9 +32,9 @@ from flexq_bench.db.fleet import LIVE_WORKER_STATES
 from flexq_bench.db.queries import OffsetRow, WorkerRow
 from flexq_bench.results.device_offsets import offsets_of_imported
 
-_LISTED = 100  # of each kind, newest first
-_RUNS = 20
-_RECENT = timedelta(days=7)
+_MAX_LISTED = 100  # of each kind, newest first
+_MAX_RUNS = 20
+_MAX_AGE = timedelta(days=7)
 
 
 def page() -> None:
@@ -43,26 +43,26 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
-            workers = queries.workers(session, limit=_LISTED)
-            runs = queries.progress(session, limit=_RUNS)
-            requests = queries.requests(session, limit=_LISTED)
-            quarantined = queries.quarantined_jobs(session, limit=_LISTED)
-            offsets = queries.device_offsets(session, limit=_LISTED)
-            devices = queries.devices(session, limit=_LISTED)
+            workers = queries.workers(session, limit=_MAX_LISTED)
+            runs = queries.progress(session, limit=_MAX_RUNS)
+            requests = queries.requests(session, limit=_MAX_LISTED)
+            quarantined = queries.quarantined_jobs(session, limit=_MAX_LISTED)
+            offsets = queries.device_offsets(session, limit=_MAX_LISTED)
+            devices = queries.devices(session, limit=_MAX_LISTED)
             if not offsets:
                 offsets = offsets_of_imported(session)
     zone, now = time_zone(st.context.timezone), datetime.now(UTC)
     controls = Controls("fleet")
     everything = controls.toggle(
         st.container(), "all", "Also ended workers and abandoned runs",
-        hint=f"Workers that ended, or were last seen {_RECENT.days} days ago, and unfinished runs "
+        hint=f"Workers that ended, or were last seen {_MAX_AGE.days} days ago, and unfinished runs "
         "as old as that without a leased job.",
     )  # fmt: skip
-    ended = 0 if everything else sum(has_ended(worker, now, _RECENT) for worker in workers)
-    abandoned = 0 if everything else sum(is_abandoned(run, now, _RECENT) for run in runs)
+    ended = 0 if everything else sum(has_ended(worker, now, _MAX_AGE) for worker in workers)
+    abandoned = 0 if everything else sum(is_abandoned(run, now, _MAX_AGE) for run in runs)
     if not everything:
-        workers = [worker for worker in workers if not has_ended(worker, now, _RECENT)]
-        runs = [run for run in runs if not is_abandoned(run, now, _RECENT)]
+        workers = [worker for worker in workers if not has_ended(worker, now, _MAX_AGE)]
+        runs = [run for run in runs if not is_abandoned(run, now, _MAX_AGE)]
     if ended or abandoned:
         st.caption(f"Not listed: {ended} ended workers, {abandoned} abandoned runs.")
     _show_workers(workers, worker_rows(workers, now, zone), now, database)

@@ -27,7 +27,7 @@ from flexq_bench.dashboard.shared.history_frame import history_frame
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.shared.model_places import places_in_models
 from flexq_bench.dashboard.shared.tables import draw_table
-from flexq_bench.dashboard.views.history.patterns import NEWEST, pattern_frame
+from flexq_bench.dashboard.views.history.patterns import MAX_RESULTS, pattern_frame
 from flexq_bench.dashboard.views.measurement import page as measurement
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -44,9 +44,9 @@ _FILTERS = {  # field (also its name in the URL) -> label
     "stage": "Stage",
     "cache": "Cache",
 }
-_DRAWN = 6  # series in one chart: the number of dash styles, and quick to draw
+_MAX_SERIES = 6  # series in one chart: the number of dash styles, and quick to draw
 _TIME = "time"
-_LISTED = 50  # commits in the table by default, to send fewer bytes
+_MAX_COMMITS = 50  # commits in the table by default, to send fewer bytes
 _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
@@ -101,13 +101,14 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
     if not chosen:
         st.info("No series passes all filters: remove one, or clear them all.")
         return None
-    drawn = chosen[:_DRAWN]
+    drawn = chosen[:_MAX_SERIES]
     with database.session() as session:
         histories = {series: queries.series_history(session, series.id) for series in drawn}
         kernels = queries.kernel_names(session)
-    if len(chosen) > _DRAWN:
+    if len(chosen) > _MAX_SERIES:
         st.info(
-            f"These are the first {_DRAWN} of {len(chosen)} series: narrow them by the filters.",
+            f"These are the first {_MAX_SERIES} of {len(chosen)} series: narrow them by the "
+            "filters.",
             icon=":material/filter_alt:",
         )
     frame = history_frame(
@@ -235,8 +236,8 @@ def _show_patterns(drawn: _Drawn) -> None:
     """Show one row per series with the pattern of its newest epoch."""
     draw_table(pattern_frame(drawn.histories), key="patterns")
     st.caption(
-        f"Pattern of the newest epoch of a series, over its newest {NEWEST} results, independent "
-        "of the chart above. It is not an alert, which needs a confirmation."
+        f"Pattern of the newest epoch of a series, over its newest {MAX_RESULTS} results, "
+        "independent of the chart above. It is not an alert, which needs a confirmation."
     )
 
 
@@ -244,10 +245,12 @@ def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
     """Show one row per point, with a link to all results of its run."""
     frame, value = drawn.frame, drawn.value
     places = frame["place"].unique()
-    if len(places) > _LISTED and not st.toggle(f"List all {len(frame):,} points", key="all-points"):
-        newest = sorted(places)[-_LISTED]
+    if len(places) > _MAX_COMMITS and not st.toggle(
+        f"List all {len(frame):,} points", key="all-points"
+    ):
+        newest = sorted(places)[-_MAX_COMMITS]
         frame = frame[frame["place"] >= newest]
-        st.caption(f"Listed are those of the newest {_LISTED} commits.")
+        st.caption(f"Listed are those of the newest {_MAX_COMMITS} commits.")
     table = pd.DataFrame(
         {
             "series": frame["name"],

@@ -25,7 +25,7 @@ _WORDS = {
     Pattern.STEADY: "steady",
 }
 COLUMNS = ("series", "pattern", "since", "missing nightly runs")
-NEWEST = 120  # results analysed; 1,000 with a step would take 0.5 s
+MAX_RESULTS = 120  # results analysed; 1,000 with a step would take 0.5 s
 
 
 def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.DataFrame:
@@ -35,7 +35,7 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
     since: the commit at which it begins; empty: at the first of these results.
     """
     rows = [
-        (series_name(series), *_pattern(tuple(points[-NEWEST:])))
+        (series_name(series), *_pattern(tuple(points[-MAX_RESULTS:])))
         for series, points in histories.items()
         if points
     ]

@@ -14,7 +14,7 @@ from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, 
 from flexq_bench.workloads.case import parse_kernel_label
 
 _FASTER, _SLOWER = "#0072B2", "#E05A00"
-_HEIGHT = 460
+_HEIGHT_PX = 460
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
     figure.update_yaxes(title="time (µs)", col=1)
     figure.update_xaxes(tickangle=-30, automargin=True)
     legend = LEGEND_ABOVE | {"y": 1.1}
-    return set_size(figure, _HEIGHT, top=60, bottom=30, barmode="overlay", legend=legend)
+    return set_size(figure, _HEIGHT_PX, top=60, bottom=30, barmode="overlay", legend=legend)
 
 
 def _name(step: Step) -> str:

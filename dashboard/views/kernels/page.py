@@ -44,7 +44,7 @@ from flexq_bench.runs import command_lines
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
 _IN_WORDS = {_STAGES: "activation quantization"}  # view -> label, where it differs from the URL
-_MAPS = 4  # maximum number of M below each other
+_MAX_MAPS = 4  # maximum number of M below each other
 _EVIDENCE = (
     "The newest accepted result of every kernel and shape. Bars are 95 % intervals of levels: the "
     "uncertainty within a run, and run-to-run noise."
@@ -191,9 +191,9 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
     frame = _stage_of(controls, shown)
     tokens = sorted(frame["m"].unique().tolist())
     fullest = frame.groupby("m")["speedup"].count().sort_values(ascending=False, kind="stable")
-    nothing = f"the {_MAPS} with the most results"
+    nothing = f"the {_MAX_MAPS} with the most results"
     chosen = controls.multiselect(st.container(), "m", "M (tokens)", tokens, placeholder=nothing)
-    drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
+    drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAX_MAPS])]
     compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
     st.header(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
     if not compared.any():
@@ -241,7 +241,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
     order = [*registry.labels("cuda"), *registry.labels("cpu")]
     by_tokens = {
         int(m): steps_of(on_shape[on_shape["m"] == m], order)
-        for m in sorted(on_shape["m"].unique())[:_MAPS]
+        for m in sorted(on_shape["m"].unique())[:_MAX_MAPS]
     }
     draw_chart(waterfall(by_tokens), key="ablation")
     separate = on_shape["run"].nunique() > 1

@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, log_axis, set_size
 from flexq_bench.dashboard.shared.colors import Style
 
-_HEIGHT = 480
+_HEIGHT_PX = 480
 _LEGEND_ROW_PX = 20
-_IN_A_LEGEND_ROW = 3
+_KERNELS_PER_LEGEND_ROW = 3
 _SPREAD = 1.25  # factor in x over which kernels of equal intensity are spread
 
 
@@ -80,7 +80,7 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     )
     return set_size(
         figure,
-        _HEIGHT + _LEGEND_ROW_PX * (len(labels) // _IN_A_LEGEND_ROW),
+        _HEIGHT_PX + _LEGEND_ROW_PX * (len(labels) // _KERNELS_PER_LEGEND_ROW),
         top=70,
         legend=LEGEND_ABOVE,
         showlegend=True,

@@ -21,7 +21,7 @@ _BETWEEN_PX = 50
 _AROUND_PX = 190
 _BAR_PX = 420
 _LABELS_PX = 110  # column names above the first map
-_ROOMY = 22  # maximum number of columns for which cells show the interval
+_MAX_COLUMNS_WITH_INTERVALS = 22  # maximum number of columns for which cells show the interval
 _TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # added if all ratios are within 2 ×
 
@@ -107,7 +107,7 @@ def _at_layers(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:
     labels = sorted(rows["label"].unique(), reverse=True)
-    written = _text if len(places) <= _ROOMY else _ratio
+    written = _text if len(places) <= _MAX_COLUMNS_WITH_INTERVALS else _ratio
     by_cell = {(row["label"], _place(row)): row for row in rows.to_dict("records")}
     cells = [[by_cell.get((label, place)) for place in places] for label in labels]
     return go.Heatmap(

@@ -13,8 +13,8 @@ from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.db.queries import ResultRow
 
 Placements = Sequence[Sequence[float]]
-_POINTS = 4000  # maximum drawn: more take a browser seconds without showing more
-_HEIGHT = 380
+_MAX_POINTS = 4000  # maximum drawn: more take a browser seconds without showing more
+_HEIGHT_PX = 380
 _INVALID = "#B44B4B"
 
 
@@ -72,7 +72,7 @@ def order_plot(
     for i, values in enumerate(samples):
         places = start + 1 + np.arange(len(values))
         bad = set(invalid[i]) if i < len(invalid) else set()
-        kept = _envelope(values, -(-sum(map(len, samples)) // _POINTS))
+        kept = _envelope(values, -(-sum(map(len, samples)) // _MAX_POINTS))
         for name, symbol, color, chosen in (
             ("sample", "circle", style.color, [j for j in kept if j not in bad]),
             ("at too low a clock, not counted", "x", _INVALID, sorted(bad)),
@@ -128,7 +128,7 @@ def clock_plot(readings: Mapping[str, Mapping[str, Any]]) -> go.Figure:
 def _steps(values: Sequence[float]) -> tuple[list[float], list[float]]:
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     shares = 100.0 * np.arange(1, ordered.size + 1) / max(ordered.size, 1)
-    shown = np.unique(np.linspace(0, ordered.size - 1, min(ordered.size, _POINTS)).astype(int))
+    shown = np.unique(np.linspace(0, ordered.size - 1, min(ordered.size, _MAX_POINTS)).astype(int))
     return ordered[shown].tolist(), shares[shown].tolist()
 
 
@@ -165,4 +165,4 @@ def _mark_time(figure: go.Figure, result: ResultRow, style: Style, *, axis: str)
 
 def _set_layout(figure: go.Figure) -> go.Figure:
     legend = {"orientation": "h", "y": -0.25, "yanchor": "top", "x": 0}
-    return set_size(figure, _HEIGHT, legend=legend, hoverlabel={"align": "left"})
+    return set_size(figure, _HEIGHT_PX, legend=legend, hoverlabel={"align": "left"})

@@ -35,7 +35,7 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunSummary
 from flexq_bench.verdicts import Verdict
 
-_LISTED = 30  # open alerts shown; `alerts list` has all
+_MAX_ALERTS = 30  # open alerts shown; `alerts list` has all
 
 
 def page() -> None:
@@ -67,7 +67,7 @@ def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: t
         st.success("No alert is open.", icon=":material/check_circle:")
     elif not alerts:
         st.info("No alert is open: no commit was compared with another one yet.")
-    for row in alerts[:_LISTED]:
+    for row in alerts[:_MAX_ALERTS]:
         series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
         with st.container(border=True, gap="xsmall"):
             st.page_link(
@@ -77,8 +77,10 @@ def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: t
                 query_params={"alert": str(row.id)},
             )
             st.caption(_facts(row, zone))
-    if len(alerts) > _LISTED:
-        st.caption(f"{len(alerts) - _LISTED} older ones are open too: the Alert page lists all.")
+    if len(alerts) > _MAX_ALERTS:
+        st.caption(
+            f"{len(alerts) - _MAX_ALERTS} older ones are open too: the Alert page lists all."
+        )
 
 
 def _facts(row: AlertRow, zone: tzinfo) -> str:

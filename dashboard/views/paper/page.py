@@ -26,7 +26,7 @@ from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.published import absent_tables
 
-_MAX_PX = 900
+_MAX_HEIGHT_PX = 900
 
 
 def page() -> None:
@@ -123,7 +123,7 @@ def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
     draw_table(
         frame.assign(of=frame["of"].where(frame["of"] > 0)),
-        height=height_of(len(frame), _MAX_PX),
+        height=height_of(len(frame), _MAX_HEIGHT_PX),
         column_config={
             "source": "paper",
             "table": "where in it",

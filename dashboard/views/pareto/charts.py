@@ -12,7 +12,7 @@ from flexq_bench.dashboard.shared.charts import error_bars, set_layout
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.dashboard.views.pareto.frame import RANDOM_WEIGHTS, front
 
-_HEIGHT = 420
+_HEIGHT_PX = 420
 
 
 def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title: str) -> go.Figure:
@@ -57,4 +57,4 @@ def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title
         )
     figure.update_xaxes(title=title, rangemode="tozero")
     figure.update_yaxes(title="perplexity increase over fp16 (%)")
-    return set_layout(figure, _HEIGHT)
+    return set_layout(figure, _HEIGHT_PX)

@@ -31,7 +31,7 @@ from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
 _METRIC = "time"  # in regime boost; sustained times are another metric
-_LISTED = 10  # cases of each direction
+_MAX_CASES = 10  # cases of each direction
 _ANY = "all"
 
 
@@ -159,9 +159,9 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
         if not matching:
             st.caption(f"No case is {verdict.value} beyond 1 % and beyond the noise of its runs.")
             continue
-        _dataframe(change_rows(matching[:_LISTED]), key)
-        if len(matching) > _LISTED:
-            st.caption(f"The {_LISTED} largest of {len(matching)}.")
+        _dataframe(change_rows(matching[:_MAX_CASES]), key)
+        if len(matching) > _MAX_CASES:
+            st.caption(f"The {_MAX_CASES} largest of {len(matching)}.")
 
 
 def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:

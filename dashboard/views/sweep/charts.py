@@ -19,7 +19,7 @@ VALUES = {
     "pct_of_floor": ("floor / time", "%"),
 }
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_HEIGHT = 480
+_HEIGHT_PX = 480
 _LEGEND_PX = 22
 
 
@@ -76,7 +76,7 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
         title=f"{what} ({unit}{'' if is_share else ', log scale'})",
         **({"rangemode": "tozero"} if is_share else log_axis(points[value])),
     )
-    return set_layout(figure, _HEIGHT + _LEGEND_PX * len(figure.data) // 3)
+    return set_layout(figure, _HEIGHT_PX + _LEGEND_PX * len(figure.data) // 3)
 
 
 def _setting(name: str, value: Any) -> str:

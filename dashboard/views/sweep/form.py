@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _SAVED = "sweep-form.saved"  # message of the last request, shown once after the rerun
 _MODEL, _SIZES = "a model's layers", "N and K"
-_LONGEST_SIZES = 10_000  # characters: enough for the maximum number of sizes
-_LONGEST_WORDS = 1000
+_MAX_SIZES_LENGTH = 10_000  # characters: enough for the maximum number of sizes
+_MAX_TEXT_LENGTH = 1000
 _USUAL = {"cuda": ("flexq", "cublaslt-w8a8"), "cpu": ("flexq-w6a6", "cublaslt-w8a8")}
 
 
@@ -130,7 +130,7 @@ def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> 
     """Raise UsageError for a value that is not in the form's list: clients may send any text."""
     for name in chosen:
         if name not in offered:
-            raise UsageError(unknown(kind, name[:_LONGEST_WORDS], offered))
+            raise UsageError(unknown(kind, name[:_MAX_TEXT_LENGTH], offered))
 
 
 def _fields(backend: Backend, by_model: bool) -> _Form | None:
@@ -140,7 +140,7 @@ def _fields(backend: Backend, by_model: bool) -> _Form | None:
     with st.form("sweep-form", border=True):
         kernels = st.multiselect("Kernels", labels, default=usual)
         m = st.text_input(
-            "M (tokens)", "1,2,4,8,16", max_chars=_LONGEST_SIZES,
+            "M (tokens)", "1,2,4,8,16", max_chars=_MAX_SIZES_LENGTH,
             help="Sizes and ranges: 1,2,4:64:x2",
         )  # fmt: skip
         n = k = model = None
@@ -148,17 +148,17 @@ def _fields(backend: Backend, by_model: bool) -> _Form | None:
         if by_model:
             model = st.selectbox("Model", sorted(load_catalog()))
             layers = st.text_input(
-                "Layers", "fused", max_chars=_LONGEST_WORDS,
+                "Layers", "fused", max_chars=_MAX_TEXT_LENGTH,
                 help="fused, separate, or names separated by commas",
             )  # fmt: skip
         else:
             n, k = (
-                st.text_input(label, "4096", max_chars=_LONGEST_SIZES)
+                st.text_input(label, "4096", max_chars=_MAX_SIZES_LENGTH)
                 for label in ("N (output features)", "K (input features)")
             )
         stages = st.multiselect("Stages", STAGES, default=STAGES[:1])
         caches = st.multiselect("Caches", CACHES, default=CACHES[:1])
-        person = st.text_input("Your name", max_chars=_LONGEST_WORDS)
+        person = st.text_input("Your name", max_chars=_MAX_TEXT_LENGTH)
         with st.container(horizontal=True):
             estimated = st.form_submit_button("Estimate", icon=":material/timer:")
             started = st.form_submit_button("Start", icon=":material/play_arrow:", type="primary")

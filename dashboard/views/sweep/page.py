@@ -24,8 +24,8 @@ from flexq_bench.db.queries import RequestRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.stats.baseline import BASELINE
 
-_LISTED = 50  # newest requests in the list; older ones can be opened by link
-_REFRESH_S = 2.0  # refresh interval of an open request
+_MAX_REQUESTS = 50  # newest requests in the list; older ones can be opened by link
+_REFRESH_INTERVAL_S = 2.0  # refresh interval of an open request
 _SWEEP = "sweep"
 
 
@@ -75,13 +75,13 @@ def _show_requests(database: Database) -> None:
     )  # fmt: skip
     controls.warn_of_ignored(on_top, "Not requested, so not shown")
     is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
-    watch = st.fragment(_watch, run_every=_REFRESH_S if is_open else None)
+    watch = st.fragment(_watch, run_every=_REFRESH_INTERVAL_S if is_open else None)
     watch(database, chosen, axis, value, is_open=is_open)
 
 
 def _list(database: Database) -> list[RequestRow]:
     with database.session() as session:
-        listed = [r for r in queries.requests(session, limit=_LISTED) if r.kind == _SWEEP]
+        listed = [r for r in queries.requests(session, limit=_MAX_REQUESTS) if r.kind == _SWEEP]
         for prefix in st.query_params.get_all("request"):
             if any(row.uuid.startswith(prefix) for row in listed):
                 continue

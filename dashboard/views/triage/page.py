@@ -14,11 +14,12 @@ from flexq_bench.dashboard.database import (
     is_read_only,
     write_alert,
 )
-from flexq_bench.dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
+from flexq_bench.dashboard.shared.alert_requests import MAX_LISTED, show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
 from flexq_bench.dashboard.shared.freshness import show_freshness
 from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.views.alert.form import MAX_NAME_LENGTH, MAX_NOTE_LENGTH
 from flexq_bench.dashboard.views.triage.tables import assignee, assignment_note, triage_rows
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
@@ -31,7 +32,6 @@ from flexq_bench.results.stored_noise import read_noise
 _OPEN, _ALL = "open", "all"
 _KEEP = "(unchanged)"
 _SAVED = "triage.saved"
-_LONGEST_NOTE, _LONGEST_NAME = 10_000, 80
 
 
 def page() -> None:
@@ -123,9 +123,9 @@ def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
             "Alerts", list(by_id), format_func=lambda alert_id: alert_title(by_id[alert_id])
         )
         state = st.selectbox("State", [_KEEP, *ALERT_STATES[1:]])
-        assignee_name = st.text_input("Assign to", max_chars=_LONGEST_NAME)
-        note = st.text_area("Note", max_chars=_LONGEST_NOTE)
-        person = st.text_input("Your name", max_chars=_LONGEST_NAME).strip()
+        assignee_name = st.text_input("Assign to", max_chars=MAX_NAME_LENGTH)
+        note = st.text_area("Note", max_chars=MAX_NOTE_LENGTH)
+        person = st.text_input("Your name", max_chars=MAX_NAME_LENGTH).strip()
         sent = st.form_submit_button("Save", icon=":material/save:")
     if not sent:
         return
@@ -167,7 +167,7 @@ def _problem(chosen: Sequence[int], state: str, words: str, person: str) -> str:
 def _show_requests(database: Database, shown: Sequence[AlertRow]) -> None:
     """Show buttons for each alert, and the progress of their requests."""
     st.header("Measure again, bisect", anchor=False)
-    for row in shown[:LISTED]:
+    for row in shown[:MAX_LISTED]:
         line = st.container(horizontal=True, vertical_alignment="center")
         show_buttons(line, database, row)
         line.markdown(as_text(alert_title(row)))
