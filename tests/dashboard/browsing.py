@@ -39,7 +39,8 @@ IN_A_BROWSER = [
     ),
 ]
 
-_TO_START_S = 240
+POINT = ".js-plotly-plot .scatterlayer .point"
+_MAX_START_S = 240
 # Colours are tested without a browser; a dark page takes as long as a light one.
 THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
@@ -75,13 +76,13 @@ def served(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors, text=True
         )
         try:
-            deadline = time.monotonic() + _TO_START_S
+            deadline = time.monotonic() + _MAX_START_S
             while not is_ready():
                 if process.poll() is not None:
                     errors.seek(0)
                     raise RuntimeError(f"exit code {process.returncode}: {errors.read().strip()}")
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"{command[-1]}: no answer within {_TO_START_S} s")
+                    raise RuntimeError(f"{command[-1]}: no answer within {_MAX_START_S} s")
                 time.sleep(0.1)
             yield process
         finally:
@@ -206,3 +207,26 @@ def settled_text(browser: Any) -> str:
 
     wait_for(is_same, "the page's text never settles")
     return texts[-1]
+
+
+def open_sweep_form(browser: Any, url: str, *, name: str) -> None:
+    """Open the form of a sweep, by N and K."""
+    look(browser, f"{url}/sweep", "[data-testid=stForm]", name=name)
+    click(browser, "N and K")
+    wait_for(lambda: _inputs(browser, "N (output features)"), "the form has no N")
+
+
+def fill_sweep_form(
+    browser: Any, *, n: str = "128", k: str = "256", m: str = "1", person: str = "Ada"
+) -> None:
+    """Type sizes and a name into the open form of a sweep."""
+    texts = {"N (output features)": n, "K (input features)": k, "M (tokens)": m}
+    for label, text in (texts | {"Your name": person}).items():
+        (box,) = _inputs(browser, label)
+        box.send_keys("\ue009" + "a" + "\ue009")  # Control, a, Control: selects all
+        box.send_keys(text)
+        time.sleep(0.2)  # the box sends its text to the form after a moment
+
+
+def _inputs(browser: Any, label: str) -> list[Any]:
+    return list(browser.find_elements("css selector", f"input[aria-label='{label}']"))

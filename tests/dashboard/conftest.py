@@ -23,7 +23,7 @@ from page_content import OpenPage
 from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.exchange import import_file, write_records
 from flexq_bench.db.records import DeviceInfo, Record, RunInfo
-from flexq_bench.db.store import begin_run
+from flexq_bench.db.store import add_records, begin_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import Night, record_night
 
@@ -48,6 +48,12 @@ class Store:
         write_records(file, records)
         with open_database(str(self.path)) as database, database.session() as session:
             import_file(session, file)
+
+    def keep(self, *records: Any) -> Store:
+        """Store records of scores, decodes, servings or gates."""
+        with self.session() as session:
+            add_records(session, records)
+        return self
 
     def judge(
         self, *comparisons: Any, night: int = 1, commits: Mapping[str, Any], **changes: Any

@@ -14,6 +14,7 @@ from flexq_bench.db.records import (
     DeviceInfo,
     GateLimit,
     GateRecord,
+    RunInfo,
     ServingRecord,
 )
 
@@ -21,6 +22,21 @@ GIB = 2**30
 FP16_NLL = (2.0, 3.0, 2.5, 2.6, 2.4)
 LAYERS = ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj",
           "model.layers.0.self_attn.q_proj"]  # fmt: skip
+
+
+def _origin(run: RunInfo) -> dict[str, Any]:
+    """Fields of every record: when and where it was measured."""
+    return {
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    }
+
+
+def _uuid(*parts: object) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
 
 
 def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> AccuracyRecord:
@@ -42,17 +58,13 @@ def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> Accuracy
         "values": FP16_NLL,
         "seed": 0,
         "parameters": {},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
+        **_origin(run),
     } | changes
     if "value" not in fields:
         fields["value"] = math.exp(sum(fields["values"]) / len(fields["values"]))
     parts = [run.uuid, scheme, fields["task"], metric, fields["commit"].sha, fields["model"]]
-    parts += [str(fields[name]) for name in ("content_hash", "through") if name in fields]
-    return AccuracyRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
+    parts += [fields[name] for name in ("content_hash", "through") if name in fields]
+    return AccuracyRecord(uuid=_uuid(*parts), **fields)
 
 
 def worse(by: float, **changes: Any) -> dict[str, Any]:
@@ -77,14 +89,10 @@ def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
         "verdict": outcome,
         "exit_code": {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}[outcome],
         "limits": (limit,),
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
+        **_origin(run),
     } | changes
     parts = (run.uuid, scheme, fields["model"], fields["commit"].sha, fields["created_at"])
-    return GateRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
+    return GateRecord(uuid=_uuid(*parts), **fields)
 
 
 def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
@@ -117,15 +125,10 @@ def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **chang
         "energy_j_per_token": None,
         "parts": (),
         "parameters": {},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
+        **_origin(run),
     } | changes
     parts = (run.uuid, fields["case"], fields["model"], fields["prompt_tokens"], fields["weights"])
-    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
-    return DecodeRecord(uuid=identity, **fields)
+    return DecodeRecord(uuid=_uuid(*parts), **fields)
 
 
 def a_serving(scheme: str, slots: int, tokens_per_s: float | None, **changes: Any) -> ServingRecord:
@@ -160,12 +163,7 @@ def a_serving(scheme: str, slots: int, tokens_per_s: float | None, **changes: An
         "weights_bytes": 5 * GIB,
         "steady_memory_bytes": 6 * GIB,
         "parameters": {"slots": slots},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
+        **_origin(run),
     } | changes
     parts = (run.uuid, fields["case"], fields["kv_bits"])
-    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
-    return ServingRecord(uuid=identity, **fields)
+    return ServingRecord(uuid=_uuid(*parts), **fields)

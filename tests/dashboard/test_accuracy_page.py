@@ -12,15 +12,7 @@ from made_results import COMMIT, a_run, numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.records import AccuracyRecord
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_records
-
-
-def keep(store: Any, *records: AccuracyRecord) -> Any:
-    with store.session() as session:
-        add_records(session, records)
-    return store
 
 
 @pytest.fixture
@@ -28,8 +20,7 @@ def evaluated(store: Any) -> Any:
     """fp16, and two schemes that are 3 % and 40 % worse; piqa; errors of three layers."""
     right, wrong = (1.0,) * 60 + (0.0,) * 40, (1.0,) * 40 + (0.0,) * 60
     piqa = {"task": "piqa", "direction": "higher", "n_items": 100}
-    return keep(
-        store,
+    return store.keep(
         a_score("fp16"),
         a_score("flexq-w6ax", **worse(0.03)),
         a_score("w4a4", **worse(0.4)),
@@ -46,10 +37,6 @@ def points(chart: dict[str, Any]) -> dict[str, list[float]]:
 
 def scores(app: AppTest) -> list[dict[str, Any]]:
     return list(app.dataframe[0].value.to_dict("records"))
-
-
-def test_an_empty_database_says_how_to_evaluate_a_model(store, open_accuracy):
-    assert "accuracy --model DIR" in words(open_accuracy())
 
 
 def test_perplexities_are_shown_against_fp16_with_intervals(evaluated, open_accuracy):
@@ -73,7 +60,7 @@ def test_tasks_are_shown_against_fp16_in_points(evaluated, open_accuracy):
 
 def test_a_difference_within_its_interval_is_called_that(store, open_accuracy):
     noisy = tuple(v + d for v, d in zip(FP16_NLL, (0.1, -0.1, 0.05, -0.06, 0.02), strict=True))
-    keep(store, a_score("fp16"), a_score("w6a8", values=noisy))
+    store.keep(a_score("fp16"), a_score("w6a8", values=noisy))
 
     (row,) = [r for r in scores(open_accuracy()) if r["scheme"] == "w6a8"]
 
@@ -92,7 +79,7 @@ def test_output_errors_are_grouped_by_kind_of_layer(evaluated, open_accuracy):
 def test_the_history_names_releases(evaluated, open_accuracy):
     later = replace(COMMIT, sha="d" * 40, topo_order=9)
     run = a_run("later", suite="accuracy")
-    keep(evaluated, a_score("fp16", run=run, commit=later),
+    evaluated.keep(a_score("fp16", run=run, commit=later),
          a_score("flexq-w6ax", run=run, commit=later, **worse(0.05)))  # fmt: skip
     with evaluated.session() as session:
         store_releases(session, {"v1.0": COMMIT.sha})
@@ -107,7 +94,7 @@ def test_the_history_names_releases(evaluated, open_accuracy):
 def test_the_newest_evaluation_counts(evaluated, open_accuracy):
     later = replace(COMMIT, sha="d" * 40, topo_order=9)
     run = a_run("later", suite="accuracy")
-    keep(evaluated, a_score("w4a4", run=run, commit=later, **worse(0.2)))
+    evaluated.keep(a_score("w4a4", run=run, commit=later, **worse(0.2)))
 
     chart = charts_by_axis(open_accuracy())["perplexity against fp16 (%)"]
 
@@ -115,7 +102,7 @@ def test_the_newest_evaluation_counts(evaluated, open_accuracy):
 
 
 def test_without_fp16_it_says_what_is_missing(store, open_accuracy):
-    keep(store, a_score("w4a4"))
+    store.keep(a_score("w4a4"))
 
     app = open_accuracy()
 
@@ -124,13 +111,13 @@ def test_without_fp16_it_says_what_is_missing(store, open_accuracy):
 
 
 def test_one_score_alone_says_what_to_add(store, open_accuracy):
-    keep(store, a_score("fp16"))
+    store.keep(a_score("fp16"))
 
     assert "add schemes" in words(open_accuracy())
 
 
 def test_failed_evaluation_is_shown(evaluated, open_accuracy):
-    keep(evaluated, a_score("abq-w2a8", value=None, values=(), standard_error=None,
+    evaluated.keep(a_score("abq-w2a8", value=None, values=(), standard_error=None,
                             status="failed", detail="the loss is not finite"))  # fmt: skip
 
     app = open_accuracy()
@@ -140,7 +127,7 @@ def test_failed_evaluation_is_shown(evaluated, open_accuracy):
 
 
 def test_models_are_chosen_by_the_link(evaluated, open_accuracy):
-    keep(evaluated, a_score("fp16", model="tiny-llama"))
+    evaluated.keep(a_score("fp16", model="tiny-llama"))
 
     assert len(scores(open_accuracy(model="tiny-llama"))) == 1
     assert "Not stored, so ignored: model nothing" in words(open_accuracy(model="nothing"))
@@ -151,8 +138,7 @@ def test_shown_change_equals_the_difference_of_shown_values(store, open_accuracy
     part = a_run("part", suite="accuracy")
     late = {"created_at": "2025-11-22T10:00:05+00:00", "n_items": 302956}
     whole = a_run("whole", suite="accuracy", created_at="2025-11-22T10:00:00+00:00")
-    keep(
-        store,
+    store.keep(
         a_score("fp16", run=part, n_items=20470),
         a_score("w4a4", run=part, n_items=20470, **worse(0.10)),
         a_score("fp16", run=whole, values=tuple(v + 0.3 for v in FP16_NLL) * 2, **late),

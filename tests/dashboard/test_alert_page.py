@@ -65,10 +65,6 @@ def save(app: AppTest) -> AppTest:
     return app
 
 
-def test_without_alerts_it_says_how_one_comes(store, open_alert):
-    assert "gate perf" in words(open_alert())
-
-
 def test_missing_alert_is_named_and_no_other_is_shown(alerted, open_alert):
     app = open_alert(alert="99")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, POINT, ROOT, THEMES, body, dashboard_on, errors, look, wait_for
 
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.exchange import import_file
@@ -64,7 +64,7 @@ def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: 
     is_dark = int(background.partition("(")[2].partition(",")[0]) < 128
     assert is_dark == (theme == "dark"), background
     assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 2
-    assert browser.find_elements("css selector", ".js-plotly-plot .scatterlayer .point")
+    assert browser.find_elements("css selector", POINT)
     assert "Speed-up over cublaslt-w8a8" in said
     assert "M = 8" in said
     assert " JST" in said
@@ -87,13 +87,38 @@ def test_the_table_is_saved_as_the_link_narrows_it(
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
-    [("", "run smoke"), ("alert", "gate perf"), ("history", "run smoke"), ("results", "run smoke")],
+    ("page", "advice"),
+    [
+        ("", "run smoke"),
+        ("alert", "gate perf"),
+        ("history", "run smoke"),
+        ("results", "run smoke"),
+        *(
+            pytest.param(page, advice, marks=pytest.mark.slow)
+            for page, advice in (
+                ("accuracy", "accuracy --model DIR"),
+                ("decode", "decode llama-7b"),
+                ("fleet", "No worker is alive"),
+                ("measurement", "History"),
+                ("kernels", "run smoke"),
+                ("kernels?view=heat+map", "run smoke"),
+                ("compare", "run smoke"),
+                ("compare?kind=commits", "run smoke"),
+                ("compare?kind=kernels", "run smoke"),
+                ("paper", "db upgrade"),
+                ("sweep", "No worker is alive"),
+            )
+        ),
+    ],
 )
-def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, told: str) -> None:
-    said = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=f"empty-{page}")
+def test_an_empty_database_says_what_to_do(
+    empty: str, browser: Any, page: str, advice: str
+) -> None:
+    name = f"empty-{page.translate(str.maketrans('?=+', '---'))}"
 
-    assert told in said
+    text = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=name)
+
+    assert advice in text
 
 
 def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
@@ -103,12 +128,9 @@ def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, bro
     assert not browser.find_elements("css selector", "img[src=x]")
 
     browser.find_element("css selector", "[data-testid=stPageLink] a").click()
-    wait_for(
-        lambda: browser.find_elements("css selector", ".js-plotly-plot .scatterlayer .point"),
-        "no evidence is drawn",
-    )
+    wait_for(lambda: browser.find_elements("css selector", POINT), "no evidence is drawn")
     assert "alert=1" in browser.current_url
-    said = look(browser, browser.current_url, ".js-plotly-plot .scatterlayer .point", name="alert")
+    said = look(browser, browser.current_url, POINT, name="alert")
     assert "bisect" in said
     assert not browser.find_elements("css selector", "img[src=x]")
 
@@ -121,17 +143,17 @@ def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, bro
     )
     browser.find_element("css selector", "[data-testid=stFormSubmitButton] button").click()
     wait_for(
-        lambda: "Saved: alert 1" in browser.find_element("tag name", "body").text,
+        lambda: "Saved: alert 1" in body(browser),
         "the note is not saved",
     )
-    assert "Note: <b>looking</b> at it" in browser.find_element("tag name", "body").text
+    assert "Note: <b>looking</b> at it" in body(browser)
     assert errors(browser) == []
 
 
 def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) -> None:
     link = f"{examples}/history?kernel=flexq-imma-w6a6&model=llama-7b&layer=o_proj"
 
-    said = look(browser, link, ".js-plotly-plot .scatterlayer .point", name="history")
+    said = look(browser, link, POINT, name="history")
 
     assert "commit, by ancestry" in said
     assert "time (µs" in said

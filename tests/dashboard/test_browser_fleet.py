@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, POINT, ROOT, THEMES, dashboard_on, errors, look, wait_for
 from made_models import LAYERS, a_decode, a_score, worse
 from made_results import COMMIT, H200, a_run
 
@@ -26,7 +26,6 @@ from flexq_bench.db.fleet import (
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.store import add_records, begin_run
 
-POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
 
 
@@ -86,22 +85,6 @@ def test_pages_are_drawn_without_an_error(
     name = f"{page.replace('?', '-').replace('=', '-')}-{theme}"
 
     said = look(browser, f"{models}/{page}", until, theme=theme, name=name)
-
-    assert told in said
-
-
-@pytest.mark.slow  # one page of an empty database is in test_browser.py
-@pytest.mark.parametrize(
-    ("page", "told"),
-    [
-        ("accuracy", "accuracy --model DIR"),
-        ("decode", "decode llama-7b"),
-        ("fleet", "No worker is alive"),
-        ("measurement", "History"),
-    ],
-)
-def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, told: str) -> None:
-    said = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=f"empty-{page}")
 
     assert told in said
 

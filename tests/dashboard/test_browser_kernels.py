@@ -5,20 +5,31 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, THEMES, body, click, dashboard_on, errors, look, wait_for
+from browsing import (
+    IN_A_BROWSER,
+    POINT,
+    ROOT,
+    THEMES,
+    body,
+    click,
+    dashboard_on,
+    errors,
+    fill_sweep_form,
+    look,
+    open_sweep_form,
+    wait_for,
+)
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
 from flexq_bench.results.published_numbers import store_published_numbers
 
-POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
 
 
@@ -65,27 +76,6 @@ def test_pages_are_drawn_without_an_error(
     assert told in said
 
 
-@pytest.mark.slow  # one page of an empty database is in test_browser.py
-@pytest.mark.parametrize(
-    ("page", "told"),
-    [
-        ("kernels", "run smoke"),
-        ("kernels?view=heat+map", "run smoke"),
-        ("compare", "run smoke"),
-        ("compare?kind=commits", "run smoke"),
-        ("compare?kind=kernels", "run smoke"),
-        ("paper", "db upgrade"),
-        ("sweep", "No worker is alive"),
-    ],
-)
-def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, told: str) -> None:
-    name = f"empty-{page.replace('?', '-').replace('=', '-').replace('+', '-')}"
-
-    said = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=name)
-
-    assert told in said
-
-
 def test_selection_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
     look(browser, f"{gallery}/kernels", POINT, name="kernels-before")
 
@@ -116,24 +106,15 @@ def test_a_comparison_is_saved_as_the_link_narrows_it(
 def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "sweep.sqlite"
     open_database(str(path)).close()
-    command = (
-        sys.executable,
-        "-m",
-        "flexq_bench.cli",
-        "worker",
-        "--backend",
-        "cpu",
-        "--poll",
-        "0.2",
-    )
+    command = [sys.executable, "-m", "flexq_bench.cli", "worker", "--backend", "cpu"]
     with dashboard_on(path) as url:
         worker = subprocess.Popen(
-            [*command, "--db", str(path)], cwd=ROOT, stdout=subprocess.DEVNULL
+            [*command, "--poll", "0.2", "--db", str(path)], cwd=ROOT, stdout=subprocess.DEVNULL
         )
         try:
             wait_for(lambda: workers_of(path), "no worker says that it is alive")
-            look(browser, f"{url}/sweep", "[data-testid=stForm]", name="sweep-form")
-            fill_the_form(browser)
+            open_sweep_form(browser, url, name="sweep-form")
+            fill_sweep_form(browser, m="1,4")
             click(browser, "Start")
             wait_for(lambda: "Queued as request" in body(browser), "nothing was queued")
             wait_for(lambda: "done · 7 of 7 results" in body(browser), "it is not measured", 120)
@@ -152,24 +133,3 @@ def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_
 def workers_of(path: Path) -> list[Any]:
     with open_database(str(path), read_only=True) as database, database.session() as session:
         return queries.workers(session, live=True)
-
-
-def fill_the_form(browser: Any) -> None:
-    """Two kernels on 128 x 256 at M = 1 and 4, asked by Ada."""
-    click(browser, "N and K")
-    texts = {
-        "N (output features)": "128",
-        "K (input features)": "256",
-        "M (tokens)": "1,4",
-        "Your name": "Ada",
-    }
-    wait_for(lambda: _inputs(browser, "N (output features)"), "the form has no N")
-    for label, text in texts.items():
-        (box,) = _inputs(browser, label)
-        box.send_keys("\ue009" + "a" + "\ue009")  # Control, a, Control: all that is in it
-        box.send_keys(text)
-        time.sleep(0.2)  # a form keeps what was typed when the box has told it
-
-
-def _inputs(browser: Any, label: str) -> list[Any]:
-    return list(browser.find_elements("css selector", f"input[aria-label='{label}']"))

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, POINT, ROOT, dashboard_on, errors, look, wait_for
 from proxying import NAME, PASSWORD, Proxy, proxied
 
 from flexq_bench.db.engine import open_database
@@ -18,7 +18,6 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
-POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
 
 

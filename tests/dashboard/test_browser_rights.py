@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, body, click, dashboard_on, errors, look, wait_for
+from browsing import (
+    IN_A_BROWSER,
+    ROOT,
+    body,
+    click,
+    dashboard_on,
+    errors,
+    fill_sweep_form,
+    open_sweep_form,
+    wait_for,
+)
 from sqlalchemy import func, select
 
 from flexq_bench.db.engine import open_database
@@ -57,43 +67,19 @@ def rows(path: Path) -> dict[str, int]:
         }
 
 
-def open_form(browser: Any, url: str) -> None:
-    look(browser, f"{url}/sweep", "[data-testid=stForm]", name="sweep-rights")
-    click(browser, "N and K")
-    wait_for(lambda: boxes(browser, "N (output features)"), "the form has no N")
-
-
-def boxes(browser: Any, label: str) -> list[Any]:
-    return list(browser.find_elements("css selector", f"input[aria-label='{label}']"))
-
-
-def fill(browser: Any, **given: str) -> None:
-    usual = {
-        "N (output features)": given.get("n", "128"),
-        "K (input features)": given.get("k", "256"),
-        "M (tokens)": given.get("m", "1"),
-        "Your name": given.get("person", "Ada"),
-    }
-    for label, text in usual.items():
-        (box,) = boxes(browser, label)
-        box.send_keys("\ue009" + "a" + "\ue009")  # Control, a, Control: all that is in it
-        box.send_keys(text)
-        time.sleep(0.2)  # a form keeps what was typed when the box has told it
-
-
 def test_no_field_reads_a_file(browser: Any, url: str, path: Path, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(f"8\nPOSTGRES_PASSWORD={SECRET}\n")
     before = rows(path)
-    open_form(browser, url)
+    open_sweep_form(browser, url, name="sweep-rights")
     for field in ("n", "k", "m"):
-        fill(browser, **{field: f"@{tmp_path / '.env'}"})
+        fill_sweep_form(browser, **{field: f"@{tmp_path / '.env'}"})
         click(browser, "Start")
         wait_for(
             lambda: "is not a size or a range" in body(browser), f"{field}: {body(browser)[-600:]}"
         )
         assert SECRET[:6] not in browser.page_source
         assert "PASSWORD" not in browser.page_source
-        open_form(browser, url)
+        open_sweep_form(browser, url, name="sweep-rights")
 
     assert rows(path) == before
 
@@ -114,8 +100,8 @@ def test_addresses_below_the_app_lead_to_no_file(url: str) -> None:
 def test_only_requests_grow_up_to_the_limit(browser: Any, url: str, path: Path) -> None:
     before = rows(path)
     for number in range(LIMITS.requests + 1):
-        open_form(browser, url)
-        fill(browser, m=str(number + 1))
+        open_sweep_form(browser, url, name="sweep-rights")
+        fill_sweep_form(browser, m=str(number + 1))
         click(browser, "Start")
         wait_for(
             lambda: "Queued as request" in body(browser) or "open requests" in body(browser),
@@ -134,8 +120,8 @@ def test_oversized_request_is_refused_before_it_is_built(
     browser: Any, url: str, path: Path
 ) -> None:
     before = rows(path)
-    open_form(browser, url)
-    fill(browser, n="1:9000", k="1:9000", person="Bob")
+    open_sweep_form(browser, url, name="sweep-rights")
+    fill_sweep_form(browser, n="1:9000", k="1:9000", person="Bob")
     began = time.monotonic()
     click(browser, "Start")
     wait_for(lambda: "81,000,000" in body(browser) or "cases" in body(browser), "nothing is said")

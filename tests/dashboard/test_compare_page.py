@@ -57,11 +57,6 @@ def table(app: AppTest, key: str) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
-def test_an_empty_database_says_how_to_fill_it(store, open_compare, kind):
-    assert "run smoke" in words(open_compare(kind=kind))
-
-
-@pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
 def test_one_alone_has_nothing_to_be_compared_with(store, open_compare, kind):
     store.add(a_record())
 

@@ -11,20 +11,12 @@ from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.db.store import add_records
-
-
-def keep(store: Any, *records: Any) -> Any:
-    with store.session() as session:
-        add_records(session, records)
-    return store
 
 
 @pytest.fixture
 def decoded(store: Any) -> Any:
     """Two schemes at three batches; flexq-w6ax takes half as long as fp16."""
-    return keep(
-        store,
+    return store.keep(
         *(
             a_decode(scheme, batch, factor * (10.0 + batch))
             for scheme, factor in (("fp16", 1.0), ("flexq-w6ax", 0.5))
@@ -39,10 +31,6 @@ def charts(app: AppTest) -> dict[str, dict[str, Any]]:
         title: {trace["name"]: trace for trace in spec["data"]}
         for title, spec in charts_by_axis(app).items()
     }
-
-
-def test_an_empty_database_says_how_to_decode(store, open_decode):
-    assert "decode llama-7b" in words(open_decode())
 
 
 def test_latency_is_drawn_by_scheme_and_batch_with_its_interval(decoded, open_decode):
@@ -70,7 +58,7 @@ def test_memory_is_drawn_in_gib(decoded, open_decode):
 
 
 def test_unknown_memory_is_named(store, open_decode):
-    keep(store, a_decode("fp16", peak_memory_bytes=None))
+    store.keep(a_decode("fp16", peak_memory_bytes=None))
 
     app = open_decode()
 
@@ -80,8 +68,7 @@ def test_unknown_memory_is_named(store, open_decode):
 
 def test_lengths_gpus_and_weights_never_share_a_chart(decoded, open_decode):
     other = DeviceInfo("GPU-2", "NVIDIA A100", "cuda")
-    keep(
-        decoded,
+    decoded.keep(
         a_decode("fp16", token_ms=99.0, prompt_tokens=1024),
         a_decode("fp16", token_ms=77.0, weights="a folder"),
         a_decode("fp16", token_ms=88.0, device=other, run=a_run("other", suite="decode")),
@@ -99,7 +86,7 @@ def test_lengths_gpus_and_weights_never_share_a_chart(decoded, open_decode):
 
 
 def test_refused_decode_is_listed_with_its_reason(decoded, open_decode):
-    keep(decoded, a_decode("fp16", 64, None, status="refused", detail="needs 200 GiB"))
+    decoded.keep(a_decode("fp16", 64, None, status="refused", detail="needs 200 GiB"))
 
     app = open_decode()
 
@@ -111,7 +98,7 @@ def test_refused_decode_is_listed_with_its_reason(decoded, open_decode):
 
 def test_the_newest_decode_counts(decoded, open_decode):
     later = a_run("later", suite="decode")
-    keep(decoded, a_decode("fp16", 1, 7.0, run=later, created_at="2025-11-22T10:00:05+00:00"))
+    decoded.keep(a_decode("fp16", 1, 7.0, run=later, created_at="2025-11-22T10:00:05+00:00"))
 
     latency = charts(open_decode())["time of a token (ms, log scale)"]
 
@@ -119,7 +106,7 @@ def test_the_newest_decode_counts(decoded, open_decode):
 
 
 def test_nothing_timed_says_so(store, open_decode):
-    keep(store, a_decode("fp16", 64, None, status="failed", detail="boom"))
+    store.keep(a_decode("fp16", 64, None, status="failed", detail="boom"))
 
     app = open_decode()
 
@@ -132,8 +119,7 @@ def test_link_to_an_undecoded_model_says_so(decoded, open_decode):
 
 
 def test_servings_are_drawn_by_scheme_cache_and_sequences_at_a_time(store, open_decode):
-    keep(
-        store,
+    store.keep(
         a_serving("fp16", 32, 2000.0),
         a_serving("fp16", 8, 1000.0),
         a_serving("fp16", 41, 2500.0, memory_limit_bytes=24 * GIB),
@@ -158,7 +144,7 @@ def test_servings_are_drawn_by_scheme_cache_and_sequences_at_a_time(store, open_
 
 
 def test_widths_of_the_cache_never_share_a_chart(decoded, open_decode):
-    keep(decoded, a_decode("fp16", token_ms=33.0, kv_bits=4, case="llama-7b fp16 kv4"))
+    decoded.keep(a_decode("fp16", token_ms=33.0, kv_bits=4, case="llama-7b fp16 kv4"))
 
     def latencies(**link: str) -> list[float]:
         drawn = charts(open_decode(**link))["time of a token (ms, log scale)"]
@@ -171,8 +157,7 @@ def test_widths_of_the_cache_never_share_a_chart(decoded, open_decode):
 def test_model_with_servings_alone_is_shown(store, open_decode):
     unknown = {"steady_memory_bytes": None}
     newer = {**unknown, "created_at": "2025-11-22T10:00:05+00:00"}
-    keep(
-        store,
+    store.keep(
         a_serving("fp16", 64, 500.0, **unknown),
         a_serving("w4a16", 64, 900.0, **unknown),
         a_serving("fp16", 64, 600.0, **newer),
@@ -190,7 +175,7 @@ def test_model_with_servings_alone_is_shown(store, open_decode):
 
 
 def test_servings_and_decodes_are_shown_together(decoded, open_decode):
-    keep(decoded, a_serving("fp16", 64, 900.0))
+    decoded.keep(a_serving("fp16", 64, 900.0))
 
     assert [set(table.value.columns) >= {"scheme"} for table in open_decode().dataframe] == [
         True,

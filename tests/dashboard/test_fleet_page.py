@@ -57,15 +57,6 @@ def fleet(store: Any) -> Any:
     return store
 
 
-def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
-    app = open_fleet()
-
-    assert "No worker is alive" in words(app)
-    assert "worker" in words(app)
-    assert "No device is stored yet" in words(app)
-    assert not app.dataframe
-
-
 def test_workers_show_case_temperature_and_last_contact(fleet, open_fleet):
     busy, silent = table_rows(open_fleet(), of="measures")
 

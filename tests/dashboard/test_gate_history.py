@@ -13,7 +13,6 @@ from page_content import table_rows
 
 from flexq_bench.db.records import GateRecord
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_records
 
 LATER = replace(COMMIT, sha="d" * 40, topo_order=9)
 EVIL = "<img src=x onerror=alert(1)> **bold** [a](javascript:alert(1))"
@@ -24,9 +23,8 @@ def keep(store: Any) -> Callable[..., None]:
     """Stores gates, of a model that was evaluated."""
 
     def kept(*gates: GateRecord) -> None:
-        with store.session() as session:
-            add_records(session, [a_score("fp16")])
-            add_records(session, gates)
+        store.keep(a_score("fp16"))
+        store.keep(*gates)
 
     return kept
 
@@ -34,7 +32,7 @@ def keep(store: Any) -> Callable[..., None]:
 def test_without_one_it_says_how_to_run_a_gate(keep, open_accuracy):
     keep()
 
-    said = " ".join(str(one.value) for one in open_accuracy().caption)
+    said = " ".join(str(caption.value) for caption in open_accuracy().caption)
 
     assert "gate accuracy --model DIR" in said
 
@@ -92,6 +90,6 @@ def test_what_a_policy_says_is_shown_as_text(keep, open_accuracy):
     app = open_accuracy()
 
     assert EVIL in table_rows(app, of="verdict")[0]["policy"]
-    said = [str(one.value) for one in (*app.caption, *app.markdown) if "img" in str(one.value)]
+    said = [text for part in (*app.caption, *app.markdown) if "img" in (text := str(part.value))]
     assert said
-    assert all(f"`{EVIL}`" in one for one in said)  # code, in which nothing formats or runs
+    assert all(f"`{EVIL}`" in text for text in said)  # code, in which nothing formats or runs

@@ -53,10 +53,6 @@ def lines(app: AppTest) -> list[Any]:
     return [trace for trace in chart(app)["data"] if trace["mode"] == "lines+markers"]
 
 
-def test_an_empty_database_says_how_to_fill_it(store, open_history):
-    assert "run smoke" in words(open_history())
-
-
 def test_points_follow_ancestry_not_the_clock_of_storing(told, open_history):
     table = listed_points(open_history(kernel="flexq-w6a6", m="1"))
 

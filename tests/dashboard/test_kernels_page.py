@@ -9,10 +9,6 @@ from made_results import a_record, a_run, numbers, records_of
 from page_content import chart, words
 
 
-def test_an_empty_database_says_how_to_fill_it(store, open_kernels):
-    assert "run smoke" in words(open_kernels())
-
-
 def test_rejected_results_are_listed_with_reasons(store, open_kernels):
     store.add(a_record(accepted=False))
 

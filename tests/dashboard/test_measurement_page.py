@@ -36,10 +36,6 @@ def traces(chart: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [trace for trace in chart["data"] if trace["name"] == name]
 
 
-def test_without_a_link_it_says_where_to_click(store, open_measurement):
-    assert "History" in words(open_measurement())
-
-
 def test_missing_measurement_is_named(sampled, open_measurement):
     app = open_measurement(uuid="nothing-of-ours")
 

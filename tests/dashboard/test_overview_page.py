@@ -22,13 +22,6 @@ def test_it_is_where_the_app_opens(filled, open_app):
     assert open_app().title[0].value == "Scoreboard"
 
 
-def test_an_empty_database_says_how_to_fill_it(store, open_overview):
-    app = open_overview()
-
-    assert "run smoke" in markdown(app)
-    assert not app.dataframe
-
-
 def test_before_the_first_verdict_it_says_how_to_get_one(filled, open_overview):
     said = markdown(open_overview())
 

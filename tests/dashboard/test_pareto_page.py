@@ -10,8 +10,6 @@ from made_results import numbers
 from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
-from flexq_bench.db.store import add_records
-
 HASHES = {"flexq-w6ax": "1a" * 32, "w4a16": "2b" * 32, "w8a16": "3c" * 32}
 INCREASE = "perplexity increase over fp16 (%)"
 
@@ -31,39 +29,19 @@ def decoded(scheme: str, token_ms: float, **changes: Any) -> Any:
     )
 
 
-@pytest.fixture
-def keep(store: Any) -> Any:
-    """keep(scores, decodes): in the app's database."""
-
-    def keeping(scores: Any, decodes: Any) -> None:
-        with store.session() as session:
-            add_records(session, scores)
-            add_records(session, decodes)
-
-    return keeping
-
-
 def points(app: AppTest) -> dict[str, Any]:
     """Traces of the chart over memory, by name: both have the same y axis, and it is the last."""
     return {trace["name"]: trace for trace in charts_by_axis(app)[INCREASE]["data"]}
 
 
 def table(app: AppTest) -> Any:
-    (frame,) = [one.value for one in app.dataframe]
-    return frame.set_index("scheme")
+    (shown,) = app.dataframe
+    return shown.value.set_index("scheme")
 
 
-def test_an_empty_database_says_what_to_do(store, open_pareto):
-    text = words(open_pareto())
-    assert "accuracy --model DIR --checkpoint FOLDER" in text
-    assert "decode FOLDER" in text
-
-
-def test_point_is_a_checkpoint_with_interval_and_time(keep, open_pareto):
-    keep(
-        [a_score("fp16"), judged("flexq-w6ax", 0.02), judged("w4a16", 0.10)],
-        [decoded("flexq-w6ax", 2.0), decoded("w4a16", 1.0)],
-    )
+def test_point_is_a_checkpoint_with_interval_and_time(store, open_pareto):
+    store.keep(a_score("fp16"), judged("flexq-w6ax", 0.02), judged("w4a16", 0.10))
+    store.keep(decoded("flexq-w6ax", 2.0), decoded("w4a16", 1.0))
     app = open_pareto()
     assert not app.exception
     rows = table(app)
@@ -77,19 +55,20 @@ def test_point_is_a_checkpoint_with_interval_and_time(keep, open_pareto):
     assert numbers(memory["w4a16 " + "2b" * 6]["x"]) == [7.0]
 
 
-def test_kernels_are_preferred_to_the_reference(keep, open_pareto):
+def test_kernels_are_preferred_to_the_reference(store, open_pareto):
     scores = [
         a_score("fp16"),
         judged("w8a16", 0.01, through="kernels"),
         judged("w8a16", 0.50, through="reference"),
     ]
-    keep(scores, [decoded("w8a16", 2.0)])
+    store.keep(*scores)
+    store.keep(decoded("w8a16", 2.0))
     row = table(open_pareto()).loc["w8a16"]
     assert (row["through"], row["increase"]) == ("kernels", pytest.approx(1.0))
 
 
-def test_missing_values_are_named_and_not_drawn(keep, open_pareto):
-    keep([judged("w8a16", 0.01)], [])
+def test_missing_values_are_named_and_not_drawn(store, open_pareto):
+    store.keep(judged("w8a16", 0.01))
     app = open_pareto()
     missing = table(app).loc["w8a16"]["missing"]
     assert missing == "no perplexity of fp16 on the same segments, not decoded"
@@ -97,12 +76,10 @@ def test_missing_values_are_named_and_not_drawn(keep, open_pareto):
     assert not app.get("plotly_chart")
 
 
-def test_speed_of_random_weights_is_called_that(keep, open_pareto):
+def test_speed_of_random_weights_is_called_that(store, open_pareto):
     random = {"weights": "synthetic", "content_hash": None}
-    keep(
-        [a_score("fp16"), judged("w8a16", 0.01)],
-        [decoded("w8a16", 2.0, **random), decoded("flexq-w6ax", 3.0, **random)],
-    )
+    store.keep(a_score("fp16"), judged("w8a16", 0.01))
+    store.keep(decoded("w8a16", 2.0, **random), decoded("flexq-w6ax", 3.0, **random))
     app = open_pareto()
     rows = table(app)
     assert set(rows["speed_of"]) == {"random weights"}
@@ -111,15 +88,14 @@ def test_speed_of_random_weights_is_called_that(keep, open_pareto):
     assert points(app)["w8a16 " + "3c" * 6]["marker"]["symbol"].endswith("-open")
 
 
-def test_time_is_never_of_another_checkpoint(keep, open_pareto):
-    keep([a_score("fp16"), judged("w8a16", 0.01)], [decoded("w8a16", 2.0, content_hash="ff" * 32)])
+def test_time_is_never_of_another_checkpoint(store, open_pareto):
+    store.keep(a_score("fp16"), judged("w8a16", 0.01))
+    store.keep(decoded("w8a16", 2.0, content_hash="ff" * 32))
     assert table(open_pareto()).loc["w8a16"]["missing"] == "not decoded"
 
 
-def test_weights_replace_an_unknown_memory_peak(keep, open_pareto):
-    keep(
-        [a_score("fp16"), judged("w8a16", 0.01)],
-        [decoded("w8a16", 2.0, peak_memory_bytes=None, weights_bytes=3 * GIB)],
-    )
+def test_weights_replace_an_unknown_memory_peak(store, open_pareto):
+    store.keep(a_score("fp16"), judged("w8a16", 0.01))
+    store.keep(decoded("w8a16", 2.0, peak_memory_bytes=None, weights_bytes=3 * GIB))
     row = table(open_pareto()).loc["w8a16"]
     assert (row["memory_gib"], row["memory_is"]) == (3.0, "weights")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from made_results import H200, a_record, a_run, records_of
-from page_content import OpenPage, markdown
+from page_content import markdown
 from streamlit.testing.v1 import AppTest
 
 
@@ -15,17 +15,7 @@ def table(app: AppTest) -> Any:
     return app.dataframe[0].value
 
 
-def test_an_empty_database_says_how_to_fill_it(store: Any, open_results: OpenPage) -> None:
-    app = open_results()
-
-    assert "run smoke" in markdown(app)
-    assert "db import" in markdown(app)
-    assert not app.dataframe
-
-
-def test_a_missing_database_is_one_line_and_no_exception(
-    store: Any, open_results: OpenPage, monkeypatch: Any
-) -> None:
+def test_a_missing_database_is_one_line_and_no_exception(store, open_results, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_DB", "/nowhere/at/all.sqlite")
 
     app = open_results()
@@ -34,9 +24,7 @@ def test_a_missing_database_is_one_line_and_no_exception(
     assert not app.dataframe
 
 
-def test_every_result_of_the_latest_run_is_in_the_table(
-    filled: Any, open_results: OpenPage
-) -> None:
+def test_every_result_of_the_latest_run_is_in_the_table(filled, open_results):
     shown = table(open_results())
 
     assert len(shown) == 2 * 2 * 2
@@ -44,7 +32,7 @@ def test_every_result_of_the_latest_run_is_in_the_table(
     assert set(speedups.round(3)) == {1.5}
 
 
-def test_a_link_narrows_the_table(filled: Any, open_results: OpenPage) -> None:
+def test_a_link_narrows_the_table(filled, open_results):
     app = open_results(kernel="flexq-w6a6", m="8")
 
     shown = table(app)
@@ -52,9 +40,7 @@ def test_a_link_narrows_the_table(filled: Any, open_results: OpenPage) -> None:
     assert set(shown["m"]) == {8}
 
 
-def test_a_filter_chosen_on_the_page_goes_into_the_link(
-    filled: Any, open_results: OpenPage
-) -> None:
+def test_a_filter_chosen_on_the_page_goes_into_the_link(filled, open_results):
     app = open_results()
     kernels = next(widget for widget in app.multiselect if widget.label == "Kernel")
 
@@ -64,16 +50,14 @@ def test_a_filter_chosen_on_the_page_goes_into_the_link(
     assert app.query_params["kernel"] == "flexq-w6a6"
 
 
-def test_link_to_a_missing_run_says_so(filled: Any, open_results: OpenPage) -> None:
+def test_link_to_a_missing_run_says_so(filled, open_results):
     app = open_results(kernel="no-such-kernel")
 
     assert "no-such-kernel" in markdown(app).replace("\\", "")
     assert len(table(app)) == 8
 
 
-def test_an_incorrect_result_is_flagged_and_never_compared(
-    store: Any, open_results: OpenPage
-) -> None:
+def test_an_incorrect_result_is_flagged_and_never_compared(store, open_results):
     run = a_run()
     good, bad = records_of(run, m=[1])[:2]
     wrong = a_record(
@@ -89,13 +73,13 @@ def test_an_incorrect_result_is_flagged_and_never_compared(
     assert shown[shown["status"] == "incorrect"]["speedup"].isna().all()
 
 
-def test_one_result_alone_is_shown(store: Any, open_results: OpenPage) -> None:
+def test_one_result_alone_is_shown(store, open_results):
     store.add(a_record())
 
     assert len(table(open_results())) == 1
 
 
-def test_a_run_without_results_yet_says_so(store: Any, open_results: OpenPage) -> None:
+def test_a_run_without_results_yet_says_so(store, open_results):
     store.declare(a_run(status="running", plan=("flexq-w6a6 gemm cold m1n4096k4096",)))
 
     app = open_results()
@@ -104,7 +88,7 @@ def test_a_run_without_results_yet_says_so(store: Any, open_results: OpenPage) -
     assert not app.dataframe
 
 
-def test_text_from_records_is_never_markup(store: Any, open_results: OpenPage) -> None:
+def test_text_from_records_is_never_markup(store, open_results):
     store.add(a_record(layer="<b>x</b>", model="[a](http://example.org)"))
 
     app = open_results()
@@ -112,7 +96,7 @@ def test_text_from_records_is_never_markup(store: Any, open_results: OpenPage) -
     assert "<b>x</b>" not in markdown(app)
 
 
-def test_unfinished_run_says_how_to_resume(store: Any, open_results: OpenPage) -> None:
+def test_unfinished_run_says_how_to_resume(store, open_results):
     done = a_record(a_run(status="failed", plan=("one", "two")))
     store.add(replace(done, case="one"))
 
@@ -122,9 +106,7 @@ def test_unfinished_run_says_how_to_resume(store: Any, open_results: OpenPage) -
     assert f"run --resume {done.run.uuid[:8]}" in text
 
 
-def test_complete_run_is_shown_and_newer_unfinished_run_named(
-    filled: Any, open_results: OpenPage
-) -> None:
+def test_complete_run_is_shown_and_newer_unfinished_run_named(filled, open_results):
     newer = a_run("newer", status="interrupted", created_at="2025-11-22T10:00:00+00:00")
     filled.declare(replace(newer, plan=("a",)))
 
@@ -134,12 +116,12 @@ def test_complete_run_is_shown_and_newer_unfinished_run_named(
     assert len(table(app)) == 8
 
 
-def test_cpu_and_gpu_results_are_charted_one_at_a_time(store: Any, open_results: OpenPage) -> None:
+def test_cpu_and_gpu_results_are_charted_one_at_a_time(store, open_results):
     on_cpu = a_run("cpu")
     store.add(*records_of(m=[1]), *records_of(on_cpu, m=[1], backend="cpu", gpu="A CPU"))
 
     for run, gpu in ((on_cpu, "A CPU"), (a_run(), H200)):
-        both = [one.uuid[:8] for one in (on_cpu, a_run())]
+        both = [measured.uuid[:8] for measured in (on_cpu, a_run())]
         app = open_results(run=both, chart=f"{run.uuid[:8]} {gpu}")
 
         assert len(table(app)) == 8  # of both, as the link asks for them
@@ -147,7 +129,7 @@ def test_cpu_and_gpu_results_are_charted_one_at_a_time(store: Any, open_results:
         assert [c.value for c in app.caption if c.value.startswith(f"{gpu} · gemm")]
 
 
-def test_a_baseline_that_is_filtered_away_still_counts(filled: Any, open_results: OpenPage) -> None:
+def test_a_baseline_that_is_filtered_away_still_counts(filled, open_results):
     app = open_results(kernel="flexq-w6a6", baseline="flexq-w6a6")
     other = open_results(kernel="flexq-w6a6")
 
@@ -155,14 +137,14 @@ def test_a_baseline_that_is_filtered_away_still_counts(filled: Any, open_results
     assert set(table(other)["speedup"].round(3)) == {1.5}
 
 
-def test_floors_are_listed_on_request(filled: Any, open_results: OpenPage) -> None:
+def test_floors_are_listed_on_request(filled, open_results):
     filled.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
 
     assert "read-6" not in set(table(open_results())["kernel"])
     assert "read-6" in set(table(open_results(probes="on"))["kernel"])
 
 
-def test_a_chart_that_has_nothing_to_draw_says_why(store: Any, open_results: OpenPage) -> None:
+def test_a_chart_that_has_nothing_to_draw_says_why(store, open_results):
     store.add(a_record(status="failed", median_us=None, floor_us=None, detail="boom"))
 
     app = open_results()
@@ -171,7 +153,7 @@ def test_a_chart_that_has_nothing_to_draw_says_why(store: Any, open_results: Ope
     assert set(table(app)["detail"]) == {"boom"}
 
 
-def test_tables_of_another_version_are_one_line(store: Any, open_results: OpenPage) -> None:
+def test_tables_of_another_version_are_one_line(store, open_results):
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
 
@@ -180,7 +162,7 @@ def test_tables_of_another_version_are_one_line(store: Any, open_results: OpenPa
     assert "flexq-bench db upgrade" in error.value.replace("\\", "")
 
 
-def test_a_database_that_was_replaced_is_read_anew(filled: Any, open_results: OpenPage) -> None:
+def test_a_database_that_was_replaced_is_read_anew(filled, open_results):
     assert len(table(open_results())) == 8
     other = type(filled)(filled.path.with_name("other.sqlite"))
     other.add(a_record())
@@ -190,7 +172,7 @@ def test_a_database_that_was_replaced_is_read_anew(filled: Any, open_results: Op
     assert len(table(open_results())) == 1
 
 
-def test_clear_all_brings_every_control_to_its_default(filled: Any, open_results: OpenPage) -> None:
+def test_clear_all_brings_every_control_to_its_default(filled, open_results):
     app = open_results(kernel="flexq-w6a6", m=["1"])
     (clear,) = (button for button in app.button if button.label == "Clear all")
 

@@ -41,10 +41,6 @@ def states(store):
         return {row.id: row.state for row in queries.alerts(session)}
 
 
-def test_no_alert_says_so(store, open_triage):
-    assert "No alert was ever opened" in words(open_triage())
-
-
 def test_every_open_alert_is_a_row_that_leads_to_it(alerted, open_triage):
     rows = table(open_triage(), of="worst")
 
