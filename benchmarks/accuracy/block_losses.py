@@ -39,7 +39,7 @@ def main() -> None:
     data = calibration_segments(tokens, segments=arguments.segments, length=arguments.length)
     train = LearnedScheme.train_block
 
-    def told(
+    def train_and_report(
         self: LearnedScheme, state: QuantizationState, block: int, module: nn.Module
     ) -> Learned:
         learned = train(self, state, block, module)
@@ -49,7 +49,7 @@ def main() -> None:
         sys.stdout.flush()
         return learned
 
-    LearnedScheme.train_block = told  # type: ignore[method-assign]
+    LearnedScheme.train_block = train_and_report  # type: ignore[method-assign]
     for name in arguments.schemes:
         resolve(name).quantize(copy.deepcopy(loaded.model), data)
 

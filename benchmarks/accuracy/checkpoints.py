@@ -17,7 +17,7 @@ counts the decoded tokens before the first one that differs
 A JSON line for each scheme is appended to --out when it is measured; schemes in the file are not
 measured again. --checkpoints DIR keeps quantized folders there, so that an interrupted call can be
 repeated; with --seconds no scheme is started after that time. --table prints the file. Processes
-beside each other take --share 1/4 to 4/4 of the starts, each with its own --out; the table of all
+next to each other take --share 1/4 to 4/4 of the starts, each with its own --out; the table of all
 these rows in one file has one line per checkpoint.
 """
 
@@ -285,7 +285,8 @@ def main(words: Sequence[str] | None = None) -> None:
             if time.monotonic() - began > arguments.seconds:
                 sys.stderr.write(f"{scheme}: left for the next call\n")
                 continue
-            lacking = [one for one in layer_kernels(resolve(scheme), gated=True) if not one.kernel]
+            layers = layer_kernels(resolve(scheme), gated=True)
+            lacking = [layer for layer in layers if not layer.kernel]
             row = {"scheme": scheme, "no_kernel": lacking[0].reason if lacking else ""}
             if not lacking:
                 row |= measure(scheme, arguments, calibration, tokens)

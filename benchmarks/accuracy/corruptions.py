@@ -151,10 +151,10 @@ def spoil_tail(model: Any, rows: float) -> None:
     """One kernel that leaves the last rows of a launch at zero, in the second block's down_proj."""
     decoder = model.forward.decoder  # through kernels decode's forward pass computes all
     blocks = list(decoder.model.blocks)
-    at = min(1, len(blocks) - 1)
-    down = blocks[at].down
+    index = min(1, len(blocks) - 1)
+    down = blocks[index].down
     cut = dataclasses.replace(down, kernel=TailCut(down.kernel, int(rows)))
-    blocks[at] = dataclasses.replace(blocks[at], down=cut)
+    blocks[index] = dataclasses.replace(blocks[index], down=cut)
     decoder.model = dataclasses.replace(decoder.model, blocks=tuple(blocks))
 
 
@@ -316,7 +316,7 @@ def row_of(
     report: AccuracyReport, corruption: Corruption, size: float, scheme: str, tokens: int
 ) -> dict[str, Any]:
     """Return the row that is printed for one judgement."""
-    checks = {one.check: one for one in report.judged}
+    checks = {judgement.check: judgement for judgement in report.judged}
     ppl = next((c for n, c in checks.items() if n.startswith("perplexity")), None)
     own_ppl, own_kl = (
         next((c for n, c in checks.items() if n.startswith(f"fidelity of {what}")), None)

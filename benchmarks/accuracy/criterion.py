@@ -67,18 +67,18 @@ def main() -> None:
 
     ranked = sorted(sensitivities, key=lambda sensitivity: -sensitivity.low)
     step = max(1, len(ranked) // given.sites)
-    some = ranked[::step]
+    sample = ranked[::step]
     started = time.monotonic()
-    found = [measured([sensitivity]) for sensitivity in some]
-    measuring_s = (time.monotonic() - started) * len(ranked) / len(some)
-    expected = [sensitivity.low for sensitivity in some]
-    ratio = sorted(f / e for f, e in zip(found, expected, strict=True))
+    divergences = [measured([sensitivity]) for sensitivity in sample]
+    measuring_s = (time.monotonic() - started) * len(ranked) / len(sample)
+    expected = [sensitivity.low for sensitivity in sample]
+    ratio = sorted(f / e for f, e in zip(divergences, expected, strict=True))
     json.dump(
         {
             "model": loaded.name,
             "tokens": tokens.numel(),
-            "sites": len(some),
-            "rank_correlation": float(stats.spearmanr(expected, found).statistic),
+            "sites": len(sample),
+            "rank_correlation": float(stats.spearmanr(expected, divergences).statistic),
             "measured_over_predicted": {
                 "lower quartile": ratio[len(ratio) // 4],
                 "median": ratio[len(ratio) // 2],

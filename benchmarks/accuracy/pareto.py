@@ -168,7 +168,7 @@ def bits_by_hash(path: Path) -> dict[str, float]:
 
 
 def draw(path: Path, charts: Sequence[Chart]) -> None:
-    """Draw the charts beside each other, with one legend."""
+    """Draw the charts side by side, with one legend."""
     figure = Figure((SIZE_IN[0] + 4 * (len(charts) - 1), SIZE_IN[1]), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     every_scheme = pd.concat(chart.drawn for chart in charts).sort_values("increase")["scheme"]

@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print the rows in their order, each beside the original (or --base) of its data type."""
+    """Print the rows in their order, each with the original (or --base) of its data type."""
     rows = read_rows(arguments.out)
     base = {dtype_of(row): row for row in rows if row["scheme"] == arguments.base}
     half = {row["scheme"] for row in rows if dtype_of(row) != FULL}
@@ -201,7 +201,7 @@ def main() -> None:
     show.set_defaults(action=table)
     measure.add_argument("--out", type=Path, required=True)
     show.add_argument("--out", type=Path, required=True, nargs="+")
-    show.add_argument("--base", default=ORIGINAL, help="scheme that the others are set beside")
+    show.add_argument("--base", default=ORIGINAL, help="scheme that the others are compared with")
     show.add_argument("--schemes", nargs="*", default=[], help="only these")
     show.add_argument("--atom", action="store_true", help="the steps of its Table 4")
     arguments = parser.parse_args()

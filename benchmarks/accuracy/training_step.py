@@ -40,14 +40,14 @@ def main() -> None:
     data = calibration_segments(tokens, segments=arguments.segments, length=arguments.length)
     for name in arguments.schemes:
         seconds(loaded, name, 1, data)  # libraries load, kernels are compiled
-        found = {"scheme": name, "segments": data.segments, "length": data.length}
+        row = {"scheme": name, "segments": data.segments, "length": data.length}
         usual = graphed_callable.WARMUP_CALLS
         for kind, calls in (("graph", usual), ("launches", NEVER)):
             graphed_callable.WARMUP_CALLS = calls
-            one, three = (seconds(loaded, name, epochs, data) for epochs in (1, 3))
-            found[f"{kind}_ms"] = round(1000 * (three - one) / (2 * data.segments), 3)
+            one_s, three_s = (seconds(loaded, name, epochs, data) for epochs in (1, 3))
+            row[f"{kind}_ms"] = round(1000 * (three_s - one_s) / (2 * data.segments), 3)
         graphed_callable.WARMUP_CALLS = usual
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
 

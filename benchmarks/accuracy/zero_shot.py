@@ -27,9 +27,9 @@ def main() -> None:
     """Print the table of the files named."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("records", type=Path, nargs="+")
-    found = [finding for path in parser.parse_args().records for finding in read(path)]
-    schemes = list(dict.fromkeys(finding.scheme for finding in found))
-    by_key = {(f.task, f.metric, f.scheme): f for f in found}
+    results = [finding for path in parser.parse_args().records for finding in read(path)]
+    schemes = list(dict.fromkeys(finding.scheme for finding in results))
+    by_key = {(f.task, f.metric, f.scheme): f for f in results}
     lines = [
         f"| task | metric | questions | {' | '.join(f'`{name}`' for name in schemes)} |",
         f"| --- | --- | ---: | {' | '.join('---' for _ in schemes)} |",
@@ -39,9 +39,9 @@ def main() -> None:
             row = [by_key.get((task, metric, scheme)) for scheme in schemes]
             base = by_key.get((task, metric, FULL_PRECISION))
             if base is not None:
-                cells = " | ".join(cell(base, one) for one in row)
+                cells = " | ".join(cell(base, result) for result in row)
                 lines.append(f"| {task} | {metric} | {base.n_items:,} | {cells} |")
-    lines.append(f"| mean | acc | | {' | '.join(mean_of(found, name) for name in schemes)} |")
+    lines.append(f"| mean | acc | | {' | '.join(mean_of(results, name) for name in schemes)} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -61,22 +61,22 @@ def read(path: Path) -> list[MetricResult]:
     ]
 
 
-def cell(base: MetricResult, one: MetricResult | None) -> str:
+def cell(base: MetricResult, result: MetricResult | None) -> str:
     """`63.2, -1.1 (-2.2 … +0.1)`."""
-    if one is None or one.value is None:
+    if result is None or result.value is None:
         return ""
-    shown = f"{100 * one.value:.1f}"
-    found = None if one is base else difference(base, one)
-    if found is None:
+    shown = f"{100 * result.value:.1f}"
+    change = None if result is base else difference(base, result)
+    if change is None:
         return shown
-    ends = f"{100 * found.interval.low:+.1f} … {100 * found.interval.high:+.1f}"
-    unclear = "" if found.clear else ", within noise"
-    return f"{shown}, {100 * found.interval.estimate:+.1f} ({ends}{unclear})"
+    ends = f"{100 * change.interval.low:+.1f} … {100 * change.interval.high:+.1f}"
+    unclear = "" if change.clear else ", within noise"
+    return f"{shown}, {100 * change.interval.estimate:+.1f} ({ends}{unclear})"
 
 
-def mean_of(found: Sequence[MetricResult], scheme: str) -> str:
+def mean_of(results: Sequence[MetricResult], scheme: str) -> str:
     """The mean of acc over the tasks, where none is missing."""
-    values = [f.value for f in found if (f.scheme, f.metric) == (scheme, "acc")]
+    values = [f.value for f in results if (f.scheme, f.metric) == (scheme, "acc")]
     whole = len(values) == len(ZERO_SHOT)
     return f"{100 * mean(value or 0.0 for value in values):.1f}" if whole else ""
 

@@ -60,11 +60,11 @@ async def reader(number: int, port: int, until: float, waits: list[float]) -> Co
     statuses: Counter[str] = Counter()
     etags: dict[str, str] = {}
     streams = await asyncio.open_connection("127.0.0.1", port)
-    at = number
+    index = number
     while time.monotonic() < until:
-        path = PATHS[at % len(PATHS)]
-        at += 1
-        known = etags.get(path) if at % 2 else None
+        path = PATHS[index % len(PATHS)]
+        index += 1
+        known = etags.get(path) if index % 2 else None
         start = time.perf_counter()
         try:
             status, etag = await _get(*streams, path, known)
@@ -96,8 +96,8 @@ async def _get(
 async def load(port: int, readers: int, seconds: float) -> tuple[list[float], Counter[str]]:
     waits: list[float] = []
     until = time.monotonic() + seconds
-    found = await asyncio.gather(*(reader(i, port, until, waits) for i in range(readers)))
-    return waits, sum(found, Counter())
+    statuses = await asyncio.gather(*(reader(i, port, until, waits) for i in range(readers)))
+    return waits, sum(statuses, Counter())
 
 
 def main() -> None:
@@ -105,16 +105,16 @@ def main() -> None:
     parser.add_argument("database", help="a path or URL")
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
-    asked = parser.parse_args()
-    with api_on(asked.database) as (port, pid):
+    options = parser.parse_args()
+    with api_on(options.database) as (port, pid):
         before = cpu_seconds([pid])
-        waits, statuses = asyncio.run(load(port, asked.readers, asked.seconds))
+        waits, statuses = asyncio.run(load(port, options.readers, options.seconds))
         spent_ms = 1e3 * (cpu_seconds([pid]) - before) / len(waits)
     middle, high = (float(np.percentile(waits, p)) for p in (50, 95))
     errors = sum(count for status, count in statuses.items() if status not in ("200", "304"))
-    loads = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    loads = " ".join(f"{average:.1f}" for average in os.getloadavg())
     sys.stdout.write(
-        f"{asked.readers} readers, {len(waits):,} requests, {errors} errors, median {middle:.0f} "
+        f"{options.readers} readers, {len(waits):,} requests, {errors} errors, median {middle:.0f} "
         f"ms, 95th percentile {high:.0f} ms; {spent_ms:.2f} ms of the server's CPU a request; "
         f"{dict(statuses)}; load {loads}\n"
     )

@@ -30,9 +30,9 @@ _PATIENCE_S = 120
 _RUN = """
 const done = arguments[arguments.length - 1];
 axe.run(document, {resultTypes: ["violations"]}).then(
-  (found) => done(found.violations.map((one) => ({
-    id: one.id, impact: one.impact, help: one.help, count: one.nodes.length,
-    example: one.nodes[0].html.slice(0, 160),
+  (results) => done(results.violations.map((rule) => ({
+    id: rule.id, impact: rule.impact, help: rule.help, count: rule.nodes.length,
+    example: rule.nodes[0].html.slice(0, 160),
   }))),
   (error) => done([{id: "axe", impact: "critical", help: String(error), count: 1, example: ""}]),
 );
@@ -51,32 +51,32 @@ def violations(browser: Any, url: str, axe: str) -> list[dict[str, Any]]:
         time.sleep(0.1)
     browser.set_script_timeout(_PATIENCE_S)
     browser.execute_script(axe)
-    found: list[dict[str, Any]] = browser.execute_async_script(_RUN)
-    return found
+    results: list[dict[str, Any]] = browser.execute_async_script(_RUN)
+    return results
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("database", help="the path of a SQLite file")
     parser.add_argument("--axe", required=True, type=Path, help="axe.min.js of axe-core's package")
-    asked = parser.parse_args()
-    axe = asked.axe.read_text(encoding="utf-8")
+    options = parser.parse_args()
+    axe = options.axe.read_text(encoding="utf-8")
     pages = sorted(path.parent.name for path in VIEWS.glob("*/page.py"))
     bad = every = 0
     with (
-        dashboard_on(Path(asked.database)) as url,
+        dashboard_on(Path(options.database)) as url,
         tempfile.TemporaryDirectory() as folder,
         headless(Path(folder)) as browser,
     ):
         for theme, page in product(THEMES, pages):
             show_in(browser, theme)
             address = url if page == FIRST else f"{url}/{page}"
-            for one in violations(browser, address, axe):
-                bad += one["impact"] in BAD
+            for rule in violations(browser, address, axe):
+                bad += rule["impact"] in BAD
                 every += 1
                 sys.stdout.write(
-                    f"{page}, {theme}: {one['impact']}: {one['id']}, {one['count']} elements: "
-                    f"{one['help']}: {one['example']}\n"
+                    f"{page}, {theme}: {rule['impact']}: {rule['id']}, {rule['count']} elements: "
+                    f"{rule['help']}: {rule['example']}\n"
                 )
             sys.stdout.flush()
     sys.stdout.write(

@@ -227,16 +227,18 @@ def _decide(
     rows = [
         verdict
         | {
-            "uuid": made_up.identity("decision", night, one),
-            "series_id": one,
+            "uuid": made_up.identity("decision", night, series_id),
+            "series_id": series_id,
             "base_commit_id": base,
             "head_commit_id": head,
             "created_at": at,
         }
-        for one in series
+        for series_id in series
     ]
     ids = session.scalars(insert(Decision).returning(Decision.id), rows).all()
-    session.execute(insert(DecisionEvidence), [evidence | {"decision_id": one} for one in ids])
+    session.execute(
+        insert(DecisionEvidence), [evidence | {"decision_id": decision_id} for decision_id in ids]
+    )
 
 
 def _aa_calibration(session: Session, series: Sequence[int], nights: int) -> None:
@@ -254,7 +256,7 @@ def _aa_calibration(session: Session, series: Sequence[int], nights: int) -> Non
         "noise_floor": 0.002,
         "smallest_step": 0.004,
     }
-    session.execute(insert(Noise), [row | {"series_id": one} for one in series])
+    session.execute(insert(Noise), [row | {"series_id": series_id} for series_id in series])
     for night in range(nights):
         until = made_up.began(night)
         names = tuple(made_up.identity("canary", night - back) for back in range(30))
@@ -266,15 +268,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("database", help="a path or URL; empty, or not there yet")
     parser.add_argument("--nights", type=int, default=NIGHTS)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     start = time.perf_counter()
-    with open_database(asked.database, check_schema=False) as database:
+    with open_database(options.database, check_schema=False) as database:
         if revision_of(database) is None:
             upgrade(database)
         with database.session() as session:
             if session.scalar(select(Measurement.id).limit(1)) is not None:
                 sys.exit(f"{database.url} holds results: name an empty database")
-            stored = fill(session, asked.nights)
+            stored = fill(session, options.nights)
         store_published_numbers(database)
         if database.path is None:  # what a server does by itself within minutes
             with database.session() as session:

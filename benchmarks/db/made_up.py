@@ -122,7 +122,7 @@ def slow_comparisons(night: int, of: list[Place]) -> Iterator[CaseComparison]:
 
 
 def compared(case: Case, night: int, log_ratio: float) -> CaseComparison:
-    """The night's commit beside the one before it, over six placements of two blocks."""
+    """Comparison of the night's commit with the previous one, over six placements of two blocks."""
     rng = np.random.default_rng([3, night, zlib.crc32(case.key.encode())])
     labels = np.repeat(np.arange(6), 2)
     logs = log_ratio + rng.normal(0, 0.001, 6)[labels] + rng.normal(0, 0.0003, labels.size)

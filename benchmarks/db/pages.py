@@ -30,7 +30,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
 LIMIT_MS = 300.0
-# Page: what its link asks for beside what it shows by itself.
+# Page: parameters of its link.
 VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
     ("scoreboard", {}),
     ("leaderboard", {}),

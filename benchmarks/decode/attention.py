@@ -26,7 +26,7 @@ from flexq_bench.kernels.decoder.kv import KvLayer, empty_layer, token_bytes
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.models import get_model
 
-_LEAST_LAYERS, _MOST_LAYERS, _COLD_BYTES, _REPLAYS = 8, 40, 2**29, 9
+_MIN_LAYERS, _MAX_LAYERS, _COLD_BYTES, _REPLAYS = 8, 40, 2**29, 9
 _DEVICE = torch.device("cuda")
 
 
@@ -60,7 +60,7 @@ def measured(model: str, label: str, batch: int, length: int, bits: int) -> dict
     qkv = torch.randn(batch, shape.width, device=_DEVICE).half()
     positions = torch.full((batch,), length - 1, dtype=torch.int32, device=_DEVICE)
     read = batch * (length - 1) * kv_heads * 2 * token_bytes(head_dim, bits)
-    layers = min(max(_LEAST_LAYERS, -(-_COLD_BYTES // read)), _MOST_LAYERS)
+    layers = min(max(_MIN_LAYERS, -(-_COLD_BYTES // read)), _MAX_LAYERS)
     caches = [empty_layer(batch, kv_heads, length, head_dim, bits, _DEVICE) for _ in range(layers)]
     fill_randomly(caches, head_dim)
     operations = CudaOperations()

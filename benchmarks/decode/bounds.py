@@ -28,15 +28,15 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.schemes.split(",")
     schemes = [read_scheme(name, arguments.kv_bits) for name in names]
-    sources = [open_model(arguments.model, of.scheme, 0) for of in schemes]
+    sources = [open_model(arguments.model, scheme.scheme, 0) for scheme in schemes]
     rows = [["batch", "tokens", *(f"{s} GB" for s in names), *(f"× {s}" for s in names[:-1])]]
     for batch in (int(b) for b in arguments.batch.split(",")):
         for tokens in (int(t) for t in arguments.tokens.split(",")):
             read = [
-                step_bytes(source, batch, tokens, of.kv_bits)
-                for source, of in zip(sources, schemes, strict=True)
+                step_bytes(source, batch, tokens, scheme.kv_bits)
+                for source, scheme in zip(sources, schemes, strict=True)
             ]
-            ratios = [f"{of / read[-1]:.2f}" for of in read[:-1]]
+            ratios = [f"{size / read[-1]:.2f}" for size in read[:-1]]
             rows.append([str(batch), str(tokens), *(f"{b / _GB:.1f}" for b in read), *ratios])
     sys.stdout.writelines("| " + " | ".join(row) + " |\n" for row in rows)
 

@@ -36,7 +36,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 _AT_ONCE, _TURN = 30, 60  # steps
 _WARM_UP_S, _TURN_S, _ROUNDS = 1.5, 1.5, 2
-_CLEARLY = 0.003  # faster, for another configuration to be kept
+_MIN_GAIN = 0.003  # by which another configuration must be faster to be kept
 _DEVICE = torch.device("cuda")
 
 Choices = dict[tuple[int, int], Config]  # by N and K
@@ -76,7 +76,7 @@ class Steps:
     kv_bits: int
 
     def contender(self, choices: Mapping[tuple[int, int], Config]) -> Contender:
-        """A captured step, timed at once. choices: beside the tuner's."""
+        """A captured step, timed at once. choices: configurations that replace the tuner's."""
 
         def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
             return choices.get((n, k)) or self.tuner(kernel, m, n, k)
@@ -163,22 +163,22 @@ def _settle(steps: Steps, linear: PackedLinear, kept: Choices, finalists: int) -
     kernel, n, k = linear.kernel, linear.weights.rows, linear.weights.k
     x = kernel.empty_activation(steps.batch, k, _DEVICE)
     chosen = steps.tuner(kernel, steps.batch, n, k)
-    found: list[tuple[Contender, Config]] = []
+    contenders: list[tuple[Contender, Config]] = []
     for config in kernel.candidates(GemmWorkload(steps.batch, n, k)):
         if kernel.packing(x, config) is not None:
-            found.append((steps.contender({**kept, (n, k): config}), config))
-    found.sort(key=lambda pair: (pair[1] != chosen, pair[0].at_once_ms))
-    near = [contender for contender, _ in found[:finalists]]
+            contenders.append((steps.contender({**kept, (n, k): config}), config))
+    contenders.sort(key=lambda pair: (pair[1] != chosen, pair[0].at_once_ms))
+    near = [contender for contender, _ in contenders[:finalists]]
     steps.take_turns(near)
-    for contender, config in found:
+    for contender, config in contenders:
         is_chosen = config == chosen
         row = {"layer": linear.name, "chosen": is_chosen, **contender.row()}
         _say({**row, "config": config.as_dict()})
         contender.engine.close()
     times = [statistics.median(contender.turns_ms) for contender in near]
     best = times.index(min(times))
-    if times[best] < times[0] * (1 - _CLEARLY):
-        kept[n, k] = found[best][1]
+    if times[best] < times[0] * (1 - _MIN_GAIN):
+        kept[n, k] = contenders[best][1]
 
 
 def _say(row: Mapping[str, object]) -> None:

@@ -50,7 +50,7 @@ def main() -> None:
     widths = [int(bits) for bits in arguments.kv_bits.split(",")]
     rate = _read_rate()
     for scheme in arguments.schemes.split(","):
-        _one_scheme(scheme, batches, lengths, widths, rate, arguments.model, arguments.profile)
+        _measure_scheme(scheme, batches, lengths, widths, rate, arguments.model, arguments.profile)
 
 
 def _read_rate() -> float:
@@ -79,7 +79,7 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _one_scheme(
+def _measure_scheme(
     scheme: str,
     batches: tuple[int, ...],
     lengths: list[int],
@@ -138,8 +138,8 @@ def _one_scheme(
             if is_profiled:
                 engine.positions.fill_(length - 64)
                 runs = profile.record(partial(engine.advance, batch, bucket), 4)
-                found = profile.shares(runs[-1], source.architecture.block, len(model.blocks))
-                row["parts"] = {s.part: [s.count, round(s.us, 1)] for s in found}
+                parts = profile.shares(runs[-1], source.architecture.block, len(model.blocks))
+                row["parts"] = {s.part: [s.count, round(s.us, 1)] for s in parts}
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
         engine.close()

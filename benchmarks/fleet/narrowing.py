@@ -29,7 +29,7 @@ class NarrowingWorkers(RayWorkers):
             elif event.worker in self._left_out:
                 continue
             elif isinstance(event, Lost):
-                self._there = tuple(one for one in self._there if one != event.worker)
+                self._there = tuple(uuid for uuid in self._there if uuid != event.worker)
             events.append(event)
         if self._most is not None:
             spare = self._present[self._most :]

@@ -48,10 +48,10 @@ from flexq_bench.workloads.suite import Suite
 from flexq_bench.workloads.suites import load_suite
 
 SUITE = Path(__file__).with_name("scaling.toml")
-WITHIN = 0.015
-LEAST_USE = 0.6
-MOST_BESIDE_S = 10.0
-LEAST_SPEEDUP = {2: 1.9, 4: 3.7}
+MAX_DIFFERENCE = 0.015
+MIN_USE = 0.6
+MAX_OUTSIDE_CASES_S = 10.0
+MIN_SPEEDUP = {2: 1.9, 4: 3.7}
 TIMES = Times(start=90, case=60, beat=2, lease=20, device=30, scan=5, database=60)
 
 
@@ -79,7 +79,9 @@ class Night:
             return {"name": self.name, "gpus": self.gpus, "cases": 0}
         wall = self.seconds[-1]
         worked = self.gpus * wall
-        here = [(gpu, share) for at, gpu, share in load if self.began <= at <= self.began + wall]
+        here = [
+            (gpu, share) for time_s, gpu, share in load if self.began <= time_s <= self.began + wall
+        ]
         running = statistics.fmean(share for _, share in here) / 100 if here else None
         return {
             "name": self.name,
@@ -90,7 +92,7 @@ class Night:
             "beside_cases_s": wall - sum(map(_wall, self.records)) / self.gpus,
             "in_cases": sum(map(_wall, self.records)) / worked,
             "sampling": sum(map(_sampled, self.records)) / worked,
-            # Share of the night's GPUs; idle ones beside them add nothing. None: no nvidia-smi.
+            # Share of the night's GPUs; idle GPUs add nothing. None: no nvidia-smi.
             "kernels_running": running and running * len({gpu for gpu, _ in here}) / self.gpus,
             "last_results_s": self.seconds[-8:],
             "by_device": {
@@ -175,39 +177,39 @@ class Bench:
                 f"({row['low']:+.2%} to {row['high']:+.2%}), {row['cases']} cases"
             )
 
-    def _show_comparison(self, one: Night, several: Night) -> None:
-        told = {night["name"]: night for night in self.summary["nights"]}
-        few, many = told[one.name], told[several.name]
-        both = one.cases.keys() & several.cases.keys()
+    def _show_comparison(self, single: Night, several: Night) -> None:
+        summaries = {night["name"]: night for night in self.summary["nights"]}
+        few, many = summaries[single.name], summaries[several.name]
+        both = single.cases.keys() & several.cases.keys()
         if not both:
             return
-        pairs = {key: (one.cases[key], several.cases[key]) for key in both}
-        say(f"{several.name} against {one.name}, {len(pairs)} cases of both:")
+        pairs = {key: (single.cases[key], several.cases[key]) for key in both}
+        say(f"{several.name} against {single.name}, {len(pairs)} cases of both:")
         speedup = many["per_minute"] / few["per_minute"]
-        least = LEAST_SPEEDUP.get(several.gpus, 0.925 * several.gpus) / one.gpus
+        least = MIN_SPEEDUP.get(several.gpus, 0.925 * several.gpus) / single.gpus
         longer = sum(_wall(b) for _, b in pairs.values()) / sum(_wall(a) for a, _ in pairs.values())
-        in_cases = several.gpus / one.gpus * many["in_cases"] / few["in_cases"] / longer
+        in_cases = several.gpus / single.gpus * many["in_cases"] / few["in_cases"] / longer
         say(
             f"  {speedup:.2f}x (at least {least:.2f}): {_yes(speedup >= least)}; "
             f"by the time in cases {in_cases:.2f}x"
         )
-        use, beside = many["in_cases"], many["beside_cases_s"]
-        say(f"  in cases {use:.0%} (at least {LEAST_USE:.0%}): {_yes(use >= LEAST_USE)}")
-        little = _yes(beside < MOST_BESIDE_S)
-        say(f"  beside cases {beside:.1f} s (below {MOST_BESIDE_S:.0f}): {little}")
+        use, outside_s = many["in_cases"], many["beside_cases_s"]
+        say(f"  in cases {use:.0%} (at least {MIN_USE:.0%}): {_yes(use >= MIN_USE)}")
+        little = _yes(outside_s < MAX_OUTSIDE_CASES_S)
+        say(f"  outside cases {outside_s:.1f} s (below {MAX_OUTSIDE_CASES_S:.0f}): {little}")
         apart = {
             key: b.median_us / a.median_us - 1
             for key, (a, b) in pairs.items()
             if a.median_us is not None and b.median_us is not None
         }
-        outside = sum(abs(change) > WITHIN for change in apart.values())
+        unequal = sum(abs(change) > MAX_DIFFERENCE for change in apart.values())
         middle = statistics.median(map(abs, apart.values()))
         say(
-            f"  {len(apart)} series, {outside} more than {WITHIN:.1%} apart: "
-            f"{_yes(not outside)}; half within {middle:.2%}; the most:"
+            f"  {len(apart)} series, {unequal} more than {MAX_DIFFERENCE:.1%} apart: "
+            f"{_yes(not unequal)}; half within {middle:.2%}; the most:"
         )
         for key in sorted(apart, key=lambda key: -abs(apart[key]))[:5]:
-            say(f"    {key}: {one.cases[key].median_us:.2f} us, {apart[key]:+.2%}")
+            say(f"    {key}: {single.cases[key].median_us:.2f} us, {apart[key]:+.2%}")
 
 
 def say(line: str) -> None:
@@ -216,15 +218,15 @@ def say(line: str) -> None:
 
 def read_load(path: Path) -> list[tuple[float, int, float]]:
     """Seconds since 1970, the GPU's number and the share of time that a kernel ran on it, in %."""
-    found = []
+    readings = []
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = [cell.strip() for cell in line.split(",")]
         try:
-            at = datetime.strptime(cells[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
-            found.append((at, int(cells[1]), float(cells[2])))
+            time_s = datetime.strptime(cells[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            readings.append((time_s, int(cells[1]), float(cells[2])))
         except (ValueError, IndexError):
             continue  # a line that was cut off, or a value that the driver doesn't tell
-    return found
+    return readings
 
 
 @contextmanager

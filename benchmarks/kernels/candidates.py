@@ -80,9 +80,9 @@ def measure(
     out: Path | None,
     others: Sequence[str] = (),
 ) -> list[Timed]:
-    """Shape by shape, until the seconds are over; what is found is saved as it comes."""
+    """Shape by shape, until the seconds are over; results are saved as they come."""
     meter, began = warm_meter(), time.monotonic()
-    found: list[Timed] = []
+    results: list[Timed] = []
     with meter.device_guard():
         for n, k in shapes:
             if time.monotonic() - began > seconds:
@@ -105,25 +105,25 @@ def measure(
                     default_us = next((us for us, config in timed if config == default), slowest)
                     times = {named(config): us for us, config in timed}
                     row = Timed(kernel, gemm, floors[bits], times, default_us, others_us[m])
-                    found.append(row)
+                    results.append(row)
                     share = f"{floors[bits] / best_us:.0%} of the floor"
                     ratios = [f"{us / best_us:.2f} x {o}" for o, us in others_us[m].items()]
-                    said = ", ".join([f"{best_us:.2f} us", share, *ratios])
-                    say(f"{kernel} {m}x{n}x{k} {said}: {best}")
+                    text = ", ".join([f"{best_us:.2f} us", share, *ratios])
+                    say(f"{kernel} {m}x{n}x{k} {text}: {best}")
             if out is not None:
-                save(found, out)
-    return found
+                save(results, out)
+    return results
 
 
 def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def report(found: Sequence[Timed]) -> None:
+def report(results: Sequence[Timed]) -> None:
     say("| kernel | M | shapes | % of floor | least | the default loses |")
     say("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in found):
-        rows = [row for row in found if (row.kernel, row.gemm.m) == (kernel, m)]
+    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in results):
+        rows = [row for row in results if (row.kernel, row.gemm.m) == (kernel, m)]
         shares = [row.floor_us / row.best_us for row in rows]
         lost = geometric_mean([row.default_us / row.best_us for row in rows]) - 1
         say(
@@ -132,12 +132,12 @@ def report(found: Sequence[Timed]) -> None:
         )
 
 
-def report_others(found: Sequence[Timed]) -> None:
+def report_others(results: Sequence[Timed]) -> None:
     """Print how many times as fast as each other kernel every kernel is."""
     say("| kernel | M | shapes | compared with | times as fast | least |")
     say("| --- | ---: | ---: | --- | ---: | ---: |")
-    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in found):
-        rows = [row for row in found if (row.kernel, row.gemm.m) == (kernel, m)]
+    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in results):
+        rows = [row for row in results if (row.kernel, row.gemm.m) == (kernel, m)]
         for other in rows[0].others_us:
             ratios = [row.others_us[other] / row.best_us for row in rows]
             mean, least = geometric_mean(ratios), min(ratios)
@@ -150,12 +150,12 @@ def given_shapes(text: str) -> list[tuple[int, int]]:
     return [(int(n), int(k)) for n, k in pairs]
 
 
-def save(found: Sequence[Timed], folder: Path) -> None:
+def save(results: Sequence[Timed], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for kernel in {row.kernel for row in found}:
+    for kernel in {row.kernel for row in results}:
         rows = [
             [row.gemm.m, row.gemm.n, row.gemm.k, config, us]
-            for row in found
+            for row in results
             if row.kernel == kernel
             for config, us in row.us.items()
         ]
@@ -178,7 +178,7 @@ if __name__ == "__main__":
     sizes = list(dict.fromkeys([*sizes, *random_shapes(given.drawn, given.seed)]))
     kernels, tokens = given.kernels.split(","), parse_ranges(given.m)
     others = [other for other in given.against.split(",") if other]
-    found = measure(kernels, tokens, sizes, given.seconds, given.out, others)
-    report(found)
+    results = measure(kernels, tokens, sizes, given.seconds, given.out, others)
+    report(results)
     if others:
-        report_others(found)
+        report_others(results)

@@ -88,16 +88,16 @@ from flexq_bench.workloads.suites import load_suite
 
 TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
-SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
+MIN_WEIGHTS, MAX_WEIGHTS = 2e6, 240e6  # of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
-SAME_BANDWIDTH = 0.05  # relative: drivers of one kind of GPU report clocks that differ by 2 %
+MAX_BANDWIDTH_ERROR = 0.05  # relative: drivers of one kind of GPU report clocks that differ by 2 %
 COMPLETED_ROUNDS = 3  # of `complete`, which times few configurations of a case
-LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
+MAX_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
 COST_RANGE = 0.05, 20.0  # in microseconds
-LARGE_ERROR = 0.15  # of a time's logarithm: outliers beyond
-FEWEST_TIMES = 10  # of a configuration, for a fit to them
-MOST_CANDIDATES = 0.75  # a share: of a case's candidates, that must have been timed
+MIN_OUTLIER_ERROR = 0.15  # of a time's logarithm: outliers beyond
+MIN_TIMES = 10  # of a configuration, for a fit to them
+MIN_TIMED_SHARE = 0.75  # a share: of a case's candidates, that must have been timed
 
 Times = dict[GemmWorkload, dict[Config, float]]
 Devices = dict[GemmWorkload, Device]
@@ -115,7 +115,7 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
         n, k = (int(2 ** drawn.uniform(9.5, 15.2)) for _ in range(2))
         step = 128 if drawn.random() < 0.8 else 16
         n, k = n // step * step, k // step * step
-        if SMALLEST < n * k < LARGEST:
+        if MIN_WEIGHTS < n * k < MAX_WEIGHTS:
             shapes.append((n, k))
     return shapes
 
@@ -197,7 +197,7 @@ def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
     """Add times of the candidates that match the pattern and that cases of a file lack."""
     content = stored(path)
     there, here = content["memory_gbps"], current_device().memory_gbps
-    if not math.isclose(there, here, rel_tol=SAME_BANDWIDTH):
+    if not math.isclose(there, here, rel_tol=MAX_BANDWIDTH_ERROR):
         raise SystemExit(
             f"{path} has times of a GPU with {there:.0f} GB/s, this one has {here:.0f}: run it on "
             "the same kind of GPU"
@@ -246,10 +246,12 @@ def named(config: Config) -> str:
 
 def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, device: Device) -> Config:
     """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
-    found = resolve(kernel, "cuda")
-    if isinstance(found, ImmaGemm):
+    implementation = resolve(kernel, "cuda")
+    if isinstance(implementation, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose_untuned(of_imma, gemm, device, found.choice, found.tiles, unseen=True)
+        return choose_untuned(
+            of_imma, gemm, device, implementation.choice, implementation.tiles, unseen=True
+        )
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
     return choose_by_timed_shapes(of_floats, gemm, device, own_configs(kernel)[1], unseen=True)
 
@@ -303,9 +305,9 @@ def write_table(times: Times, devices: Devices, kernel: str) -> None:
     tables: dict[int, Losses] = {}
     for tiles in sorted({c.col_tiles for c in few}):
         most = TILE_TOKENS * tiles
-        beside = tiled if most == MAX_NATURAL else []
+        others = tiled if most == MAX_NATURAL else []
         of_tiles = [c for c in few if c.col_tiles == tiles]
-        tables[tiles] = losses(times, devices, of_tiles, beside, most)
+        tables[tiles] = losses(times, devices, of_tiles, others, most)
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
@@ -313,26 +315,26 @@ def write_table(times: Times, devices: Devices, kernel: str) -> None:
 
 def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> None:
     """Write the table of cases for many tokens, of the same random shapes for all of them."""
-    found = resolve(kernel, "cuda")
-    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
+    implementation = resolve(kernel, "cuda")
+    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
     shapes = sorted({(gemm.n, gemm.k) for gemm in times})
     random.Random(0).shuffle(shapes)
     order = {shape: place for place, shape in enumerate(shapes)}
     chosen_cases: list[GemmWorkload] = []
     of_m: Counter[int] = Counter()
     for gemm in sorted(times, key=lambda gemm: (gemm.m, order[gemm.n, gemm.k])):
-        in_order = found.choice.in_mma_order(gemm.m, gemm.k)
-        candidates = found.choice.for_gemm(gemm, devices[gemm].sms, in_mma_order=in_order)
+        in_order = implementation.choice.in_mma_order(gemm.m, gemm.k)
+        candidates = implementation.choice.for_gemm(gemm, devices[gemm].sms, in_mma_order=in_order)
         candidates = [c for c in candidates if not is_for_few_outputs(c)]
         timed = sum(c in times[gemm] for c in candidates)
-        if in_order and of_m[gemm.m] < most and timed >= MOST_CANDIDATES * len(candidates):
+        if in_order and of_m[gemm.m] < most and timed >= MIN_TIMED_SHARE * len(candidates):
             chosen_cases.append(gemm)
             of_m[gemm.m] += 1
-    configs = tuple(c for c in found.choice.costs if not isinstance(c, TiledConfig))
+    configs = tuple(c for c in implementation.choice.costs if not isinstance(c, TiledConfig))
     us = [[times[gemm].get(c, math.nan) for c in configs] for gemm in chosen_cases]
     of_cases = tuple(devices[gemm] for gemm in chosen_cases)
     table = Cases(configs, tuple(chosen_cases), of_cases, np.array(us))
-    Path(str(found.choice.many.file)).write_text(write_cases(table))
+    Path(str(implementation.choice.many.file)).write_text(write_cases(table))
     say(f"{len(chosen_cases)} cases")
 
 
@@ -354,12 +356,12 @@ def fit_to_times(
     known: np.ndarray, waves: np.ndarray, floor: np.ndarray, us: np.ndarray
 ) -> np.ndarray:
     """Fit the costs of one configuration to the logarithms of its times, by least squares near the
-    known costs; errors from LARGE_ERROR on count by their absolute value."""
+    known costs; errors from MIN_OUTLIER_ERROR on count by their absolute value."""
     logs, known = np.log(us), np.log(np.clip(known, *COST_RANGE))  # a known cost may be 0
 
     def error(tried: np.ndarray) -> float:
         off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
-        capped = np.minimum(off, LARGE_ERROR)
+        capped = np.minimum(off, MIN_OUTLIER_ERROR)
         return float(np.mean(capped * (2 * off - capped)) + 1e-3 * np.mean((tried - known) ** 2))
 
     begun = (known, known + np.array([-1.0, 0.2, 0.2]))
@@ -408,8 +410,8 @@ def without(pattern: str, paths: Sequence[Path]) -> None:
 def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
     """Columns of losses [shapes, configs], each the one that lowers the mean loss of the best so
     far the most, with that mean; until it is at most `within`."""
-    lost = np.minimum(lost, LARGEST_LOSS)
-    best = np.full(len(lost), LARGEST_LOSS)
+    lost = np.minimum(lost, MAX_LOSS)
+    best = np.full(len(lost), MAX_LOSS)
     while best.mean() > within:
         means = np.minimum(best[:, None], lost).mean(axis=0)
         chosen = int(means.argmin())
@@ -419,13 +421,15 @@ def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
 
 def fit(times: Times, devices: Devices, kernel: str) -> None:
     """Say the costs of each configuration for many tokens that fit its times best."""
-    found = resolve(kernel, "cuda")
-    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    for config, cost in found.choice.costs.items():
+    implementation = resolve(kernel, "cuda")
+    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
+    for config, cost in implementation.choice.costs.items():
         own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
-        if len(own) < FEWEST_TIMES:
+        if len(own) < MIN_TIMES:
             continue
-        waves = [astuple(waves_of(config, cost, g, devices[g].sms, found.tiles)) for g in own]
+        waves = [
+            astuple(waves_of(config, cost, g, devices[g].sms, implementation.tiles)) for g in own
+        ]
         floor = [read_us(gemm.n, gemm.k, devices[gemm].memory_gbps) for gemm in own]
         known = np.array([cost.start_us, cost.alone_us, cost.each_us])
         fitted = fit_to_times(known, np.array(waves), np.array(floor), np.array([*own.values()]))
@@ -460,9 +464,9 @@ def main() -> None:
     options = parser.parse_args()
     kernel = options.kernel or KERNEL
     if options.verb in ("measure", "retime"):
-        told = measure if options.verb == "measure" else retime
+        run = measure if options.verb == "measure" else retime
         drawn = parse_ranges(options.m), options.shapes, options.seed
-        told(options.out, kernel, drawn_cases(*drawn, options.in_turn), options.seconds)
+        run(options.out, kernel, drawn_cases(*drawn, options.in_turn), options.seconds)
     elif options.verb == "select":
         select(options.times, options.within)
     elif options.verb == "complete":

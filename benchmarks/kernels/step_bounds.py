@@ -70,7 +70,7 @@ def granule_of(config: Blocks) -> int:
 def step_of(config: Blocks, tiles: TileFormat) -> Step:
     """Count a configuration's step. Raises CompileError, UnsupportedError."""
     loops = innermost_loops(compile_build(config.build(tiles), WGMMA_ARCH))[config.function]
-    loop = min((found for found in loops if found[MMA]), key=lambda found: found.total())
+    loop = min((loop for loop in loops if loop[MMA]), key=lambda loop: loop.total())
     of_step = GROUP // MMA_K * config.tokens // granule_of(config)
     instructions = loop.total() / (loop[MMA] / of_step)
     warpgroups = config.rows // WARPGROUP_ROWS  # of a step; a scheduler has a warp of each
@@ -166,7 +166,7 @@ if __name__ == "__main__":
     parser.add_argument("--gbps", type=float, default=4200.0, help="of memory, read")
     parser.add_argument("--mhz", type=float, default=1755.0, help="clock of the SMs")
     given = parser.parse_args()
-    found = resolve(given.kernel, "cuda")
-    if not isinstance(found, ImmaGemm):
+    kernel = resolve(given.kernel, "cuda")
+    if not isinstance(kernel, ImmaGemm):
         raise SystemExit(f"{given.kernel} is not on int8 tensor cores: name another kernel")
-    report(found, parse_ranges(given.m), given.shapes, given.gbps, given.mhz)
+    report(kernel, parse_ranges(given.m), given.shapes, given.gbps, given.mhz)

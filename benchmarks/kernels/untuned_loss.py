@@ -42,7 +42,7 @@ OF_TABLES = (  # a kernel for each table
 OF_CASES = ("flexq-imma-w6a6", "dual-w6a8", "atom-w4a4", "dgq-w4a8", "group-w4a8")
 TILE_TOKENS = 8  # of a column tile
 DRAWN = 20  # shapes, of which the worst is expected
-FINALISTS, ROUNDS = 5, 7  # timed again: the fastest, beside the choice; how often each
+FINALISTS, ROUNDS = 5, 7  # fastest candidates timed again with the choice, and how often
 
 AnyFewConfig = ImmaConfig | WeightOnlyConfig
 
@@ -57,11 +57,11 @@ class Timeable(Protocol):
 
 def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
     """Every configuration of a kernel's own code, and what scores those for few tokens."""
-    found = resolve(kernel, "cuda")
-    if isinstance(found, ImmaGemm):
-        return [*found.every_config()], found.choice.timed
-    assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
-    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.timed
+    implementation = resolve(kernel, "cuda")
+    if isinstance(implementation, ImmaGemm):
+        return [*implementation.every_config()], implementation.choice.timed
+    assert isinstance(implementation, WeightOnlyGemm), f"{kernel} has nothing to choose"
+    return [c for tiles in COL_TILES for c in implementation.configs(tiles)], implementation.timed
 
 
 def left_out(kernel: str) -> dict[int, list[float]]:
@@ -80,21 +80,23 @@ def left_out(kernel: str) -> dict[int, list[float]]:
                 if settings in known and not math.isnan(loss)
             }
             gemm = GemmWorkload(TILE_TOKENS * col_tiles, n, k)
-            found = choose_by_timed_shapes([*there], gemm, device, timed, unseen=True)
-            lost.setdefault(col_tiles, []).append(there[found])
+            choice = choose_by_timed_shapes([*there], gemm, device, timed, unseen=True)
+            lost.setdefault(col_tiles, []).append(there[choice])
     return lost
 
 
 def left_out_cases(kernel: str) -> dict[int, list[float]]:
     """Losses of the choice for many tokens at each case of a kernel's table, by the largest number
     of tokens with the same candidates. All cases of its shape are left out."""
-    found = resolve(kernel, "cuda")
-    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    table = load_cases(found.choice.many)
+    implementation = resolve(kernel, "cuda")
+    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
+    table = load_cases(implementation.choice.many)
     lost: dict[int, list[float]] = {}
     for gemm, device, row in zip(table.cases, table.devices, table.us.tolist(), strict=True):
         there = {c: us for c, us in zip(table.configs, row, strict=True) if not math.isnan(us)}
-        chosen = choose_untuned([*there], gemm, device, found.choice, found.tiles, unseen=True)
+        chosen = choose_untuned(
+            [*there], gemm, device, implementation.choice, implementation.tiles, unseen=True
+        )
         assert not isinstance(chosen, ImmaConfig), "few tokens are in no table of cases"
         lost.setdefault(bucket_of(gemm.m), []).append(there[chosen] / min(there.values()) - 1)
     return dict(sorted(lost.items()))

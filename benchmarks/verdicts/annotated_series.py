@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Step = tuple[int, float, int]  # index, size in sigmas, values that it holds for
 
-_LONGEST, _SHORTEST, _SHORT = 1100, 40, 120
-_SHARE_SHORT = 0.35
-_VISIBLE = 2.6  # sigmas of a step that half of the annotators mark, once it holds for 12 values
+_MAX_LENGTH, _MIN_LENGTH, _MIN_LONG_LENGTH = 1100, 40, 120
+_SHORT_SHARE = 0.35
+# Size of a step that half of the annotators mark, once it holds for 12 values.
+_VISIBLE_SIGMAS = 2.6
 _VISIBLE_SPREAD = 0.4
-_A_WHIM_IN = 800  # values that an annotator looks at for one mark where nothing is
+_VALUES_PER_FALSE_MARK = 800  # of an annotator, on average
 
 
 def annotated_series(number: int) -> tuple[Floats, dict[str, list[int]]]:
     """Values of any sign and scale, and marks by annotator; by the number, always the same."""
     rng = np.random.default_rng(zlib.crc32(f"annotated {number}".encode()))
-    is_short = rng.random() < _SHARE_SHORT
-    low, high = (_SHORTEST, _SHORT) if is_short else (_SHORT, _LONGEST)
+    is_short = rng.random() < _SHORT_SHARE
+    low, high = (_MIN_LENGTH, _MIN_LONG_LENGTH) if is_short else (_MIN_LONG_LENGTH, _MAX_LENGTH)
     size = int(rng.integers(low, high))
     levels, steps = _levels(rng, size)
     sigmas = _sigmas(rng, size)
@@ -36,8 +37,8 @@ def annotated_series(number: int) -> tuple[Floats, dict[str, list[int]]]:
     values = levels + noise + added
     steps += excursions
     marks = {
-        f"annotator {one}": _marks(rng, steps, sigmas, size)
-        for one in range(int(rng.integers(3, 6)))
+        f"annotator {annotator}": _marks(rng, steps, sigmas, size)
+        for annotator in range(int(rng.integers(3, 6)))
     }
     return _in_units(rng, values), marks
 
@@ -46,10 +47,10 @@ def _levels(rng: np.random.Generator, size: int) -> tuple[Floats, list[Step]]:
     """In sigmas: levels [size], and their steps, each held for as long as its shorter side."""
     between = float(np.exp(rng.uniform(np.log(40), np.log(500))))
     places: list[int] = []
-    at = 5 + int(rng.exponential(between))
-    while at < size - 4:
-        places.append(at)
-        at += 4 + int(rng.exponential(between))
+    index = 5 + int(rng.exponential(between))
+    while index < size - 4:
+        places.append(index)
+        index += 4 + int(rng.exponential(between))
     scale = float(np.exp(rng.normal(np.log(4.5), 0.6)))
     known = [0.0]
     levels = np.zeros(size)
@@ -90,8 +91,8 @@ def _noise(rng: np.random.Generator, size: int) -> Floats:
     else:
         noise = rng.standard_normal(size)
         memory = float(rng.uniform(0.2, 0.7))
-        for at in range(1, size):
-            noise[at] = memory * noise[at - 1] + np.sqrt(1 - memory**2) * noise[at]
+        for index in range(1, size):
+            noise[index] = memory * noise[index - 1] + np.sqrt(1 - memory**2) * noise[index]
     if rng.random() < 0.4:
         wander = np.cumsum(rng.standard_normal(size))
         wander = (wander - wander.mean()) / max(float(wander.std()), 1e-9)
@@ -103,25 +104,27 @@ def _excursions(rng: np.random.Generator, size: int) -> tuple[Floats, list[Step]
     """Single outliers, and a few values elsewhere: two steps for those who see them so."""
     added, steps = np.zeros(size), []
     one_sided = rng.choice([-1, 1])
-    for at in np.flatnonzero(rng.random(size) < rng.choice([0, 0.003, 0.01])):
+    for index in np.flatnonzero(rng.random(size) < rng.choice([0, 0.003, 0.01])):
         length = int(rng.choice([1, 1, 1, 1, 2, 3, 8]))
         side = one_sided if rng.random() < 0.8 else -one_sided
         jump = float(side * rng.uniform(4, 20))
-        added[at : at + length] += jump
+        added[index : index + length] += jump
         if length > 2:
-            steps += [(int(at), jump, length), (int(at) + length, -jump, length)]
-    return added, [one for one in steps if one[0] < size]
+            steps += [(int(index), jump, length), (int(index) + length, -jump, length)]
+    return added, [step for step in steps if step[0] < size]
 
 
 def _marks(rng: np.random.Generator, steps: list[Step], sigmas: Floats, size: int) -> list[int]:
-    eye = _VISIBLE * float(np.exp(rng.normal(0, 0.35)))
+    eye = _VISIBLE_SIGMAS * float(np.exp(rng.normal(0, 0.35)))
     marks: set[int] = set()
-    for at, jump, holds in steps:
-        noise = float(np.mean(sigmas[max(at - 30, 0) : at + 30]))
+    for index, jump, holds in steps:
+        noise = float(np.mean(sigmas[max(index - 30, 0) : index + 30]))
         seen = abs(jump) / noise * min(1.0, np.sqrt(holds / 12))
         if np.log(seen / eye) / _VISIBLE_SPREAD + rng.logistic(0, 1.0) > 0:
-            marks.add(int(np.clip(at + round(rng.normal(0, 0.4 + 2 / max(seen, 1))), 1, size - 1)))
-    for _ in range(int(rng.poisson(size / _A_WHIM_IN))):
+            marks.add(
+                int(np.clip(index + round(rng.normal(0, 0.4 + 2 / max(seen, 1))), 1, size - 1))
+            )
+    for _ in range(int(rng.poisson(size / _VALUES_PER_FALSE_MARK))):
         marks.add(int(rng.integers(1, size)))
     return sorted(marks)
 

@@ -111,28 +111,28 @@ def set_orders(prepared: PreparedCase, meter: Meter) -> dict[str, list[float]]:
             buffers.bound(placed.config), buffers.copies, meter.protocol, _Unchanged(buffers)
         )
         try:
-            found = {
+            times = {
                 "nothing": medians(rotation, lambda: None, BATCHES),
                 "a kernel of one block": medians(rotation, one_block, BATCHES),
                 "a kernel that fills 1 GiB": medians(rotation, fill, BATCHES),
             }
             for index in range(ORDERS):
-                found[f"the same, then order {index}"] = medians(rotation, order(index), BATCHES)
+                times[f"the same, then order {index}"] = medians(rotation, order(index), BATCHES)
         finally:
             rotation.close()
-    return found
+    return times
 
 
 def shuffled(prepared: PreparedCase) -> dict[str, Placed]:
     """Samples in microseconds a launch, without and with a random block order before each."""
-    found: dict[str, Placed] = {"without": [], "with": []}
+    measured: dict[str, Placed] = {"without": [], "with": []}
     for placement in range(PLACEMENTS):
         with prepared.placed(placement) as placed:
             rotation = placed.rotation
             sample_us = rotation.sample(SAMPLES).median_us * rotation.launches
             count = max(3, round(_BATCH_US / ((1 + _GAP) * sample_us)))
             rotation.sample(count, gap_us=_GAP * sample_us)
-            for kind, batches in found.items():
+            for kind, batches in measured.items():
                 with ExitStack() as stack:
                     if kind == "without":
                         stack.enter_context(mock.patch.object(BlockShuffle, "run"))
@@ -142,7 +142,7 @@ def shuffled(prepared: PreparedCase) -> dict[str, Placed]:
                             for _ in range(BATCHES_EACH)
                         ]
                     )
-    return found
+    return measured
 
 
 def deviations(placements: Placed) -> tuple[float, float, float, float]:
@@ -159,18 +159,18 @@ def deviations(placements: Placed) -> tuple[float, float, float, float]:
     return mean, sample, batch, placement
 
 
-def show_set(key: str, found: dict[str, list[float]]) -> Iterator[str]:
+def show_set(key: str, measured: dict[str, list[float]]) -> Iterator[str]:
     yield key
-    for between, times in found.items():
+    for between, times in measured.items():
         spread = 100 * statistics.pstdev(times) / statistics.mean(times)
         shown = " ".join(f"{time:.2f}" for time in times)
         yield f"  {between:28} sd {spread:4.1f} %  {shown}"
 
 
-def show_shuffled(key: str, found: dict[str, Placed]) -> Iterator[str]:
+def show_shuffled(key: str, measured: dict[str, Placed]) -> Iterator[str]:
     label, shape = key.split()[0], key.split()[-1]
     cells = [label, shape]
-    for placements in found.values():
+    for placements in measured.values():
         mean, *sigmas = deviations(placements)
         cells += [f"{mean:.2f}", *(f"{100 * sigma:.2f} %" for sigma in sigmas)]
     yield f"| {' | '.join(cells)} |"
@@ -185,9 +185,9 @@ def measure(part: str, keys: Sequence[str], out: Path) -> None:
             with meter.device_guard():
                 prepared = meter.prepare(Case.from_key(key))
                 prepared.use_default()
-                found = set_orders(prepared, meter) if part == "set" else shuffled(prepared)
-            lines.write(json.dumps({"case": key, "gpu": meter.device_info.sku, **found}) + "\n")
-            sys.stdout.write("".join(f"{line}\n" for line in show(key, found)))
+                measured = set_orders(prepared, meter) if part == "set" else shuffled(prepared)
+            lines.write(json.dumps({"case": key, "gpu": meter.device_info.sku, **measured}) + "\n")
+            sys.stdout.write("".join(f"{line}\n" for line in show(key, measured)))
             sys.stdout.flush()
 
 

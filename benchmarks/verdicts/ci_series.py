@@ -18,21 +18,22 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
-_SHORT = (40, 200)  # values
-_LONG = (500, 2000)
+_SHORT_LENGTHS = (40, 200)  # values
+_LONG_LENGTHS = (500, 2000)
 _CHANGES = ("none", "sparse", "sparse", "several", "close", "excursions", "ramps", "plateau", "all")
-_SEEN = 2.2  # sigmas of a change that half of the annotators see
-_HEIGHT = 0.025  # of the plot, the same
+_VISIBLE_SIGMAS = 2.2  # size of a change that half of the annotators see
+_VISIBLE_SHARE = 0.025  # of the plot's height, the same
 _SHARPNESS = 4.0  # of both, of a logistic curve over the logarithm
-_EXCURSION = 9  # values; fewer are not marked by 40 % of the annotators, fewer than 3 by nobody
-_A_WHIM_IN = 2500  # values that an annotator looks at for one mark where nothing is
+# Fewer values are not marked by 40 % of the annotators, fewer than 3 by nobody.
+_MIN_VISIBLE_LENGTH = 9
+_VALUES_PER_FALSE_MARK = 2500  # of an annotator, on average
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """at: index of its middle. jump: of the logarithm, 0: a trend begins. length: values."""
+    """index: of its middle. jump: of the logarithm, 0: a trend begins. length: values."""
 
-    at: int
+    index: int
     jump: float
     length: int = 0
 
@@ -57,9 +58,9 @@ def _arma(rng: np.random.Generator, size: int, past: tuple[float, ...], ma: floa
     drawn = rng.standard_normal(size + 100)
     noise = drawn.copy()
     noise[1:] += ma * drawn[:-1]
-    for at in range(len(past), noise.size):
+    for index in range(len(past), noise.size):
         for lag, weight in enumerate(past, 1):
-            noise[at] += weight * noise[at - lag]
+            noise[index] += weight * noise[index - lag]
     return noise[100:] / float(noise[100:].std() or 1)
 
 
@@ -92,8 +93,8 @@ def _weekday(rng: np.random.Generator, size: int) -> Floats:
 
 def _spikes(rng: np.random.Generator, size: int) -> Floats:
     noise = rng.standard_normal(size)
-    for at in np.flatnonzero(rng.random(size) < _between(rng, 0.003, 0.04)):
-        noise[at : at + int(rng.integers(1, 3))] += _side(rng) * _between(rng, 5, 60)
+    for index in np.flatnonzero(rng.random(size) < _between(rng, 0.003, 0.04)):
+        noise[index : index + int(rng.integers(1, 3))] += _side(rng) * _between(rng, 5, 60)
     return noise
 
 
@@ -104,11 +105,11 @@ def _cauchy(rng: np.random.Generator, size: int) -> Floats:
 
 
 def _regimes(rng: np.random.Generator, size: int) -> Floats:
-    sigma, at = np.ones(size), 0
-    while at < size:
+    sigma, index = np.ones(size), 0
+    while index < size:
         length = int(rng.integers(15, 200))
-        sigma[at : at + length] = _between(rng, 0.3, 4)
-        at += length
+        sigma[index : index + length] = _between(rng, 0.3, 4)
+        index += length
     return rng.standard_normal(size) * sigma / float(np.median(sigma))
 
 
@@ -190,7 +191,7 @@ def ci_series(kind: str, number: int) -> tuple[Floats, dict[str, list[int]]]:
     Numbers that three divides are of 40 to 200 values, the others of 500 to 2,000.
     """
     rng = np.random.default_rng(zlib.crc32(f"CI {kind} {number}".encode()))
-    size = int(_between(rng, *(_LONG if number % 3 else _SHORT)))
+    size = int(_between(rng, *(_LONG_LENGTHS if number % 3 else _SHORT_LENGTHS)))
     logs, changes = _levels(rng, size)
     sigma = _between(rng, *((0.002, 0.1) if rng.random() < 0.5 else (0.01, 0.05)))
     levels = np.exp(logs)
@@ -198,8 +199,8 @@ def ci_series(kind: str, number: int) -> tuple[Floats, dict[str, list[int]]]:
     if kind == STICKY:
         visits = 1 + sigma * _visits(rng, size)
         hops = np.flatnonzero(np.diff(visits)) + 1
-        changes += [_Change(int(at), float(np.log(visits[at] / visits[at - 1]))) for at in hops]
-        changes.sort(key=lambda one: one.at)
+        changes += [_Change(int(hop), float(np.log(visits[hop] / visits[hop - 1]))) for hop in hops]
+        changes.sort(key=lambda change: change.index)
         levels = levels * visits
     if kind == WITH_LEVEL:
         noise *= levels ** rng.uniform(-1.5, 1.5)
@@ -229,9 +230,9 @@ def _visits(rng: np.random.Generator, size: int) -> Floats:
     """Of a second mode, 3 to 10 sigma away, with chances of 0.5 to 50 % to come and to go."""
     come, go = _between(rng, 0.005, 0.15), _between(rng, 0.02, 0.5)
     upper, is_upper = np.zeros(size), False
-    for at in range(size):
+    for index in range(size):
         is_upper ^= bool(rng.random() < (go if is_upper else come))
-        upper[at] = is_upper
+        upper[index] = is_upper
     return _side(rng) * rng.uniform(3, 10) * upper
 
 
@@ -244,21 +245,21 @@ def _levels(rng: np.random.Generator, size: int) -> tuple[Floats, list[_Change]]
         low, high = (0.03, 0.5) if rng.random() < 0.75 else (0.005, 2.0)
         return float(np.log1p(_between(rng, low, high))) * _side(rng)
 
-    def step(at: int) -> None:
-        changes.append(_Change(at, jump()))
-        logs[at:] += changes[-1].jump
+    def step(index: int) -> None:
+        changes.append(_Change(index, jump()))
+        logs[index:] += changes[-1].jump
 
-    def excursion(at: int) -> None:
-        back, change = at + int(rng.integers(3, 9)), jump()
-        logs[at:back] += change
-        changes.append(_Change(at, change))
+    def excursion(index: int) -> None:
+        back, change = index + int(rng.integers(3, 9)), jump()
+        logs[index:back] += change
+        changes.append(_Change(index, change))
         if back < size - 2:
             changes.append(_Change(back, -change))
 
-    def ramp(at: int) -> None:
-        length, change = min(int(rng.integers(3, 11)), size - at - 2), jump()
-        logs[at:] += change * np.minimum(np.arange(1, size - at + 1) / length, 1)
-        changes.append(_Change(at + length // 2, change, length))
+    def ramp(index: int) -> None:
+        length, change = min(int(rng.integers(3, 11)), size - index - 2), jump()
+        logs[index:] += change * np.minimum(np.arange(1, size - index + 1) / length, 1)
+        changes.append(_Change(index + length // 2, change, length))
 
     def trend() -> None:
         start, length = (int(rng.integers(size // a, size // b)) for a, b in ((4, 2), (8, 3)))
@@ -269,69 +270,71 @@ def _levels(rng: np.random.Generator, size: int) -> tuple[Floats, list[_Change]]
         places: list[int] = []
         wanted = int(rng.integers(fewest, most + 1))
         for _ in range(200):
-            at = int(rng.integers(8, size - 5))
-            if len(places) < wanted and all(abs(at - other) >= apart for other in places):
-                places.append(at)
+            index = int(rng.integers(8, size - 5))
+            if len(places) < wanted and all(abs(index - other) >= apart for other in places):
+                places.append(index)
         return places
 
     if how == "close":
-        for at in spread(1, 3, 45):
+        for index in spread(1, 3, 45):
             for _ in range(int(rng.integers(2, 4))):
-                if at < size - 5:
-                    step(at)
-                at += int(rng.integers(5, 21))
+                if index < size - 5:
+                    step(index)
+                index += int(rng.integers(5, 21))
     elif how == "all":
-        for at in spread(2, 5, 25):
-            (step, step, excursion, ramp)[int(rng.integers(4))](at)
+        for index in spread(2, 5, 25):
+            (step, step, excursion, ramp)[int(rng.integers(4))](index)
     elif how != "none":
         if how == "plateau":
             trend()
-        for at in {"excursions": spread(1, 3, 20), "ramps": spread(1, 3, 25)}.get(how, []):
-            (excursion if how == "excursions" else ramp)(at)
+        for index in {"excursions": spread(1, 3, 20), "ramps": spread(1, 3, 25)}.get(how, []):
+            (excursion if how == "excursions" else ramp)(index)
         fewest, most = {"sparse": (1, 3), "several": (3, 8), "ramps": (0, 0)}.get(how, (0, 2))
-        for at in spread(fewest, most):
-            step(at)
-    return logs, sorted(changes, key=lambda one: one.at)
+        for index in spread(fewest, most):
+            step(index)
+    return logs, sorted(changes, key=lambda change: change.index)
 
 
 def _marks(
     rng: np.random.Generator, levels: Floats, values: Floats, changes: list[_Change]
 ) -> dict[str, list[int]]:
     return {
-        f"annotator {one}": _marks_of_one(rng, levels, values, changes)
-        for one in range(int(rng.integers(3, 6)))
+        f"annotator {annotator}": _marks_of_annotator(rng, levels, values, changes)
+        for annotator in range(int(rng.integers(3, 6)))
     }
 
 
-def _marks_of_one(
+def _marks_of_annotator(
     rng: np.random.Generator, levels: Floats, values: Floats, changes: list[_Change]
 ) -> list[int]:
     size = values.size
     eye, least = (
         middle * float(np.exp(rng.normal(0, spread)))
-        for middle, spread in ((_SEEN, 0.3), (_HEIGHT, 0.5))
+        for middle, spread in ((_VISIBLE_SIGMAS, 0.3), (_VISIBLE_SHARE, 0.5))
     )
     marks_excursions = rng.random() >= 0.4
     height = float(np.ptp(np.quantile(values, [0.002, 0.998])))
-    bounds = [0, *(one.at for one in changes), size]
-    marks = {int(rng.integers(1, size)) for _ in range(int(rng.poisson(size / _A_WHIM_IN)))}
-    for position, one in enumerate(changes):
-        holds = min(one.at - bounds[position], bounds[position + 2] - one.at)
-        if holds < (3 if marks_excursions else _EXCURSION):
+    bounds = [0, *(change.index for change in changes), size]
+    marks = {
+        int(rng.integers(1, size)) for _ in range(int(rng.poisson(size / _VALUES_PER_FALSE_MARK)))
+    }
+    for position, change in enumerate(changes):
+        holds = min(change.index - bounds[position], bounds[position + 2] - change.index)
+        if holds < (3 if marks_excursions else _MIN_VISIBLE_LENGTH):
             continue
-        about = one.length / 5
-        if one.jump == 0:
+        about = change.length / 5
+        if change.jump == 0:
             is_seen, about = rng.random() < 0.25, 4.0
         else:
-            before = levels[max(0, one.at - max(one.length, 1) - 1)]
-            jump = abs(levels[min(size - 1, one.at + one.length)] - before)
-            near = slice(max(0, one.at - 40), one.at + 40)
+            before = levels[max(0, change.index - max(change.length, 1) - 1)]
+            jump = abs(levels[min(size - 1, change.index + change.length)] - before)
+            near = slice(max(0, change.index - 40), change.index + 40)
             seen = jump / _noise(values[near] - levels[near]) * min(1.0, np.sqrt(holds / 10))
             odds = [(max(seen, 1e-9) / eye), max(jump / height, 1e-9) / least]
             is_seen = rng.random() < float(np.prod([1 / (1 + x**-_SHARPNESS) for x in odds]))
             about += 0.5 + 1.5 / max(seen, 1.0)
         if is_seen:
-            marks.add(int(np.clip(one.at + round(rng.normal(0, about)), 1, size - 1)))
+            marks.add(int(np.clip(change.index + round(rng.normal(0, about)), 1, size - 1)))
     return sorted(marks)
 
 

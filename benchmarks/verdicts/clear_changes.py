@@ -30,7 +30,7 @@ NOISE = (
     ("a third slow", 0.01),
     ("Student t(2)", 0.01),
 )
-TOGETHER = (1, 26)  # cases of a comparison; one has the change
+CASE_COUNTS = (1, 26)  # cases of a comparison; one of them has the change
 CHANGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.9)
 
 
@@ -56,9 +56,9 @@ def comparisons(
     counted = []
     for _ in range(trials // together if change == 0 else trials):
         shifts = [shift, *[0.0] * (together - 1)]
-        night = decide([candidate_of(kind, rng, one, sigma, rules) for one in shifts], rules)
+        night = decide([candidate_of(kind, rng, by, sigma, rules) for by in shifts], rules)
         counted += night if change == 0 else night[:1]
-    alerts = np.mean([found.verdict in ALERTS for found, _ in counted])
+    alerts = np.mean([confirmation.verdict in ALERTS for confirmation, _ in counted])
     return float(alerts), float(np.mean([pairs for _, pairs in counted]))
 
 
@@ -69,17 +69,17 @@ def steps(
     rng = generator("step", kind, sigma, total, is_changed)
     whole = float(np.log1p(total))
     rules = InterleaveRules()
-    asked = replace(rules, suffices=partial(side_is_clear, whole)) if early else TwelvePairs()
+    step_rules = replace(rules, suffices=partial(side_is_clear, whole)) if early else TwelvePairs()
     outcomes: Counter[StepOutcome] = Counter()
     pairs = []
     for _ in range(trials):
         candidate = candidate_of(kind, rng, whole * is_changed, sigma, rules)
-        ((found, taken),) = decide([candidate], asked)
+        ((confirmation, taken),) = decide([candidate], step_rules)
         if early:
             outcomes[step_of("", candidate.judge().comparison, whole).outcome] += 1
         else:
-            is_clear = found.low > whole / 2 or found.high < whole / 2
-            side = StepOutcome.CHANGED if found.log_ratio > whole / 2 else StepOutcome.UNCHANGED
+            is_clear = confirmation.low > whole / 2 or confirmation.high < whole / 2
+            side = StepOutcome.CHANGED if confirmation.log_ratio > whole / 2 else StepOutcome.UNCHANGED
             outcomes[side if is_clear else StepOutcome.SKIPPED] += 1
         pairs.append(taken)
     wrong = outcomes[StepOutcome.UNCHANGED if is_changed else StepOutcome.CHANGED]
@@ -94,7 +94,7 @@ def main() -> None:
     out = sys.stdout.write
     out("| between processes | cases | rule | false / 1,000 | 1 % | 2 % | 5 % |")
     out(" pairs: none | 10 % | 90 % |\n| --- | ---: | --- |" + " ---: |" * 7 + "\n")
-    rows = [(name, *noise, cases) for noise in NOISE for cases in TOGETHER for name in RULES]
+    rows = [(name, *noise, cases) for noise in NOISE for cases in CASE_COUNTS for name in RULES]
     powers = {1: options.trials // 10, 26: options.trials // 25}
     todo = [
         (*row, change, options.trials if change == 0 else powers[row[-1]])
@@ -115,8 +115,8 @@ def main() -> None:
         for total in (0.02, 0.1, 0.9)
         for early in (False, True)
     ]
-    asked = [(*one, side, options.trials // 5) for one in searches for side in (False, True)]
-    answers = in_processes(steps, asked, options.processes)
+    tasks = [(*search, side, options.trials // 5) for search in searches for side in (False, True)]
+    answers = in_processes(steps, tasks, options.processes)
     for early, kind, sigma, total in searches:
         unchanged, changed = next(answers), next(answers)
         wrong, skipped = ((unchanged[i] + changed[i]) / 2 for i in (0, 1))

@@ -33,10 +33,10 @@ def answer(
 ) -> ExitCode:
     shifts = [float(np.log1p(step)), *[0.0] * (len(LIMITS) - 1)]
     cases = [candidate_of(kind, rng, shift, sigma, rules) for shift in shifts]
-    found = [one for one, _ in decide(cases, rules)]
+    confirmations = [confirmation for confirmation, _ in decide(cases, rules)]
     return exit_code_of(
-        outcome_of(one, limit, is_worse=one.verdict is Verdict.SLOWER)
-        for one, limit in zip(found, LIMITS, strict=True)
+        outcome_of(confirmation, limit, is_worse=confirmation.verdict is Verdict.SLOWER)
+        for confirmation, limit in zip(confirmations, LIMITS, strict=True)
     )
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     out("| between processes | quiet: 0 | 1 | 3 | one is 3 % slower: 1 | 3 |\n")
     out("| --- | ---: | ---: | ---: | ---: | ---: |\n")
     todo = [(kind, sigma, step) for sigma in SIGMAS for kind in KINDS for step in (0.0, STEP)]
-    rows = in_processes(answers, [(*one, rules) for one in todo], arguments.processes)
+    rows = in_processes(answers, [(*task, rules) for task in todo], arguments.processes)
     for (kind, sigma, step), counts in zip(todo, rows, strict=True):
         out(" " if step else f"| {kind}, σ {sigma:.1%} | ")
         out(" | ".join(f"{counts[ExitCode(code)] / GATES:.1%}" for code in CODES[bool(step)]))

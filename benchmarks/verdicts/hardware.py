@@ -60,8 +60,8 @@ CASES = tuple(
 )
 SPIN = Case.from_key("spin gemm cold m1n1k1")
 STEPS = (0.005, 0.01, 0.02, 0.05)
-WANTED_PAIRS = 200
-WITHIN = 0.003  # of the true size
+MIN_PAIRS = 200
+MAX_ERROR = 0.003  # relative to the true size
 # 200 pairs of blocks a case, and every level has something to compare.
 NOISE = InterleaveRules(processes=8, placements=5, blocks=5, looks=1)
 POWER = InterleaveRules()
@@ -85,10 +85,10 @@ def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float
     began: set[tuple[str, int]] = set()
 
     def keep(case: Case, block: Block) -> None:
-        at = (case.key, block.process)
-        if at not in began:  # the case before this one is complete
+        place = (case.key, block.process)
+        if place not in began:  # the case before this one is complete
             _write(path, rows)
-            began.add(at)
+            began.add(place)
             sys.stdout.write(f"pair of processes {block.process + 1}: {case.key}\n")
             sys.stdout.flush()
         if time.monotonic() > stop_at:
@@ -97,9 +97,11 @@ def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float
 
     same = Side("same", ROOT)
     try:
-        for found in compare_trees(same, same, CASES, device=device, rules=rules, on_block=keep):
-            if found.detail:
-                sys.stdout.write(f"{found.case.key}: {found.detail}\n")
+        for comparison in compare_trees(
+            same, same, CASES, device=device, rules=rules, on_block=keep
+        ):
+            if comparison.detail:
+                sys.stdout.write(f"{comparison.case.key}: {comparison.detail}\n")
     except TimeOverError:
         sys.stdout.write(f"the {seconds:g} s are over: start it again for more pairs\n")
     _write(path, rows)
@@ -112,8 +114,8 @@ def measure_power(out: Path, device: str) -> None:
         for step in STEPS:
             cycles = round(SPIN_CYCLES * (1 + step))
             with _two_versions(Path(folder) / f"{cycles}", cycles) as (base, head, repository):
-                for found in _compare(base, head, repository, device):
-                    rows.append({"true": cycles / SPIN_CYCLES - 1, **_judged(found)})
+                for comparison in _compare(base, head, repository, device):
+                    rows.append({"true": cycles / SPIN_CYCLES - 1, **_judged(comparison)})
             _write(out / POWER_FILE, rows)
             sys.stdout.write(f"{step:.1%}: {rows[-1]['verdict']} {rows[-1]['reason']}\n")
             sys.stdout.flush()
@@ -145,11 +147,13 @@ def report_noise(out: Path) -> None:
     night = list(confirm_together(confirmations))
     for cells, count in lines:
         mine_night, night = night[:count], night[count:]
-        alerts = sum(found.verdict in (Verdict.SLOWER, Verdict.FASTER) for found in mine_night)
+        alerts = sum(
+            confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER) for confirmation in mine_night
+        )
         write(f"| {' | '.join(cells)} | {alerts} of {count} |\n")
-    short = [cells[0] for cells, _ in lines if int(cells[2]) < WANTED_PAIRS]
+    short = [cells[0] for cells, _ in lines if int(cells[2]) < MIN_PAIRS]
     if short:
-        write(f"fewer than {WANTED_PAIRS} pairs of blocks: {', '.join(short)}\n")
+        write(f"fewer than {MIN_PAIRS} pairs of blocks: {', '.join(short)}\n")
     (out / "noise.svg").write_text(noise_plot(plotted))
 
 
@@ -164,10 +168,10 @@ def report_power(out: Path) -> None:
         if row["log_ratio"] is None:
             write(f"| {row['true']:+.2%} | | | | no | no | {row['verdict']}: {row['reason']} | |\n")
             continue
-        found, low, high = (float(np.expm1(row[k])) for k in ("log_ratio", "low", "high"))
-        off = found - row["true"]
-        write(f"| {row['true']:+.2%} | {found:+.3%} | {low:+.3%} … {high:+.3%} | {off:+.3%} ")
-        sized, seen = abs(off) <= WITHIN, low > 0
+        measured, low, high = (float(np.expm1(row[k])) for k in ("log_ratio", "low", "high"))
+        off = measured - row["true"]
+        write(f"| {row['true']:+.2%} | {measured:+.3%} | {low:+.3%} … {high:+.3%} | {off:+.3%} ")
+        sized, seen = abs(off) <= MAX_ERROR, low > 0
         write(f"| {_yes(sized)} | {_yes(seen)} | {row['verdict']} | {row['blocks']} |\n")
 
 
@@ -207,14 +211,14 @@ def _comparisons(rows: Sequence[Plain]) -> list[Comparison]:
     made = []
     for placement in sorted({row["placement"] for row in rows}):
         part = [row for row in rows if row["placement"] == placement]
-        told = all(row["base_mhz"] and row["head_mhz"] for row in part)
+        has_clocks = all(row["base_mhz"] and row["head_mhz"] for row in part)
         made.append(
             Comparison(
                 [row["base_us"] for row in part],
                 [row["head_us"] for row in part],
                 [row["process"] for row in part],
-                [row["base_mhz"] for row in part] if told else None,
-                [row["head_mhz"] for row in part] if told else None,
+                [row["base_mhz"] for row in part] if has_clocks else None,
+                [row["head_mhz"] for row in part] if has_clocks else None,
             )
         )
     return made
@@ -231,25 +235,25 @@ def _modes(rows: Sequence[Plain]) -> str:
     return f"{low:.1f} and {high:.1f} µs" if high > 1.03 * low else "one"
 
 
-def _judged(found: CaseComparison) -> Plain:
-    confirmed = found.confirmation
+def _judged(compared: CaseComparison) -> Plain:
+    confirmed = compared.confirmation
     judged = np.isfinite(confirmed.log_ratio)
     return {
         "verdict": str(confirmed.verdict),
-        "reason": found.detail or confirmed.reason,
+        "reason": compared.detail or confirmed.reason,
         "log_ratio": confirmed.log_ratio if judged else None,
         "low": confirmed.low if judged else None,
         "high": confirmed.high if judged else None,
         "blocks": confirmed.blocks,
-        "base_us": list(found.comparison.base_us),  # type: ignore[arg-type]
-        "head_us": list(found.comparison.head_us),  # type: ignore[arg-type]
-        "pair": list(found.comparison.placement),  # type: ignore[arg-type]
+        "base_us": list(compared.comparison.base_us),  # type: ignore[arg-type]
+        "head_us": list(compared.comparison.head_us),  # type: ignore[arg-type]
+        "pair": list(compared.comparison.placement),  # type: ignore[arg-type]
     }
 
 
 @contextmanager
 def _two_versions(folder: Path, cycles: int) -> Iterator[tuple[str, str, Path]]:
-    """A repository whose second commit spins longer; without git two folders beside each other."""
+    """A repository whose second commit spins longer; without git two folders."""
     first, second = folder / "base", folder / "head"
     _copy(first)
     if shutil.which("git") is None:

@@ -61,9 +61,9 @@ def _strip(name: str, rows: Sequence[Row], top: float) -> list[str]:
         groups: dict[tuple[int, int], list[float]] = {}
         for row in rows:
             if np.isfinite(row[f"{side}_us"]):
-                at = (row["process"], row["placement"])
-                groups.setdefault(at, []).append(row[f"{side}_us"])
-        points += [(side, at[0], float(np.median(values))) for at, values in groups.items()]
+                group = (row["process"], row["placement"])
+                groups.setdefault(group, []).append(row[f"{side}_us"])
+        points += [(side, group[0], float(np.median(values))) for group, values in groups.items()]
     if not points:
         return []
     center = float(np.median([value for _, _, value in points]))

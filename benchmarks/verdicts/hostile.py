@@ -24,6 +24,7 @@ Draw = Callable[[np.random.Generator, int], Floats]
 SERIES = 50
 NIGHTS = 150
 STEP_AT = 80
+MAX_DISTANCE = 3  # nights from a step to its change point
 STEPS = (0.02, 0.05, 0.10)  # every second one is down
 LENGTHS = (15, 20, 30, 40, 60)
 QUIET = 0.003
@@ -212,7 +213,7 @@ SHORT: dict[str, Draw] = {
 }
 
 
-def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[int]:
+def detected(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[int]:
     rng = np.random.default_rng(zlib.crc32(f"{kind} {nights} {step} {number}".encode()))
     logs = draw(rng, nights)
     logs[STEP_AT:] += np.log1p(step) * (-1) ** number
@@ -221,23 +222,23 @@ def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[
     return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
 
 
-def found_recorded(kind: str, nights: int, step: float, number: int) -> tuple[list[int], int]:
+def detected_recorded(kind: str, nights: int, step: float, number: int) -> tuple[list[int], int]:
     """The change points of a series whose devices are recorded, and where its step is."""
     same = kind.split(", ")[0]
     seed = zlib.crc32(f"{same} {nights} {step} {number}".encode())
     device = devices_of(np.random.default_rng(seed), nights, RECORDED[kind])
     logs = KINDS[same](np.random.default_rng(seed), nights)
-    at = STEP_AT
+    step_at = STEP_AT
     if kind.endswith("with a change"):
         changes = np.flatnonzero(np.diff(device)) + 1
-        at = int(changes[np.abs(changes - STEP_AT).argmin()])
-    logs[at:] += np.log1p(step) * (-1) ** number
+        step_at = int(changes[np.abs(changes - STEP_AT).argmin()])
+    logs[step_at:] += np.log1p(step) * (-1) ** number
     points = change_points(20 * np.exp(logs), HISTORY_RULES, device.tolist())
-    return [point.index for point in points], at
+    return [point.index for point in points], step_at
 
 
 def false_share(kind: str, draw: Draw, nights: int) -> float:
-    return float(np.mean([bool(found(kind, draw, nights, 0.0, i)) for i in range(SERIES)]))
+    return float(np.mean([bool(detected(kind, draw, nights, 0.0, i)) for i in range(SERIES)]))
 
 
 def main() -> None:
@@ -253,7 +254,10 @@ def main() -> None:
         out(f"| {kind} | {false_share(kind, draw, NIGHTS):.1%} |")
         for step in STEPS:
             near = [
-                any(abs(at - STEP_AT) <= 3 for at in found(kind, draw, NIGHTS, step, number))
+                any(
+                    abs(index - STEP_AT) <= MAX_DISTANCE
+                    for index in detected(kind, draw, NIGHTS, step, number)
+                )
                 for number in range(SERIES)
             ]
             out(f" {np.mean(near):.1%} |")
@@ -264,10 +268,12 @@ def main() -> None:
             continue
         out(f"| {kind} |")
         for step in (0.0, *STEPS):
-            series = [found_recorded(kind, NIGHTS, step, number) for number in range(SERIES)]
+            series = [detected_recorded(kind, NIGHTS, step, number) for number in range(SERIES)]
             hits = [
-                any(abs(one - at) <= 3 for one in places) if step else bool(places)
-                for places, at in series
+                any(abs(index - step_at) <= MAX_DISTANCE for index in places)
+                if step
+                else bool(places)
+                for places, step_at in series
             ]
             out(f" {np.mean(hits):.1%} |")
         out("\n")

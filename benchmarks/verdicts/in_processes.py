@@ -10,11 +10,11 @@ from typing import Any
 def in_processes(
     row: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], processes: int
 ) -> Iterator[Any]:
-    """row(*arguments) of each, in their order. One process: in this one."""
+    """Return row(*arguments) of each, in order. processes 1: computed in this process."""
     todo = list(arguments)
     if processes == 1:
-        yield from (row(*one) for one in todo)
+        yield from (row(*task) for task in todo)
         return
     with ProcessPoolExecutor(processes) as pool:
-        futures = [pool.submit(row, *one) for one in todo]
+        futures = [pool.submit(row, *task) for task in todo]
         yield from (future.result() for future in futures)

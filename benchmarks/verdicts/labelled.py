@@ -50,19 +50,19 @@ OTHERS = (
 DEVELOPMENT = frozenset(sorted((*STEP_LIKE, *OTHERS))[::2])
 ANNOTATED = 200
 CI_SERIES = 40  # of each noise, a third of them short
-_SHORT_CI = 250  # values
-_SHORT = 120  # values
-NEAR = 5  # a finding this far from every annotator's is false
+_MIN_LONG_CI_LENGTH = 250  # values
+_MIN_LONG_LENGTH = 120  # values
+MAX_DISTANCE = 5  # a finding further from every annotator's marks is false
 
 
-def f1(annotations: Annotations, found: Sequence[int], margin: int = MARGIN) -> float:
+def f1(annotations: Annotations, changes: Sequence[int], margin: int = MARGIN) -> float:
     """F1 with the start of the series as a change that everybody knows (van den Burg and Williams
     2020, section 4.2): precision against all annotators together, recall averaged over them."""
-    predicted = {0, *found}
+    predicted = {0, *changes}
     truth = {name: {0, *marks} for name, marks in annotations.items()}
     together = set().union(*truth.values())
     precision = _matched(together, predicted, margin) / len(predicted)
-    recall = float(np.mean([_matched(one, predicted, margin) / len(one) for one in truth.values()]))
+    recall = float(np.mean([_matched(own, predicted, margin) / len(own) for own in truth.values()]))
     return 2 * precision * recall / (precision + recall)
 
 
@@ -70,16 +70,16 @@ def _matched(truth: set[int], predicted: set[int], margin: int) -> int:
     """Count the marks that have a finding of their own within the margin."""
     left, count = set(predicted), 0
     for mark in sorted(truth):
-        near = [one for one in left if abs(one - mark) <= margin]
+        near = [change for change in left if abs(change - mark) <= margin]
         if near:
-            left.remove(min(near, key=lambda one: abs(one - mark)))
+            left.remove(min(near, key=lambda change: abs(change - mark)))
             count += 1
     return count
 
 
-def covering(annotations: Annotations, found: Sequence[int], size: int) -> float:
+def covering(annotations: Annotations, changes: Sequence[int], size: int) -> float:
     """Return the covering of each annotator's segments (Arbelaez et al. 2010), averaged."""
-    mine = _segments(found, size)
+    mine = _segments(changes, size)
     return float(np.mean([_cover(_segments(marks, size), mine) for marks in annotations.values()]))
 
 
@@ -108,7 +108,9 @@ def public(folder: Path) -> Iterator[tuple[str, Floats, Annotations]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data.get("n_dim", 1) == 1:
             raw = data["series"][0]["raw"]
-            values = np.array([np.nan if one is None else one for one in raw], dtype=np.float64)
+            values = np.array(
+                [np.nan if value is None else value for value in raw], dtype=np.float64
+            )
             yield path.stem, values, annotations[path.stem]
 
 
@@ -148,15 +150,21 @@ def annotated() -> Iterator[Labelled]:
     """The odd numbers: rules were tuned on even ones."""
     for number in range(1, 2 * ANNOTATED, 2):
         values, marks = annotated_series(number)
-        yield "short" if values.size < _SHORT else "long", values, marks
+        yield "short" if values.size < _MIN_LONG_LENGTH else "long", values, marks
 
 
 def ci_parts() -> Iterator[tuple[str, list[Labelled]]]:
     """Titles and series of kinds of noise that were seen in development and of others, by size."""
     for title, kinds in (("development", DEVELOPMENT_NOISES), ("held out", HELD_OUT)):
         series = [(kind, *ci_series(kind, number)) for kind in kinds for number in range(CI_SERIES)]
-        yield f"{title}, under 250 values", [one for one in series if one[1].size < _SHORT_CI]
-        yield f"{title}, 500 to 2,000 values", [one for one in series if one[1].size >= _SHORT_CI]
+        yield (
+            f"{title}, under 250 values",
+            [item for item in series if item[1].size < _MIN_LONG_CI_LENGTH],
+        )
+        yield (
+            f"{title}, 500 to 2,000 values",
+            [item for item in series if item[1].size >= _MIN_LONG_CI_LENGTH],
+        )
 
 
 def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
@@ -174,7 +182,7 @@ def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
 def detections(detect: Detector, values: Floats) -> list[int]:
     """Indices of the changes in the series as given, with its gaps."""
     usable = np.flatnonzero(np.isfinite(values))
-    return [int(usable[at]) for at in detect(values[usable])]
+    return [int(usable[index]) for index in detect(values[usable])]
 
 
 def score(series: Sequence[Labelled]) -> None:
@@ -192,17 +200,19 @@ def score(series: Sequence[Labelled]) -> None:
         except ImportError:
             continue
         taken = time.process_time() - start
-        for (group, values, marks), found in zip(series, results, strict=True):
-            scores.append((group, f1(marks, found), covering(marks, found, values.size)))
-            every = [mark for one in marks.values() for mark in one]
-            false += sum(all(abs(at - mark) > NEAR for mark in every) for at in found)
+        for (group, values, marks), changes in zip(series, results, strict=True):
+            scores.append((group, f1(marks, changes), covering(marks, changes, values.size)))
+            every = [mark for own in marks.values() for mark in own]
+            false += sum(
+                all(abs(change - mark) > MAX_DISTANCE for mark in every) for change in changes
+            )
             values_seen += values.size
-        means = [float(np.mean([one[i] for one in scores])) for i in (1, 2)]
+        means = [float(np.mean([row[i] for row in scores])) for i in (1, 2)]
         rate = 1000 * false / values_seen
         out(f"| {name} | {means[0]:.3f} | {means[1]:.3f} | {rate:.2f} | {taken:.1f} |\n")
         sys.stdout.flush()
         by_group[name] = {
-            group: float(np.mean([one[1] for one in scores if one[0] == group])) for group in groups
+            group: float(np.mean([row[1] for row in scores if row[0] == group])) for group in groups
         }
     of_people = among_annotators(series)
     if np.isfinite(of_people[0]):

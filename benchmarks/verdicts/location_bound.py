@@ -16,14 +16,14 @@ import sys
 
 import numpy as np
 from numpy.typing import NDArray
-from retrospective import LONG, SIGMA, STEP_AT, STEPS, WITHIN, with_step
+from retrospective import MAX_DISTANCE, SERIES_LENGTH, SIGMA, STEP_AT, STEPS, with_step
 
 from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 
-_ENDS = 10  # nights at either end without a step
+_MARGIN_NIGHTS = 10  # at either end, without a step
 
 
 def whitened(columns: Floats, memory: float) -> Floats:
@@ -36,42 +36,46 @@ def whitened(columns: Floats, memory: float) -> Floats:
 def most_held(log_posterior: Floats) -> int:
     """Index of the place whose ±5 nights hold most of a posterior [k]."""
     posterior = np.exp(log_posterior - log_posterior.max())
-    return int(np.convolve(posterior, np.ones(2 * WITHIN + 1), "same").argmax())
+    return int(np.convolve(posterior, np.ones(2 * MAX_DISTANCE + 1), "same").argmax())
 
 
 def shares(memory: float, slope: float, step: float, series: int) -> tuple[float, float]:
     """Of series whose step is placed within ±5 nights, by either oracle."""
     rng = np.random.default_rng(round(1e4 * step) + round(100 * memory))
-    places = np.arange(_ENDS, LONG - _ENDS)
-    time = np.arange(LONG)
+    places = np.arange(_MARGIN_NIGHTS, SERIES_LENGTH - _MARGIN_NIGHTS)
+    time = np.arange(SERIES_LENGTH)
     after = (time[:, None] >= places).astype(np.float64)
     known = whitened(np.log1p(step) * after, memory)
     sigma = SIGMA * np.sqrt(1 - memory**2)
-    nuisance = np.ones((LONG, 1)) if not slope else np.stack([np.ones(LONG), time / LONG], axis=1)
+    nuisance = (
+        np.ones((SERIES_LENGTH, 1))
+        if not slope
+        else np.stack([np.ones(SERIES_LENGTH), time / SERIES_LENGTH], axis=1)
+    )
     basis, _ = np.linalg.qr(whitened(nuisance, memory))
     free = whitened(after, memory)
     free -= basis @ (basis.T @ free)
     weights = np.sqrt((free * free).sum(axis=0))
     free /= weights
-    told = estimated = 0
+    located = estimated = 0
     for _ in range(series):
-        innovations = sigma * rng.standard_normal(LONG)
-        innovations += known[:, STEP_AT - _ENDS]
+        innovations = sigma * rng.standard_normal(SERIES_LENGTH)
+        innovations += known[:, STEP_AT - _MARGIN_NIGHTS]
         log_posterior = -((innovations[:, None] - known) ** 2).sum(axis=0) / (2 * sigma**2)
-        told += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= WITHIN
+        located += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= MAX_DISTANCE
         log_posterior = (free.T @ innovations) ** 2 / (2 * sigma**2) - np.log(weights)
-        estimated += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= WITHIN
-    return told / series, estimated / series
+        estimated += abs(int(places[most_held(log_posterior)]) - STEP_AT) <= MAX_DISTANCE
+    return located / series, estimated / series
 
 
-def found_shares(kind: str, step: float, series: int) -> tuple[float, float, float, float]:
+def detected_shares(kind: str, step: float, series: int) -> tuple[float, float, float, float]:
     """Shares of series whose step is found within ±5 nights, within ±10, at all; or a drift is."""
     near = around = anywhere = drifting = 0
     for number in range(series):
         model = level_model(20 * np.exp(with_step(kind, step, number)), HISTORY_RULES)
-        apart = [abs(one.index - STEP_AT) for one in model.steps]
-        near += any(nights <= WITHIN for nights in apart)
-        around += any(nights <= 2 * WITHIN for nights in apart)
+        apart = [abs(step_found.index - STEP_AT) for step_found in model.steps]
+        near += any(nights <= MAX_DISTANCE for nights in apart)
+        around += any(nights <= 2 * MAX_DISTANCE for nights in apart)
         anywhere += bool(apart)
         drifting += not apart and bool(model.drifts)
     return near / series, around / series, anywhere / series, drifting / series
@@ -90,10 +94,10 @@ def main() -> None:
         ("drift 0.1 % a night", 0.0, 0.001),
     ):
         for step in STEPS:
-            told, estimated = shares(memory, slope, step, series)
-            out(f"| {name} | {step:.0%} | {told:.1%} | {estimated:.1%} |")
-            found = found_shares(name, step, series)
-            out("".join(f" {share:.1%} |" for share in found) + "\n")
+            located, estimated = shares(memory, slope, step, series)
+            out(f"| {name} | {step:.0%} | {located:.1%} | {estimated:.1%} |")
+            detected = detected_shares(name, step, series)
+            out("".join(f" {share:.1%} |" for share in detected) + "\n")
 
 
 if __name__ == "__main__":

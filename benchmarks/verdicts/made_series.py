@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
-_CLOSEST = 12  # values between two steps
-_A_STEP_IN = 80  # values, on average
+_MIN_SEGMENT_LENGTH = 12  # values between two steps
+_MEAN_EXTRA_LENGTH = 80  # of a segment, values
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -30,10 +30,10 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 def _steps(rng: np.random.Generator, size: int) -> tuple[Floats, list[int]]:
     """ln levels [size], and the indices where they change."""
     places: list[int] = []
-    at = _CLOSEST + int(rng.exponential(_A_STEP_IN))
-    while at < size - _CLOSEST:
-        places.append(at)
-        at += _CLOSEST + int(rng.exponential(_A_STEP_IN))
+    index = _MIN_SEGMENT_LENGTH + int(rng.exponential(_MEAN_EXTRA_LENGTH))
+    while index < size - _MIN_SEGMENT_LENGTH:
+        places.append(index)
+        index += _MIN_SEGMENT_LENGTH + int(rng.exponential(_MEAN_EXTRA_LENGTH))
     jumps = np.exp(rng.uniform(np.log(0.005), np.log(0.5), len(places)))
     jumps *= rng.choice([-1, 1], len(places))
     levels = np.zeros(size)
@@ -46,8 +46,8 @@ def _moving(rng: np.random.Generator, size: int) -> Floats:
     """ARMA(1, 1): memory that the first neighbour understates."""
     drawn = rng.standard_normal(size + 1)
     noise = drawn[1:] - 0.5 * drawn[:-1]
-    for at in range(1, size):
-        noise[at] += 0.85 * noise[at - 1]
+    for index in range(1, size):
+        noise[index] += 0.85 * noise[index - 1]
     return noise / float(noise.std() or 1)
 
 
@@ -104,10 +104,10 @@ def made_series(noise: str, number: int) -> tuple[Floats, list[int]]:
 def _two_levels(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
     """Visits of 8 to 90 values to either of two levels, 5 to 15 sigma apart."""
     places: list[int] = []
-    at = int(_log_uniform(rng, 8, 90))
-    while at < size - 4:
-        places.append(at)
-        at += int(_log_uniform(rng, 8, 90))
+    index = int(_log_uniform(rng, 8, 90))
+    while index < size - 4:
+        places.append(index)
+        index += int(_log_uniform(rng, 8, 90))
     upper = np.searchsorted(places, np.arange(size), side="right") % 2
     return float(rng.uniform(5, 15)) * sigma * upper.astype(np.float64), places
 
@@ -115,13 +115,13 @@ def _two_levels(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floa
 def _reverts(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, list[int]]:
     """Every 60 values or so a step of 5 sigma to 30 %, undone after 4 to 30 values."""
     levels, places = np.zeros(size), []
-    at = 10 + int(rng.exponential(60))
-    while at < size - 34:
+    index = 10 + int(rng.exponential(60))
+    while index < size - 34:
         length = int(rng.integers(4, 31))
         jump = _log_uniform(rng, 5 * sigma, 0.3) * rng.choice([-1, 1])
-        levels[at : at + length] += jump
-        places += [at, at + length]
-        at += length + 10 + int(rng.exponential(60))
+        levels[index : index + length] += jump
+        places += [index, index + length]
+        index += length + 10 + int(rng.exponential(60))
     return levels, places
 
 
@@ -129,11 +129,11 @@ def _warming(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats,
     """Steps of 0.5 to 50 %, 20 to 50 % of some of which comes or goes over 3 to 15 values."""
     levels, places = _steps(rng, size)
     settling = levels.copy()
-    for at in places:
+    for index in places:
         if rng.random() < 0.6:
-            fading = np.exp(-np.arange(size - at) / rng.uniform(3, 15))
+            fading = np.exp(-np.arange(size - index) / rng.uniform(3, 15))
             share = rng.uniform(0.2, 0.5) * rng.choice([-1, 1])
-            settling[at:] += share * (levels[at] - levels[at - 1]) * fading
+            settling[index:] += share * (levels[index] - levels[index - 1]) * fading
     return settling, places
 
 
@@ -141,9 +141,9 @@ def _dips(rng: np.random.Generator, size: int, sigma: float) -> tuple[Floats, li
     """Steps, half of them as large as dips of one to three values, which begin at 3 %."""
     levels, places = _steps(rng, size)
     depth = rng.uniform(6, 20) * sigma
-    for at in places:
+    for index in places:
         if rng.random() < 0.5:
-            levels[at:] += rng.choice([-1, 1]) * depth - (levels[at] - levels[at - 1])
+            levels[index:] += rng.choice([-1, 1]) * depth - (levels[index] - levels[index - 1])
     dips = np.zeros(size)
     for start in np.flatnonzero(rng.random(size) < 0.03):
         dips[start : start + int(rng.integers(1, 4))] = depth

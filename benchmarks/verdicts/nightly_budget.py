@@ -22,29 +22,31 @@ from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.budget import Surprise, ranked, surprise
 
 Floats = NDArray[np.float64]
-SERIES, TWO_SPEEDS, GAP, SIGMA = 1194, 0.14, 0.115, 0.003
-BUDGET = 50
+SERIES, TWO_SPEEDS_SHARE, GAP, SIGMA = 1194, 0.14, 0.115, 0.003
+MAX_COMPARISONS = 50
 FAMILIES = 12
 TRIALS = 60
 STEPS = (0.01, 0.02, 0.03, 0.05)
-BLOCKS = 2  # on each of the processes of a comparison
+BLOCKS_PER_PROCESS = 2
 RULES = InterleaveRules()
-SECONDS_A_PAIR = 20.0  # H200: 8 to 12 s a process, nearly all of it its start
+PAIR_S = 20.0  # H200: 8 to 12 s a process, nearly all of it its start
 
 
 def nights(rng: np.random.Generator, count: int) -> Floats:
     logs = SIGMA * rng.standard_normal((SERIES, count))
-    two = np.arange(SERIES) < TWO_SPEEDS * SERIES
+    two = np.arange(SERIES) < TWO_SPEEDS_SHARE * SERIES
     logs += GAP * (rng.random(logs.shape) < 0.5) * two[:, None]
     return logs
 
 
 def order(logs: Floats, families: NDArray[np.int64], *, by_size: bool) -> list[int]:
     values = np.exp(logs)
-    looked = [trigger(row[:-1], float(row[-1])) for row in values]
-    chosen = [one.verdict is Verdict.CANDIDATE for one in looked]
+    results = [trigger(row[:-1], float(row[-1])) for row in values]
+    chosen = [result.verdict is Verdict.CANDIDATE for result in results]
     if by_size:
-        return sorted(np.flatnonzero(chosen).tolist(), key=lambda at: -abs(looked[at].log_change))
+        return sorted(
+            np.flatnonzero(chosen).tolist(), key=lambda index: -abs(results[index].log_change)
+        )
     surprises = [
         Surprise(surprise(row[:-1], float(row[-1])), int(family), is_candidate=bool(candidate))
         for row, family, candidate in zip(values, families, chosen, strict=True)
@@ -58,11 +60,11 @@ def confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> tu
     offsets = SIGMA * rng.standard_normal((2, most))
     offsets += GAP * (rng.random(offsets.shape) < 0.5) * two_speeds
     offsets[1] += shift
-    scatter = 0.002 * rng.standard_normal((2, BLOCKS * most))
-    base, head = np.exp(np.repeat(offsets, BLOCKS, axis=1) + scatter)
-    pair = np.repeat(np.arange(most), BLOCKS)
-    ((found, pairs),) = decide([Candidate(base, head, pair)], RULES)
-    return found.verdict in (Verdict.SLOWER, Verdict.FASTER), pairs
+    scatter = 0.002 * rng.standard_normal((2, BLOCKS_PER_PROCESS * most))
+    base, head = np.exp(np.repeat(offsets, BLOCKS_PER_PROCESS, axis=1) + scatter)
+    pair = np.repeat(np.arange(most), BLOCKS_PER_PROCESS)
+    ((confirmation, pairs),) = decide([Candidate(base, head, pair)], RULES)
+    return confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER), pairs
 
 
 def trial(
@@ -79,7 +81,7 @@ def trial(
     shift = float(np.log1p(step))
     logs = nights(rng, HISTORY_RESULTS + most)
     families = rng.integers(FAMILIES, size=SERIES)
-    is_two = np.arange(SERIES) < TWO_SPEEDS * SERIES
+    is_two = np.arange(SERIES) < TWO_SPEEDS_SHARE * SERIES
     able = np.flatnonzero((is_two == two_speeds) & (families == 0))
     targets = able[:slowed]
     logs[targets, HISTORY_RESULTS:] += shift
@@ -88,11 +90,11 @@ def trial(
     for night in range(most):
         first = order(logs[:, night : HISTORY_RESULTS + night + 1], families, by_size=by_size)
         candidates = candidates or len(first)
-        for at in first[:BUDGET]:
-            is_slowed = bool(np.isin(at, targets))
+        for index in first[:MAX_COMPARISONS]:
+            is_slowed = bool(np.isin(index, targets))
             if not is_slowed and night:
                 continue
-            is_found, pairs = confirmed(rng, shift * is_slowed, two_speeds=bool(is_two[at]))
+            is_found, pairs = confirmed(rng, shift * is_slowed, two_speeds=bool(is_two[index]))
             is_any_found |= is_slowed and is_found
             if not is_slowed:
                 innocents.append(pairs)
@@ -125,13 +127,13 @@ def main() -> None:
                 for step in STEPS
                 for number in range(options.trials)
             ]
-            found, counts, pairs = np.array(list(in_processes(trial, todo, options.processes))).T
-            shares = found.reshape(len(STEPS), options.trials).mean(axis=1)
-            compared = min(BUDGET, counts.mean())
+            is_found, counts, pairs = np.array(list(in_processes(trial, todo, options.processes))).T
+            shares = is_found.reshape(len(STEPS), options.trials).mean(axis=1)
+            compared = min(MAX_COMPARISONS, counts.mean())
             taken = compared * pairs.mean()
             way = "size" if by_size else "evidence"
             out(f"| {name} | {most} | {way} | {counts.mean():.0f} | {compared:.0f} | {taken:.0f} |")
-            out(f" {taken * SECONDS_A_PAIR / 60:.0f} | ")
+            out(f" {taken * PAIR_S / 60:.0f} | ")
             out(" | ".join(f"{share:.0%}" for share in shares) + " |\n")
             sys.stdout.flush()
 

@@ -25,14 +25,14 @@ Ints = NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
 HISTORY, NIGHTS = 120, 100  # before the nights that are counted, and those
-STEP_AT, LONG = 100, 200
-WITHIN = 5  # nights: of a finding to its step, and until it is found
+STEP_AT, SERIES_LENGTH = 100, 200
+MAX_DISTANCE = 5  # nights from a step to its change point, and until it is found
 STEPS = (0.01, 0.02, 0.05)
 SIGMA = 0.01
 GAP = 0.12
-SAME = 2  # nights that a finding may move by and be the same
-TIMED = 400
-CHUNK = 10  # series that a process looks at in one go
+MAX_SHIFT = 2  # nights by which a change point may move and be the same
+TIMED_SERIES = 400
+SERIES_PER_TASK = 10
 
 
 def with_memory(rng: np.random.Generator, nights: int, memory: float = 0.5) -> Floats:
@@ -91,38 +91,40 @@ KINDS: dict[str, Draw] = {
 }
 
 
-def found(logs: Floats) -> list[int]:
+def detected(logs: Floats) -> list[int]:
     return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:
-    """Of series without a change; see stored_and_standing."""
+    """Of series without a change; see stored_and_kept."""
     seeds = (zlib.crc32(f"{kind} {number}".encode()) for number in numbers)
-    return stored_and_standing(
+    return stored_and_kept(
         KINDS[kind](np.random.default_rng(seed), HISTORY + NIGHTS) for seed in seeds
     )
 
 
-def stored_and_standing(series: Iterable[Floats]) -> tuple[int, int]:
+def stored_and_kept(series: Iterable[Floats]) -> tuple[int, int]:
     """Change points that were stored in a night, and that still stand after the last; what was
     stored before the nights that are counted is known. series: logarithms, HISTORY + NIGHTS each.
     """
-    stored = standing = 0
+    stored = kept = 0
     for logs in series:
-        known = found(logs[:HISTORY])
+        known = detected(logs[:HISTORY])
         before, now = len(known), known
         for night in range(HISTORY + 1, HISTORY + NIGHTS + 1):
-            now = found(logs[:night])
-            known += [at for at in now if all(abs(at - other) > SAME for other in known)]
+            now = detected(logs[:night])
+            known += [
+                index for index in now if all(abs(index - other) > MAX_SHIFT for other in known)
+            ]
         stored += len(known) - before
-        standing += len(now)
-    return stored, standing
+        kept += len(now)
+    return stored, kept
 
 
 def with_step(kind: str, step: float, number: int) -> Floats:
     """A series whose level changes for good, of even numbers up."""
     rng = np.random.default_rng(zlib.crc32(f"{kind} {step} {number}".encode()))
-    logs = KINDS[kind](rng, LONG)
+    logs = KINDS[kind](rng, SERIES_LENGTH)
     logs[STEP_AT:] += np.log1p(step) * (-1) ** number
     return logs
 
@@ -132,14 +134,14 @@ def power_counts(kind: str, step: float, numbers: range) -> tuple[int, int]:
     early = late = 0
     for number in numbers:
         logs = with_step(kind, step, number)
-        looks = [found(logs[: STEP_AT + night]) for night in range(3, WITHIN + 1)]
+        looks = [detected(logs[: STEP_AT + night]) for night in range(3, MAX_DISTANCE + 1)]
         early += any(_is_there(look) for look in looks)
-        late += _is_there(found(logs))
+        late += _is_there(detected(logs))
     return early, late
 
 
 def _is_there(look: list[int]) -> bool:
-    return any(abs(at - STEP_AT) <= WITHIN for at in look)
+    return any(abs(index - STEP_AT) <= MAX_DISTANCE for index in look)
 
 
 def counted(kind: str, step: float, numbers: range) -> tuple[int, int]:
@@ -150,17 +152,17 @@ def counted(kind: str, step: float, numbers: range) -> tuple[int, int]:
 def times(kind: str) -> tuple[float, float, float]:
     """Seconds of 10,000 series of 400 nights, of one of 5,000, and that over PELT's of the same."""
     rng = np.random.default_rng(zlib.crc32(kind.encode()))
-    short = [KINDS[kind](rng, 400) for _ in range(TIMED)]
+    short = [KINDS[kind](rng, 400) for _ in range(TIMED_SERIES)]
     long = np.clip(KINDS[kind](rng, 5000), -7, 7)
     start = time.process_time()
     for logs in short:
-        found(logs)
+        detected(logs)
     middle = time.process_time()
-    found(long)
+    detected(long)
     end = time.process_time()
     kernel_pelt(np.exp(long))
     pelt = time.process_time() - end
-    return 10_000 / TIMED * (middle - start), end - middle, (end - middle) / pelt
+    return 10_000 / TIMED_SERIES * (middle - start), end - middle, (end - middle) / pelt
 
 
 def main() -> None:
@@ -170,24 +172,24 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=list(KINDS))
     arguments = parser.parse_args()
     series, kinds = arguments.series, arguments.kind or list(KINDS)
-    found(np.zeros(20))
+    detected(np.zeros(20))
     kernel_pelt(np.arange(20.0))  # what is imported on the first call is no part of a time
     out = sys.stdout.write
     out("| noise | stored / 1,000 | standing / 1,000 | 1 % in 5 nights / at the end | 2 % | 5 % |")
     out(" 10,000 x 400 | 5,000 | ratio to PELT |\n| --- |" + " ---: |" * 8 + "\n")
     todo = [
-        (kind, step, range(first, min(first + CHUNK, series)))
+        (kind, step, range(first, min(first + SERIES_PER_TASK, series)))
         for kind in kinds
         for step in (0.0, *STEPS)
-        for first in range(0, series, CHUNK)
+        for first in range(0, series, SERIES_PER_TASK)
     ]
     results = in_processes(counted, todo, arguments.processes)
     sums: dict[tuple[str, float], Ints] = {}
     for (kind, step, _), counts in zip(todo, results, strict=True):
         sums[kind, step] = sums.get((kind, step), np.zeros(2, dtype=np.int64)) + counts
     for kind in kinds:
-        stored, standing = 1000 * sums[kind, 0.0] / (series * NIGHTS)
-        out(f"| {kind} | {stored:.2f} | {standing:.2f} |")
+        stored, kept = 1000 * sums[kind, 0.0] / (series * NIGHTS)
+        out(f"| {kind} | {stored:.2f} | {kept:.2f} |")
         for step in STEPS:
             early, late = sums[kind, step] / series
             out(f" {early:.1%} / {late:.1%} |")

@@ -15,22 +15,22 @@ import numpy as np
 from in_processes import in_processes
 from retrospective import (
     HISTORY,
+    MAX_DISTANCE,
     NIGHTS,
     SIGMA,
-    WITHIN,
     Draw,
     Floats,
-    found,
-    stored_and_standing,
+    detected,
+    stored_and_kept,
     with_memory,
 )
 from retrospective import KINDS as ONE_SPEED
 
-STEP_AT, LONG = 150, 300
+STEP_AT, SERIES_LENGTH = 150, 300
 STEPS = (0.02, 0.05)
 GAPS = (3.0, 15.0)  # of neighbouring speeds, in sigma
 VISITS = (3.0, 15.0)  # mean nights
-CHUNK = 5  # series that a process looks at in one go
+SERIES_PER_TASK = 5
 
 
 def _log_uniform(rng: np.random.Generator, ends: tuple[float, float], size: int) -> Floats:
@@ -69,8 +69,8 @@ def logs_of(kind: str, text: str, nights: int) -> Floats:
 
 
 def false_counts(kind: str, seeds: str, numbers: range) -> tuple[int, int]:
-    """Of series without a step; see stored_and_standing."""
-    return stored_and_standing(
+    """Of series without a step; see stored_and_kept."""
+    return stored_and_kept(
         logs_of(kind, f"{seeds} {number}", HISTORY + NIGHTS) for number in numbers
     )
 
@@ -79,9 +79,9 @@ def found_counts(kind: str, seeds: str, step: float, numbers: range) -> tuple[in
     """Series whose step of all speeds is found at the end, and other change points of them."""
     hits = others = 0
     for number in numbers:
-        logs = logs_of(kind, f"{seeds} {step} {number}", LONG)
+        logs = logs_of(kind, f"{seeds} {step} {number}", SERIES_LENGTH)
         logs[STEP_AT:] += np.log1p(step) * (-1) ** number
-        near = [abs(at - STEP_AT) <= WITHIN for at in found(logs)]
+        near = [abs(index - STEP_AT) <= MAX_DISTANCE for index in detected(logs)]
         hits += any(near)
         others += near.count(False)
     return hits, others
@@ -106,19 +106,19 @@ def main() -> None:
     out("| speeds: noise | stored / 1,000 | standing / 1,000 |")
     out(" 2 % at the end (others) | 5 % |\n| --- |" + " ---: |" * 4 + "\n")
     todo = [
-        (kind, seeds, step, range(first, min(first + CHUNK, series)))
+        (kind, seeds, step, range(first, min(first + SERIES_PER_TASK, series)))
         for kind in kinds
         for step in (0.0, *STEPS)
-        for first in range(0, series, CHUNK)
+        for first in range(0, series, SERIES_PER_TASK)
     ]
     results = in_processes(counted, todo, arguments.processes)
     sums: dict[tuple[str, float], tuple[int, int]] = {}
-    for (kind, _, step, _), (one, other) in zip(todo, results, strict=True):
+    for (kind, _, step, _), (more, more_others) in zip(todo, results, strict=True):
         first, second = sums.get((kind, step), (0, 0))
-        sums[kind, step] = first + one, second + other
+        sums[kind, step] = first + more, second + more_others
     for kind in kinds:
-        stored, standing = (1000 * count / (series * NIGHTS) for count in sums[kind, 0.0])
-        out(f"| {kind} | {stored:.2f} | {standing:.2f} |")
+        stored, kept = (1000 * count / (series * NIGHTS) for count in sums[kind, 0.0])
+        out(f"| {kind} | {stored:.2f} | {kept:.2f} |")
         for step in STEPS:
             hits, others = sums[kind, step]
             out(f" {hits / series:.1%} ({others / series:.2f}) |")

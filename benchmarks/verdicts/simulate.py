@@ -65,8 +65,9 @@ class Candidate:
             now = self.pair < self.pairs
             clocks = () if self.mhz is None else self.mhz[:, now]
             blocks = Comparison(self.base_us[now], self.head_us[now], self.pair[now], *clocks)
-            one = CaseComparison(_CASE, "base", "head", blocks, confirm(blocks))
-            self._confirmed[self.pairs] = one
+            self._confirmed[self.pairs] = CaseComparison(
+                _CASE, "base", "head", blocks, confirm(blocks)
+            )
         return self._confirmed[self.pairs]
 
 
@@ -95,8 +96,10 @@ def decide(night: list[Candidate], rules: InterleaveRules) -> list[tuple[Confirm
 
     for _ in look_by_look(night, rules, measure, Candidate.judge):
         pass
-    together = confirm_together([one.judge().confirmation for one in night], rate=rules.rate)
-    return [(found, one.pairs) for found, one in zip(together, night, strict=True)]
+    together = confirm_together(
+        [candidate.judge().confirmation for candidate in night], rate=rules.rate
+    )
+    return [(verdict, candidate.pairs) for verdict, candidate in zip(together, night, strict=True)]
 
 
 def quiet_nights(
@@ -111,8 +114,8 @@ def quiet_nights(
         [candidate_of(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
     ]
-    decided = [found for night in nights for found in decide(night, rules)]
-    false = sum(found.verdict in ALERTS for found, _ in decided)
+    decided = [verdict for night in nights for verdict in decide(night, rules)]
+    false = sum(confirmation.verdict in ALERTS for confirmation, _ in decided)
     pairs = float(np.mean([taken for _, taken in decided]))
     return 1000 * false / candidate.size, float(candidate.mean()), pairs, nights
 
@@ -135,15 +138,15 @@ def power(
     logs[:, HISTORY_RESULTS:] += shift
     windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
     _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
-    found = 0
+    detected = 0
     for row in candidate:
         for _ in range(int(row.sum())):
             others = quiet[int(rng.integers(len(quiet)))]
             suspect = candidate_of(kind, rng, shift, process_sigma, rules)
             if decide([suspect, *others], rules)[0][0].verdict in ALERTS:
-                found += 1
+                detected += 1
                 break
-    return found / SERIES
+    return detected / SERIES
 
 
 def young(
@@ -153,7 +156,7 @@ def young(
 
     A candidate is compared with the commit 5 before it, or with the epoch's first, alone.
     """
-    shift, found = float(np.log1p(step)), 0
+    shift, detected = float(np.log1p(step)), 0
     logs = sigma * rng.standard_normal((SERIES, first - 1 + POWER_NIGHTS))
     logs[:, first - 1 :] += shift
     for row in np.exp(logs):
@@ -164,9 +167,9 @@ def young(
             left = shift if max(night - BASE_LAG_COMMITS, 1) < first else 0.0
             suspect = candidate_of("Gaussian", rng, left, PROCESS_SIGMA, rules)
             if decide([suspect], rules)[0][0].verdict in ALERTS:
-                found += 1
+                detected += 1
                 break
-    return found / SERIES
+    return detected / SERIES
 
 
 def simple(rule: str, kind: str, rng: np.random.Generator) -> tuple[float, float, float]:
@@ -210,7 +213,7 @@ def main() -> None:
     out("| rule | noise | false alerts / 1,000 | 2 % in 5 nights | 5 % in 1 night | candidates |")
     out(" pairs |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n")
     todo = [(kind, sigma) for sigma in (PROCESS_SIGMA, SIGMA) for kind in (*KINDS, *PROCESSES)]
-    rows = in_processes(two_stage, [(*one, rules) for one in todo], arguments.processes)
+    rows = in_processes(two_stage, [(*task, rules) for task in todo], arguments.processes)
     for (kind, sigma), (false, at_two, at_five, candidates, pairs) in zip(todo, rows, strict=True):
         out(f"| two-stage, process σ {sigma:.1%} | {kind} | {false:.2f} | {at_two:.1%} | ")
         out(f"{at_five:.1%} | {candidates:.1%} | {pairs:.0f} |\n")

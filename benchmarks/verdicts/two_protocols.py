@@ -38,9 +38,9 @@ import numpy as np
 
 KERNELS = ("flexq", "cublaslt-w8a8", "cublaslt-fp8", "cublas-fp16")
 TOKENS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-FEW = 16  # tokens up to which a case should take 1.2 s; above it is 2 s
+MAX_FEW_TOKENS = 16  # tokens up to which a case should take 1.2 s; above it is 2 s
 SUITE = "paper-fig10"
-TOLERANCE = 0.0025
+MAX_WIDTH = 0.0025
 CASES_FILE = "cases.json"
 _EXTRA = (
     *("elapsed_s", "copies", "launches"),
@@ -239,8 +239,9 @@ def report(out: Path) -> None:
         few, many = (
             [row["steps_s"].get(step, 0.0) for row in part] for part in _by_tokens([*new.values()])
         )
-        means = [statistics.fmean(part) if part else 0.0 for part in (few, many)]
-        say(f"  {step}: {means[0]:.3f} (M <= {FEW}), {means[1]:.3f} (M > {FEW})")
+        few_s, many_s = (statistics.fmean(part) if part else 0.0 for part in (few, many))
+        most = MAX_FEW_TOKENS
+        say(f"  {step}: {few_s:.3f} (M <= {most}), {many_s:.3f} (M > {most})")
     say("")
     say("cases that are not ok:")
     for row in new.values():
@@ -313,11 +314,11 @@ def replay(out: Path, seed: int) -> None:
             continue
         case = _Replay(row, protocol.batch_s, rng)
         telemetry = Telemetry(NoSensor(), period_s=1.0, now=case.now)
-        found = sample_case(case.place, protocol, telemetry, seed=seed, now=case.now, warm=True)
-        width = found.interval.half_width / found.interval.estimate
-        rows.append((found.converged, found.elapsed_s))
-        if not found.converged:
-            ended = f"{found.stopped}, {len(found.placements)} placements"
+        sampled = sample_case(case.place, protocol, telemetry, seed=seed, now=case.now, warm=True)
+        width = sampled.interval.half_width / sampled.interval.estimate
+        rows.append((sampled.converged, sampled.elapsed_s))
+        if not sampled.converged:
+            ended = f"{sampled.stopped}, {len(sampled.placements)} placements"
             say(f"  {row['case']}: ± {width:.2%}, {ended}")
     share = sum(ok for ok, _ in rows) / len(rows)
     seconds = [elapsed_s for _, elapsed_s in rows]
@@ -326,8 +327,8 @@ def replay(out: Path, seed: int) -> None:
 
 
 def _by_tokens(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    few = [row for row in rows if _tokens(row["case"]) <= FEW]
-    return few, [row for row in rows if _tokens(row["case"]) > FEW]
+    few = [row for row in rows if _tokens(row["case"]) <= MAX_FEW_TOKENS]
+    return few, [row for row in rows if _tokens(row["case"]) > MAX_FEW_TOKENS]
 
 
 def _summary(name: str, rows: Sequence[Row]) -> str:
@@ -343,7 +344,7 @@ def _summary(name: str, rows: Sequence[Row]) -> str:
 
 
 def _share_ok(rows: Sequence[Row]) -> str:
-    good = sum(row["status"] == "ok" and _width(row) <= TOLERANCE for row in rows)
+    good = sum(row["status"] == "ok" and _width(row) <= MAX_WIDTH for row in rows)
     return f"{good / len(rows):.1%}" if rows else ""
 
 

@@ -20,8 +20,8 @@ from flexq_bench.verdicts import Verdict
 
 MHZ = 1900.0
 CLOCK_SIGMA = 0.002  # ln, of one side's clock in a block
-OCCASIONAL = 0.2  # share of blocks in which one side is clocked lower, in the rows that say so
-TOLD = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.AMBIGUOUS, Verdict.NO_DATA)
+OCCASIONAL_SHARE = 0.2  # of blocks in which one side is clocked lower, in the rows that say so
+VERDICTS = (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME, Verdict.AMBIGUOUS, Verdict.NO_DATA)
 
 
 def judged(
@@ -39,12 +39,12 @@ def judged(
     lower = CLOCK_SIGMA * rng.standard_normal((2, pair.size))
     lower[1] += apart
     if occasional:
-        struck = rng.random(lower.shape) < OCCASIONAL / 2
+        struck = rng.random(lower.shape) < OCCASIONAL_SHARE / 2
         lower += struck * rng.uniform(0.02, 0.1, lower.shape)
     base, head = base * np.exp(bound * lower[0]), head * np.exp(bound * lower[1])
     mhz = MHZ * np.exp(-lower)
-    ((found, _),) = decide([Candidate(base, head, pair, mhz)], rules)
-    return found.verdict
+    ((confirmation, _),) = decide([Candidate(base, head, pair, mhz)], rules)
+    return confirmation.verdict
 
 
 def main() -> None:
@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     trials = parser.parse_args().trials
     out = sys.stdout.write
-    out(f"| true change | head's clock | of it in the time | {' | '.join(TOLD)} |\n")
-    out(f"| ---: | --- | ---: |{' ---: |' * len(TOLD)}\n")
+    out(f"| true change | head's clock | of it in the time | {' | '.join(VERDICTS)} |\n")
+    out(f"| ---: | --- | ---: |{' ---: |' * len(VERDICTS)}\n")
     rows = [(0.0, 0.0, bound, True) for bound in (0.0, 1.0)]
     rows += [
         (change, apart, bound, False)
@@ -74,8 +74,10 @@ def main() -> None:
             )
             for _ in range(trials)
         )
-        clock = f"in {OCCASIONAL:.0%} of blocks 2 to 10% lower" if occasional else f"{apart:+.0%}"
-        shares = " | ".join(f"{verdicts[one] / trials:.1%}" for one in TOLD)
+        clock = (
+            f"in {OCCASIONAL_SHARE:.0%} of blocks 2 to 10% lower" if occasional else f"{apart:+.0%}"
+        )
+        shares = " | ".join(f"{verdicts[verdict] / trials:.1%}" for verdict in VERDICTS)
         out(f"| {change:+.0%} | {clock} | {bound:.0%} | {shares} |\n")
 
 

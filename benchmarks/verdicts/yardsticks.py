@@ -14,9 +14,9 @@ from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 Floats = NDArray[np.float64]
 Detector = Callable[[Floats], list[int]]
 
-_WINDOW = 12  # Perfherder's: values before and after
-_LONGEST = 24  # before
-_T = 7.0
+_WINDOW_LENGTH = 12  # Perfherder's: values before and after
+_MAX_LENGTH_BEFORE = 24
+_MIN_T = 7.0
 
 
 def ours(values: Floats) -> list[int]:
@@ -26,8 +26,8 @@ def ours(values: Floats) -> list[int]:
 def ours_with_onsets(values: Floats) -> list[int]:
     """Steps and onsets of drifts, both of which `detect` reports."""
     model = level_model(values)
-    onsets = {one.onset for one in model.drifts if one.onset >= POINTS_BEFORE_FIRST}
-    return sorted(onsets | {one.index for one in model.steps})
+    onsets = {drift.onset for drift in model.drifts if drift.onset >= POINTS_BEFORE_FIRST}
+    return sorted(onsets | {step.index for step in model.steps})
 
 
 def pelt(values: Floats) -> list[int]:
@@ -61,19 +61,19 @@ def windowed_t(values: Floats) -> list[int]:
     size = values.size
     t = np.zeros(size)
     calm = 0
-    for at in range(1, size):
-        length = min(at, max(_WINDOW, min(_LONGEST, calm)))
-        before, spread_before = _weighted(values[at - length : at][::-1])
-        after, spread_after = _weighted(values[at : at + _WINDOW])
+    for index in range(1, size):
+        length = min(index, max(_WINDOW_LENGTH, min(_MAX_LENGTH_BEFORE, calm)))
+        before, spread_before = _weighted(values[index - length : index][::-1])
+        after, spread_after = _weighted(values[index : index + _WINDOW_LENGTH])
         error = float(np.sqrt(spread_before + spread_after))
         gap = abs(after - before)
-        t[at] = (gap / error if error else np.inf) if gap else 0.0
-        calm = 0 if t[at] > _T else calm + 1
+        t[index] = (gap / error if error else np.inf) if gap else 0.0
+        calm = 0 if t[index] > _MIN_T else calm + 1
     following = np.append(t[1:], 0.0)
     return [
-        at
-        for at in range(_WINDOW, size - _WINDOW + 1)
-        if t[at] > _T and t[at] >= t[at - 1] and t[at] >= following[at]
+        index
+        for index in range(_WINDOW_LENGTH, size - _WINDOW_LENGTH + 1)
+        if t[index] > _MIN_T and t[index] >= t[index - 1] and t[index] >= following[index]
     ]
 
 
@@ -88,8 +88,8 @@ def otava(values: Floats) -> list[int]:
     """apache-otava's change points: windows of 50, p 0.001, any size (its defaults)."""
     from otava.analysis import compute_change_points  # type: ignore[import-not-found]
 
-    found, _ = compute_change_points(values.tolist(), window_len=50, max_pvalue=0.001)
-    return [int(point.index) for point in found]
+    points, _ = compute_change_points(values.tolist(), window_len=50, max_pvalue=0.001)
+    return [int(point.index) for point in points]
 
 
 DETECTORS: dict[str, Detector] = {

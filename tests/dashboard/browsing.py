@@ -54,8 +54,8 @@ def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    of = ("--examples",) if path is None else ("--db", str(path))
-    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", *of)
+    source = ("--examples",) if path is None else ("--db", str(path))
+    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", *source)
     options = ["--port", str(port), "--base-path", below]
     url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
     with served([*command, *options], lambda: answers(f"{url}/_stcore/health")):
@@ -173,13 +173,13 @@ def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str)
     wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
     is_busy = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
     wait_for(lambda: not browser.find_elements("css selector", is_busy), f"{url} never settles")
-    said = settled_text(browser)
+    text = settled_text(browser)
     ARTIFACTS.mkdir(exist_ok=True)
     browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
     assert not browser.find_elements("css selector", "[data-testid=stException]")
-    found = errors(browser)
-    assert found == [], found
-    return said
+    messages = errors(browser)
+    assert messages == [], messages
+    return text
 
 
 def body(browser: Any) -> str:
@@ -189,10 +189,10 @@ def body(browser: Any) -> str:
 
 def click(browser: Any, label: str) -> None:
     """A radio button, or another button, by what it says."""
-    found = browser.find_elements(
+    elements = browser.find_elements(
         "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
     )
-    (button,) = [one for one in found if one.is_displayed()]
+    (button,) = [element for element in elements if element.is_displayed()]
     browser.execute_script("arguments[0].click()", button)
 
 

@@ -59,8 +59,8 @@ class Store:
         self, *comparisons: Any, night: int = 1, commits: Mapping[str, Any], **changes: Any
     ) -> Night:
         """Stores the verdicts of a night on an H200, alerting."""
-        at = FIRST_NIGHT + timedelta(days=night)
-        options = {"alerting": True, "at": at} | changes
+        judged_at = FIRST_NIGHT + timedelta(days=night)
+        options = {"alerting": True, "at": judged_at} | changes
         machine = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu"))
         with open_database(str(self.path)) as database, database.session() as session:
             return record_night(session, comparisons, machine, commits, **options)

@@ -43,12 +43,12 @@ class Made:
         return f"{night + 1:010x}" + "a" * 30
 
     def run(self, night: int) -> Any:
-        at = self.at(night).isoformat()
-        return a_run(f"night {night}", suite="nightly", trigger="nightly", created_at=at)
+        created_at = self.at(night).isoformat()
+        return a_run(f"night {night}", suite="nightly", trigger="nightly", created_at=created_at)
 
-    def ends(self, night: int, one: int) -> tuple[float, float]:
+    def ends(self, night: int, series: int) -> tuple[float, float]:
         half = _NORMAL_95 * self.within
-        median = float(self.medians[night, one])
+        median = float(self.medians[night, series])
         return median * math.exp(-half), median * math.exp(half)
 
 
@@ -61,7 +61,7 @@ def made(seed: int) -> Made:
     base = rng.uniform(5.0, 50.0, len(series))
     levels = np.tile(base, (nights, 1))
     if seed % 3 == 0:
-        slower = np.array([one[0] == KERNELS[1] for one in series])
+        slower = np.array([kernel == KERNELS[1] for kernel, *_ in series])
         levels[int(rng.integers(2, nights - 1)) :, slower] *= math.exp(rng.uniform(-0.1, 0.1))
     shared, own = rng.uniform(0.0, 0.008), rng.uniform(0.001, 0.008)
     within = float(rng.uniform(0.0005, 0.003))
@@ -72,58 +72,58 @@ def made(seed: int) -> Made:
     return Made(series, levels, floors, levels * np.exp(noise), measured, within)
 
 
-def records(of: Made) -> list[Record]:
+def records(history: Made) -> list[Record]:
     """Everything, as records to import."""
-    found = []
-    for night in range(of.nights):
+    stored = []
+    for night in range(history.nights):
         commit = replace(
-            COMMIT, sha=of.sha(night), topo_order=night + 1, subject=f"Change {night + 1}"
+            COMMIT, sha=history.sha(night), topo_order=night + 1, subject=f"Change {night + 1}"
         )
-        for i, (kernel, model, layer, n, k, m) in enumerate(of.series):
-            low, high = of.ends(night, i)
-            found.append(
+        for i, (kernel, model, layer, n, k, m) in enumerate(history.series):
+            low, high = history.ends(night, i)
+            stored.append(
                 a_record(
-                    of.run(night), kernel=kernel, model=model, layer=layer, n=n, k=k, m=m,
-                    median_us=float(of.medians[night, i]), ci_low_us=low, ci_high_us=high,
-                    floor_us=float(of.measured_floors[night, i]), commit=commit,
-                    created_at=(of.at(night) + timedelta(seconds=i)).isoformat(),
+                    history.run(night), kernel=kernel, model=model, layer=layer, n=n, k=k, m=m,
+                    median_us=float(history.medians[night, i]), ci_low_us=low, ci_high_us=high,
+                    floor_us=float(history.measured_floors[night, i]), commit=commit,
+                    created_at=(history.at(night) + timedelta(seconds=i)).isoformat(),
                 )
             )  # fmt: skip
-    return found
+    return stored
 
 
-def names(of: Made) -> list[SeriesName]:
+def names(history: Made) -> list[SeriesName]:
     return [
         SeriesName(i, kernel, 1, "", "cuda", "gemm", "cold", "time", "us", m, n, k, 1, H200, "")
-        for i, (kernel, _, _, n, k, m) in enumerate(of.series)
+        for i, (kernel, _, _, n, k, m) in enumerate(history.series)
     ]
 
 
-def noise_of(of: Made) -> StoredNoise:
+def noise_of(history: Made) -> StoredNoise:
     """What the database would tell of its series."""
     points = {
         i: [
             HistoryPoint(
-                of.sha(night), night + 1, 1, f"run {night}", f"{night} {i}", of.at(night),
-                float(of.medians[night, i]), *of.ends(night, i),
-                float(of.measured_floors[night, i]), None,
+                history.sha(night), night + 1, 1, f"run {night}", f"{night} {i}", history.at(night),
+                float(history.medians[night, i]), *history.ends(night, i),
+                float(history.measured_floors[night, i]), None,
             )
-            for night in range(of.nights)
+            for night in range(history.nights)
         ]
-        for i in range(len(of.series))
+        for i in range(len(history.series))
     }  # fmt: skip
     return StoredNoise(points)
 
 
-def results(of: Made, night: int) -> list[ResultRow]:
+def results(history: Made, night: int) -> list[ResultRow]:
     """What one run measured."""
     return [
         ResultRow(
             f"{night} {i}", f"run {night}", "nightly", f"case {i}", i, kernel, "", "cuda", "gemm",
             "cold", H200, model, layer, m, n, k, 6, 6, "ok", "", True,
-            float(of.medians[night, i]), *of.ends(night, i), 50,
-            float(of.measured_floors[night, i]), None, 1.5, 1.0, 0.0, True, {}, of.sha(night),
-            False, of.at(night), 1, "boost",
+            float(history.medians[night, i]), *history.ends(night, i), 50,
+            float(history.measured_floors[night, i]), None, 1.5, 1.0, 0.0, True, {},
+            history.sha(night), False, history.at(night), 1, "boost",
         )
-        for i, (kernel, model, layer, n, k, m) in enumerate(of.series)
+        for i, (kernel, model, layer, n, k, m) in enumerate(history.series)
     ]  # fmt: skip

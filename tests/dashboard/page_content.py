@@ -28,7 +28,7 @@ def words(app: AppTest) -> str:
 
 def table(app: AppTest, *, of: str) -> pd.DataFrame:
     """The one table that has this column."""
-    (frame,) = [one.value for one in app.dataframe if of in one.value.columns]
+    (frame,) = [shown.value for shown in app.dataframe if of in shown.value.columns]
     return frame
 
 

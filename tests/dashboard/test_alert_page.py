@@ -190,20 +190,20 @@ def test_another_verdict_s_evidence_is_in_the_link(alerted, open_alert):
 
 
 def test_clocks_and_machine_code_are_shown(store, open_alert, compared, commits):
-    one = compared("flexq-w6a6", 1.05)
-    blocks = len(one.comparison.base_us)
+    slow = compared("flexq-w6a6", 1.05)
+    blocks = len(slow.comparison.base_us)
     clocked = dataclasses.replace(
-        one.comparison,
+        slow.comparison,
         base_mhz=(1980.0,) * blocks,
         head_mhz=(1980.0,) * (blocks - 1) + (1500.0,),
     )
-    store.judge(dataclasses.replace(one, comparison=clocked), commits=commits)
+    store.judge(dataclasses.replace(slow, comparison=clocked), commits=commits)
 
-    said = words(open_alert())
+    text = words(open_alert())
 
-    assert "base 1980 MHz, head 1500 to 1980 MHz" in said
-    assert "the clocks of the two disagree: 1 blocks" in said
-    assert "Machine code: **differs**" in said
+    assert "base 1980 MHz, head 1500 to 1980 MHz" in text
+    assert "the clocks of the two disagree: 1 blocks" in text
+    assert "Machine code: **differs**" in text
 
 
 def test_the_same_machine_code_is_called_out(store, open_alert, compared, commits):
@@ -233,10 +233,10 @@ def test_the_commands_reproduce_bisect_and_explain(alerted, open_alert, sha):
     explain, compare, bisect = commands(open_alert())
 
     assert shlex.split(explain)[-4:-2] == ["explain", "1"]
-    asked = shlex.split(compare)
-    start = asked.index("compare")
-    assert asked[start + 1 : start + 3] == [sha(3)[:10], sha(6)[:10]]
-    options = dict(zip(asked[start + 3 :: 2], asked[start + 4 :: 2], strict=True))
+    arguments = shlex.split(compare)
+    arguments = arguments[arguments.index("compare") + 1 :]
+    assert arguments[:2] == [sha(3)[:10], sha(6)[:10]]
+    options = dict(zip(arguments[2::2], arguments[3::2], strict=True))
     assert options["--kernels"] == "flexq-w6a6"
     assert options["--m"] == "8"
     assert (options["--stage"], options["--cache"]) == ("gemm", "cold")
@@ -288,17 +288,17 @@ def test_a_note_alone_leaves_the_state(alerted, open_alert):
 
 
 @pytest.mark.parametrize(
-    ("filled_in", "told"),
+    ("filled_in", "message"),
     [
         ({}, "Nothing to save"),
         ({"state": "explained"}, "Write a note that says why it is explained"),
         ({"state": "fixed", "person": " "}, "Write your name"),
     ],
 )
-def test_missing_input_is_named_and_nothing_is_stored(alerted, open_alert, filled_in, told):
+def test_missing_input_is_named_and_nothing_is_stored(alerted, open_alert, filled_in, message):
     app = fill(open_alert(), **filled_in)
 
-    assert told in words(app)
+    assert message in words(app)
     assert alert_of(alerted).state == "new"
 
 
@@ -319,14 +319,14 @@ def test_second_of_two_simultaneous_decisions_is_refused(alerted):
         try:
             write_alert(1, state, seen_events=1, person=state, note="mine")
         except StaleError:
-            return "told"
+            return "refused"
         return state
 
     with ThreadPoolExecutor(2) as people:
         ended = set(people.map(decide, ("fixed", "acknowledged")))
 
     assert len(ended) == 2
-    assert ended == {"told", alert_of(alerted).state}
+    assert ended == {"refused", alert_of(alerted).state}
     with alerted.session() as session:
         assert len(queries.alert_events(session, 1)) == 2
 

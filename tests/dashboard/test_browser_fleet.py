@@ -71,7 +71,7 @@ def _start_a_worker(session: Session) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(
-    ("page", "until", "told"),
+    ("page", "until", "caption"),
     [
         ("accuracy", POINT, "perplexity against fp16 (%)"),
         ("accuracy?model=tiny-llama", POINT, "The newest 100 verdicts of gates"),
@@ -80,13 +80,13 @@ def _start_a_worker(session: Session) -> None:
     ],
 )
 def test_pages_are_drawn_without_an_error(
-    models: str, browser: Any, page: str, until: str, told: str, theme: str
+    models: str, browser: Any, page: str, until: str, caption: str, theme: str
 ) -> None:
     name = f"{page.replace('?', '-').replace('=', '-')}-{theme}"
 
     said = look(browser, f"{models}/{page}", until, theme=theme, name=name)
 
-    assert told in said
+    assert caption in said
 
 
 def test_a_point_of_a_history_leads_to_its_samples(models: str, browser: Any) -> None:

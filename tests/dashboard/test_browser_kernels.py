@@ -48,7 +48,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(
-    ("link", "until", "told"),
+    ("link", "until", "caption"),
     [
         ("kernels", POINT, "floors of these shapes"),
         ("kernels?view=heat+map", ".js-plotly-plot .heatmaplayer", "M = 8"),
@@ -67,13 +67,13 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ],
 )
 def test_pages_are_drawn_without_an_error(
-    gallery: str, browser: Any, link: str, until: str, told: str, theme: str
+    gallery: str, browser: Any, link: str, until: str, caption: str, theme: str
 ) -> None:
     name = "-".join(link.replace("=", "?").replace("&", "?").split("?")[:3]).replace("+", "-")
 
     said = look(browser, f"{gallery}/{link}", until, theme=theme, name=f"{name}-{theme}")
 
-    assert told in said
+    assert caption in said
 
 
 def test_selection_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:

@@ -35,12 +35,12 @@ def two_nights(store):
     for name, order, day in (("one", 1, 20), ("two", 2, 21)):
         commit = replace(COMMIT, sha=f"{order:040x}", topo_order=order, subject=f"Change {order}")
         run = a_run(name, created_at=f"2025-11-{day}T10:00:00+00:00")
-        at = {"commit": commit, "created_at": run.created_at}
+        fields = {"commit": commit, "created_at": run.created_at}
         slow = 1.1 if name == "two" else 1.0
         store.add(
-            sharp(run, m=1, **at),
-            sharp(run, m=8, median_us=8.0 * slow, **at),
-            sharp(run, kernel="cublaslt-w8a8", median_us=12.0, **at),
+            sharp(run, m=1, **fields),
+            sharp(run, m=8, median_us=8.0 * slow, **fields),
+            sharp(run, kernel="cublaslt-w8a8", median_us=12.0, **fields),
         )
     return store
 
@@ -52,8 +52,8 @@ def sharp(run: Any, median_us: float = 8.0, **changes: Any) -> Any:
 
 
 def table(app: AppTest, key: str) -> pd.DataFrame:
-    (found,) = [f.value for f in app.dataframe if ("cases" in f.value) == (key == "means")]
-    return found
+    (frame,) = [f.value for f in app.dataframe if ("cases" in f.value) == (key == "means")]
+    return frame
 
 
 @pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
@@ -220,10 +220,10 @@ def test_wrong_result_is_first_and_in_no_mean(store):
 
 def nights(store: Any, medians: Any, *, first: int = 1, **changes: Any) -> None:
     """Scheduled runs at commits that follow each other; a time each, known to ±0.2 %."""
-    for at, median in enumerate(medians, start=first):
-        commit = replace(COMMIT, sha=f"{at:040x}", topo_order=at)
-        when = f"2025-10-{at:02d}T10:00:00+00:00"
-        run = a_run(f"night {at}", trigger="nightly", suite="nightly", created_at=when)
+    for order, median in enumerate(medians, start=first):
+        commit = replace(COMMIT, sha=f"{order:040x}", topo_order=order)
+        when = f"2025-10-{order:02d}T10:00:00+00:00"
+        run = a_run(f"night {order}", trigger="nightly", suite="nightly", created_at=when)
         store.add(sharp(run, median_us=median, commit=commit, created_at=when, **changes))
 
 
@@ -309,8 +309,8 @@ def test_runs_of_two_projects_say_how_their_kernels_are_compared(store, open_com
     for name, day, project in (("one", 1, ""), ("two", 2, "acme")):
         commit = replace(COMMIT, project=project)  # of one repository
         run = a_run(name, created_at=f"2025-11-2{day}T10:00:00+00:00")
-        of = {"commit": commit, "project": project, "created_at": run.created_at}
-        store.add(sharp(run, median_us=8.0 * day, **of))
+        fields = {"commit": commit, "project": project, "created_at": run.created_at}
+        store.add(sharp(run, median_us=8.0 * day, **fields))
 
     said = words(open_compare(kind="runs"))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from made_results import COMMIT, H200, a_record, a_run, numbers
-from page_content import table_rows, words
+from page_content import chart, table_rows, words
 
 from flexq_bench.db import queries
 from flexq_bench.db.fleet import (
@@ -117,8 +116,7 @@ def test_gpus_of_one_kind_are_compared_with_intervals(fleet, open_fleet):
                    zip(DEVICES, (-0.01, 0.01), strict=True)]  # fmt: skip
         add_offsets(session, a_run().uuid, offsets, at=now())
 
-    (drawn,) = open_fleet().get("plotly_chart")
-    (trace,) = json.loads(drawn.proto.spec)["data"]
+    (trace,) = chart(open_fleet())["data"]
 
     assert trace["y"] == [f"GPU-1 · {H200}", f"GPU-2 · {H200}"]
     assert numbers(trace["x"]) == pytest.approx([-0.995, 1.005], abs=1e-3)
@@ -165,6 +163,5 @@ def test_imported_run_compares_its_gpus(store, open_fleet):
 
     app = open_fleet()
 
-    (chart,) = [json.loads(one.proto.spec) for one in app.get("plotly_chart")]
-    slow, fast = sorted(numbers(chart["data"][0]["x"]), reverse=True)
+    slow, fast = sorted(numbers(chart(app)["data"][0]["x"]), reverse=True)
     assert slow - fast == pytest.approx(2.0, abs=0.05)

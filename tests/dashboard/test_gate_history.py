@@ -56,9 +56,9 @@ def test_newest_verdict_is_first_with_its_deciding_limit(keep, open_accuracy, st
 def test_the_link_of_a_row_leads_to_its_limits(keep, open_accuracy):
     keep(a_gate("flexq-w6ax"), a_gate("w4a4", "regression", created_at="2025-11-22T10:00:05+00:00"))
     older = table_rows(open_accuracy(), of="verdict")[1]
-    path, _, asked = older["limits"].partition("?")
+    path, _, query = older["limits"].partition("?")
 
-    app = open_accuracy(**dict(part.split("=") for part in asked.split("&")))
+    app = open_accuracy(**dict(part.split("=") for part in query.split("&")))
 
     assert path == "accuracy"
     (limit,) = table_rows(app, of="outcome")

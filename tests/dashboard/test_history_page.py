@@ -16,7 +16,7 @@ EVER = "2025-11-21T10:00:00+00:00"
 
 
 @pytest.fixture
-def told(store):
+def stored(store):
     """Five commits, stored in another order than they follow each other; a driver between two."""
     for order in (3, 1, 5, 2, 4):
         store.add(*points(order))
@@ -53,7 +53,7 @@ def lines(app: AppTest) -> list[Any]:
     return [trace for trace in chart(app)["data"] if trace["mode"] == "lines+markers"]
 
 
-def test_points_follow_ancestry_not_the_clock_of_storing(told, open_history):
+def test_points_follow_ancestry_not_the_clock_of_storing(stored, open_history):
     table = listed_points(open_history(kernel="flexq-w6a6", m="1"))
 
     assert table["commit"].str[:2].tolist() == ["01", "02", "03", "04", "05"]
@@ -61,7 +61,7 @@ def test_points_follow_ancestry_not_the_clock_of_storing(told, open_history):
     assert table["run"].tolist()[0] == f"results?run={a_run('run 1').uuid[:8]}"
 
 
-def test_filters_in_the_link_choose_the_series(told, open_history):
+def test_filters_in_the_link_choose_the_series(stored, open_history):
     def drawn(**link):
         return sorted({trace["name"].split(" N=")[0] for trace in lines(open_history(**link))})
 
@@ -71,8 +71,8 @@ def test_filters_in_the_link_choose_the_series(told, open_history):
     assert drawn(model="llama-7b", layer="o_proj", m="8") == ["flexq-w6a6 M=8"]
 
 
-def test_a_model_without_the_shape_leaves_the_series_out(told, open_history):
-    told.add(*points(1, n=5120, k=5120, model="llama-13b"))
+def test_a_model_without_the_shape_leaves_the_series_out(stored, open_history):
+    stored.add(*points(1, n=5120, k=5120, model="llama-13b"))
 
     names = {trace["name"] for trace in lines(open_history(model="llama-13b"))}
 
@@ -80,7 +80,7 @@ def test_a_model_without_the_shape_leaves_the_series_out(told, open_history):
     assert all("N=5120" in name for name in names)
 
 
-def test_a_filter_chosen_on_the_page_goes_into_the_link(told, open_history):
+def test_a_filter_chosen_on_the_page_goes_into_the_link(stored, open_history):
     app = open_history()
     kernels = next(widget for widget in app.multiselect if widget.label == "Kernel")
 
@@ -90,7 +90,7 @@ def test_a_filter_chosen_on_the_page_goes_into_the_link(told, open_history):
     assert {trace["name"].split()[0] for trace in lines(app)} == {"cublas-fp16"}
 
 
-def test_percent_of_the_floor_is_asked_for_by_the_link(told, open_history):
+def test_percent_of_the_floor_is_asked_for_by_the_link(stored, open_history):
     app = open_history(kernel="flexq-w6a6", m="1", show="% of floor")
 
     table = listed_points(app)
@@ -107,8 +107,8 @@ def tagged(store: Any, **orders: int) -> None:
         store_releases(session, {name: f"{order:02x}" * 20 for name, order in orders.items()})
 
 
-def test_relative_to_a_release_every_series_has_100_percent_there(told, open_history):
-    tagged(told, v1=2, v2=4)
+def test_relative_to_a_release_every_series_has_100_percent_there(stored, open_history):
+    tagged(stored, v1=2, v2=4)
 
     app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release", release="v1")
 
@@ -118,10 +118,10 @@ def test_relative_to_a_release_every_series_has_100_percent_there(told, open_his
     assert chart(app)["layout"]["yaxis"]["title"]["text"] == "time / time at v1 (%)"
 
 
-def test_a_release_is_of_the_project_whose_series_are_drawn(told, open_history):
+def test_a_release_is_of_the_project_whose_series_are_drawn(stored, open_history):
     theirs = replace(COMMIT, sha="04" * 20, topo_order=4, project="acme")
-    told.add(a_record(a_run("theirs"), m=1, project="acme", commit=theirs))
-    tagged(told, v1=2, v2=4)
+    stored.add(a_record(a_run("theirs"), m=1, project="acme", commit=theirs))
+    tagged(stored, v1=2, v2=4)
 
     ours = open_history(kernel="flexq-w6a6", m="1", show="relative to a release", release="v1")
     shown = {"show": "relative to a release", "release": "v1"}
@@ -131,8 +131,8 @@ def test_a_release_is_of_the_project_whose_series_are_drawn(told, open_history):
     assert listed_points(alone)["time / time at v2 (%)"].tolist() == pytest.approx([100])
 
 
-def test_the_newest_release_is_taken_and_linked(told, open_history):
-    tagged(told, v1=2, v2=4)
+def test_the_newest_release_is_taken_and_linked(stored, open_history):
+    tagged(stored, v1=2, v2=4)
 
     app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release")
 
@@ -140,12 +140,12 @@ def test_the_newest_release_is_taken_and_linked(told, open_history):
     assert 100.0 in listed_points(app)["time / time at v2 (%)"].round(6).tolist()
 
 
-def test_release_between_measured_commits_has_the_earlier_level(told, open_history):
+def test_release_between_measured_commits_has_the_earlier_level(stored, open_history):
     aside = replace(COMMIT, sha="ee" * 20, topo_order=4)
-    told.add(*points(9, n=64, commit=aside))  # the tag's own commit was measured on another shape
-    with told.session() as session:
+    stored.add(*points(9, n=64, commit=aside))  # the tag's own commit was measured on another shape
+    with stored.session() as session:
         store_releases(session, {"v1": aside.sha})
-    told.add(*points(7))
+    stored.add(*points(7))
 
     app = open_history(kernel="flexq-w6a6", m="1", shape="4096x4096", show="relative to a release")
 
@@ -158,23 +158,23 @@ def test_release_between_measured_commits_has_the_earlier_level(told, open_histo
     )
 
 
-def test_series_younger_than_the_release_say_so(told, open_history):
-    told.add(a_record(a_run("old"), m=3, commit=replace(COMMIT, sha="00" * 20, topo_order=0)))
-    tagged(told, v0=0)
+def test_series_younger_than_the_release_say_so(stored, open_history):
+    stored.add(a_record(a_run("old"), m=3, commit=replace(COMMIT, sha="00" * 20, topo_order=0)))
+    tagged(stored, v0=0)
 
     app = open_history(kernel="cublas-fp16", show="relative to a release")
 
     assert "None of these series was measured at v0" in words(app)
 
 
-def test_without_a_release_it_says_how_to_store_one(told, open_history):
+def test_without_a_release_it_says_how_to_store_one(stored, open_history):
     app = open_history(show="relative to a release")
 
     assert "db tags" in words(app)
     assert not app.get("plotly_chart")
 
 
-def test_a_point_knows_its_measurement(told, open_history):
+def test_a_point_knows_its_measurement(stored, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
     of_table = [link.partition("uuid=")[2] for link in listed_points(app)["samples"]]
@@ -183,7 +183,7 @@ def test_a_point_knows_its_measurement(told, open_history):
     assert len(set(of_chart)) == 5
 
 
-def test_every_value_is_drawn_with_its_interval(told, open_history):
+def test_every_value_is_drawn_with_its_interval(stored, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
     bands = [trace for trace in chart(app)["data"] if trace.get("fill") == "toself"]
@@ -193,7 +193,7 @@ def test_every_value_is_drawn_with_its_interval(told, open_history):
     ]  # there and back: three points, then two
 
 
-def test_epoch_ends_the_line_with_a_dashed_rule(told, open_history):
+def test_epoch_ends_the_line_with_a_dashed_rule(stored, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
     assert [len(trace["text"]) for trace in lines(app)] == [3, 2]
@@ -213,22 +213,22 @@ def test_long_history_lists_newest_commits_by_default(store, open_history):
     assert len(listed_points(app.toggle(key="all-points").set_value(True).run())) == 2 * 52
 
 
-def test_hovering_tells_run_and_commit(told, open_history):
+def test_hovering_tells_run_and_commit(stored, open_history):
     text = lines(open_history(kernel="flexq-w6a6", m="1"))[0]["text"][0]
 
     assert "commit 0101010101" in text
     assert f"run {a_run('run 1').uuid[:8]}" in text
 
 
-def test_series_of_a_kernel_share_its_colour(told, open_history):
+def test_series_of_a_kernel_share_its_colour(stored, open_history):
     drawn = {
         trace["name"].split(" N=")[0]: (trace["line"]["color"], trace["line"]["dash"])
         for trace in lines(open_history())
     }
 
-    one, other = drawn["flexq-w6a6 M=1"], drawn["flexq-w6a6 M=8"]
-    assert one[0] == other[0] != drawn["cublas-fp16 M=1"][0]
-    assert one[1] != other[1]
+    first, second = drawn["flexq-w6a6 M=1"], drawn["flexq-w6a6 M=8"]
+    assert first[0] == second[0] != drawn["cublas-fp16 M=1"][0]
+    assert first[1] != second[1]
 
 
 def test_one_point_has_a_bar(store, open_history):
@@ -260,7 +260,7 @@ def test_too_many_series_are_cut_and_it_says_so(store, open_history):
     assert "first 6 of 14 series" in words(app)
 
 
-def test_link_to_a_missing_series_says_so(told, open_history):
+def test_link_to_a_missing_series_says_so(stored, open_history):
     assert "kernel no-such" in words(open_history(kernel="no-such"))
 
 
@@ -273,15 +273,15 @@ def test_names_of_records_are_no_markup_in_the_chart(store, open_history):
     assert "<a" not in trace["hovertemplate"]
 
 
-def test_probes_are_no_kernels_to_follow(told, open_history):
-    told.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
+def test_probes_are_no_kernels_to_follow(stored, open_history):
+    stored.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
 
     kernels = next(w for w in open_history().multiselect if w.label == "Kernel")
 
     assert kernels.options == ["cublas-fp16", "flexq-w6a6"]
 
 
-def test_one_gpu_is_no_choice(told, open_history):
+def test_one_gpu_is_no_choice(stored, open_history):
     assert H200 in lines(open_history())[0]["name"]
     assert "GPU" not in [widget.label for widget in open_history().multiselect]
 
@@ -314,7 +314,7 @@ def test_a_step_that_the_clock_explains_says_so(store, open_history):
     assert (pattern, since) == ("the GPU's clock changed, not the work", "0f" * 5)
 
 
-def test_patterns_are_those_of_the_newest_epoch_series_by_series(told, open_history):
+def test_patterns_are_those_of_the_newest_epoch_series_by_series(stored, open_history):
     assert {pattern for pattern, _, _ in patterns(open_history())} == {
         "a new environment, too few results since"
     }
@@ -323,10 +323,10 @@ def test_patterns_are_those_of_the_newest_epoch_series_by_series(told, open_hist
 def test_too_few_results_are_not_called_steady(store, open_history):
     for order in range(1, 8):
         run = a_run(f"night {order}")
-        at = f"2025-11-{order:02d}T10:00:00+00:00"
+        created_at = f"2025-11-{order:02d}T10:00:00+00:00"
         commit = replace(COMMIT, sha=f"{order:02x}" * 20, topo_order=order)
         step = 1.05 if order > 4 else 1.0
-        store.add(a_record(run, commit=commit, created_at=at, median_us=8.0 * step))
+        store.add(a_record(run, commit=commit, created_at=created_at, median_us=8.0 * step))
 
     ((pattern, _, _),) = patterns(open_history())
 

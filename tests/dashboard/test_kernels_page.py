@@ -167,11 +167,11 @@ def test_names_from_records_are_never_markup_in_a_chart(store, open_kernels):
 
 def cells(app):
     """Text of the heat map's cells by kernel."""
-    found = {}
+    texts = {}
     for trace in chart(app)["data"]:
         if trace["type"] == "heatmap":
-            found |= dict(zip(trace["y"], trace["text"], strict=True))
-    return found
+            texts |= dict(zip(trace["y"], trace["text"], strict=True))
+    return texts
 
 
 def test_model_has_every_kernel_on_its_shapes(store, open_kernels):
@@ -194,8 +194,8 @@ def test_model_has_every_kernel_on_its_shapes(store, open_kernels):
 
 def test_ratio_prefers_the_baseline_of_its_run(store, open_kernels):
     later = {"created_at": "2025-11-22T10:00:05+00:00"}
-    one = a_run("one")
-    store.add(a_record(one), a_record(one, kernel="cublaslt-w8a8", median_us=15.0))
+    run = a_run("one")
+    store.add(a_record(run), a_record(run, kernel="cublaslt-w8a8", median_us=15.0))
     store.add(a_record(a_run("later"), kernel="cublaslt-w8a8", median_us=12.0, **later))
 
     app = open_kernels(view="heat map")

@@ -25,12 +25,12 @@ SEEDS = (1, 3)
 @pytest.fixture(params=SEEDS)
 def history(store, request):
     """A history in a database, a release in its middle, and a connection for SQL alone."""
-    of = made(request.param)
-    store.add(*records(of))
+    history = made(request.param)
+    store.add(*records(history))
     with store.session() as session:
-        store_releases(session, {"v1": of.sha(of.nights // 2)})
+        store_releases(session, {"v1": history.sha(history.nights // 2)})
     connection = sqlite3.connect(store.path)
-    yield of, connection
+    yield history, connection
     connection.close()
 
 
@@ -51,14 +51,14 @@ def mean_ratio(connection, kernel, order):
 
 
 def test_scoreboard_equals_sql(history, open_scoreboard):
-    of, connection = history
+    history, connection = history
 
     shown = table(open_scoreboard(), of="last week").set_index("kernel")
 
     for kernel in KERNELS:
         row = shown.loc[kernel]
-        week = 100 * (mean_ratio(connection, kernel, of.nights - 7) - 1)
-        release = 100 * (mean_ratio(connection, kernel, of.nights // 2 + 1) - 1)
+        week = 100 * (mean_ratio(connection, kernel, history.nights - 7) - 1)
+        release = 100 * (mean_ratio(connection, kernel, history.nights // 2 + 1) - 1)
         assert row["last week"] == pytest.approx(week, abs=1e-9)
         assert row["release"] == pytest.approx(release, abs=1e-9)
         assert row["cases"] == row["compared"] == 4
@@ -123,7 +123,7 @@ def test_leaderboard_equals_sql(history, open_leaderboard):
 
 
 def test_comparison_of_runs_equals_sql(history, open_compare):
-    of, connection = history
+    history, connection = history
     query = """
         SELECT s.kernel, s.m, s.k, head.median_us / base.median_us
         FROM series s
@@ -132,7 +132,7 @@ def test_comparison_of_runs_equals_sql(history, open_compare):
         JOIN run b ON base.run_id = b.id JOIN run h ON head.run_id = h.id
         WHERE b.uuid = ? AND h.uuid = ?
     """
-    sides = [of.run(night).uuid for night in (0, of.nights - 1)]
+    sides = [history.run(night).uuid for night in (0, history.nights - 1)]
     ratios = {row[:3]: row[3] for row in connection.execute(query, sides)}
 
     app = open_compare(base_runs=sides[0][:8], head_runs=sides[1][:8])
@@ -156,39 +156,41 @@ def covers(low: float, truth: float, high: float) -> bool:
 def hits(seed: int) -> Iterator[tuple[str, bool]]:
     """Every interval that the four pages show of a made history: its kind, and whether it covers
     what the history was made with."""
-    of, last = made(seed), -1
-    noise, known = noise_of(of), names(made(seed))
-    truth = of.levels[last]
-    week, release = of.levels[of.nights - 8], of.levels[of.nights // 2]
-    for row in board_rows(known, noise, release_order=of.nights // 2 + 1):
+    history, last = made(seed), -1
+    noise, known = noise_of(history), names(made(seed))
+    truth = history.levels[last]
+    week, release = history.levels[history.nights - 8], history.levels[history.nights // 2]
+    for row in board_rows(known, noise, release_order=history.nights // 2 + 1):
         cases = list(row.series)
         for kind, change, then in (("week", row.week, week), ("release", row.release, release)):
             assert change is not None
             expected = math.exp(np.mean(np.log(truth[cases] / then[cases])))
             yield f"scoreboard {kind}", covers(change.ratio.low, expected, change.ratio.high)
-    for one in case_changes(known, noise):
-        expected = truth[one.series.id] / week[one.series.id]
-        yield "scoreboard case", covers(one.change.ratio.low, expected, one.change.ratio.high)
-    newest = results(of, of.nights - 1)
+    for case in case_changes(known, noise):
+        expected = truth[case.series.id] / week[case.series.id]
+        yield "scoreboard case", covers(case.change.ratio.low, expected, case.change.ratio.high)
+    newest = results(history, history.nights - 1)
     rows = latest_rows(newest, newest, KERNELS[0], noise)
-    cases_of_baseline = {one[1:]: i for i, one in enumerate(of.series) if one[0] == KERNELS[0]}
+    cases_of_baseline = {
+        series[1:]: i for i, series in enumerate(history.series) if series[0] == KERNELS[0]
+    }
     for latest in rows:
         i = latest.result.series_id
         assert latest.level_us is not None
         assert latest.pct_of_floor is not None
         assert latest.speedup is not None
         share, speedup = latest.pct_of_floor, latest.speedup
-        yield "kernels share", covers(share.low, 100 * of.floors[i] / truth[i], share.high)
-        if of.series[i][0] != KERNELS[0]:
-            expected = truth[cases_of_baseline[of.series[i][1:]]] / truth[i]
+        yield "kernels share", covers(share.low, 100 * history.floors[i] / truth[i], share.high)
+        if history.series[i][0] != KERNELS[0]:
+            expected = truth[cases_of_baseline[history.series[i][1:]]] / truth[i]
             yield "kernels speed-up", covers(speedup.low, expected, speedup.high)
     board = leaderboard_frame([row for row in rows if row.result.m == 1], noise)
     levels = {(row.result.uuid): truth[row.result.series_id] for row in rows}
     for row in board.to_dict("records"):
         expected = levels[row["samples"].partition("=")[2].replace("+", " ")]
         yield "leaderboard", covers(row["level_low"], expected, row["level_high"])
-    sides = (of.nights - 8, of.nights - 1)
-    frame = compare_frame(pairs_of_runs(*(results(of, night) for night in sides), noise))
+    sides = (history.nights - 8, history.nights - 1)
+    frame = compare_frame(pairs_of_runs(*(results(history, night) for night in sides), noise))
     for row in frame.to_dict("records"):
         i, j = int(row["base_series"]), int(row["head_series"])
         expected = truth[j] / week[i]
@@ -196,17 +198,17 @@ def hits(seed: int) -> Iterator[tuple[str, bool]]:
         yield "compare base", covers(row["base_us_low"], week[i], row["base_us_high"])
         yield "compare head", covers(row["head_us_low"], truth[j], row["head_us_high"])
     for row in mean_rows(frame, noise).to_dict("records"):
-        series = [i for i, one in enumerate(of.series) if one[0] == row["label"]]
+        series = [i for i, (kernel, *_) in enumerate(history.series) if kernel == row["label"]]
         expected = math.exp(np.mean(np.log(truth[series] / week[series])))
         yield "compare mean", covers(row["ratio_low"], expected, row["ratio_high"])
 
 
 def coverage(seeds: range) -> dict[str, float]:
-    found = defaultdict(list)
+    hits_by_kind = defaultdict(list)
     for seed in seeds:
         for kind, hit in hits(seed):
-            found[kind].append(hit)
-    return {kind: float(np.mean(of_kind)) for kind, of_kind in found.items()}
+            hits_by_kind[kind].append(hit)
+    return {kind: float(np.mean(of_kind)) for kind, of_kind in hits_by_kind.items()}
 
 
 def test_intervals_cover_the_truth_in_a_few_histories():
@@ -224,8 +226,8 @@ def test_runs_within_noise_are_rarely_slower_or_faster():
     for seed in range(1, 90):
         if seed % 3 == 0:
             continue  # these have a step
-        of, noise = made(seed), noise_of(made(seed))
-        sides = (results(of, night) for night in (of.nights - 2, of.nights - 1))
+        history, noise = made(seed), noise_of(made(seed))
+        sides = (results(history, night) for night in (history.nights - 2, history.nights - 1))
         frame = compare_frame(pairs_of_runs(*sides, noise))
         called += [verdict in ("slower", "faster") for verdict in frame["verdict"]]
 

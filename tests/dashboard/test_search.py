@@ -20,7 +20,7 @@ def database(filled):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words", "address"),
+    ("text", "words", "address"),
     [
         ("vanilla", "kernel flexq-w6a6[vanilla]", "kernels?kernel=flexq-w6a6"),
         ("llama-2-70", "model llama-2-70b", "leaderboard?model=llama-2-70b"),
@@ -30,22 +30,22 @@ def database(filled):
         (a_run("other").uuid[:8], f"run {a_run('other').uuid[:8]}", "results?run="),
     ],
 )
-def test_search_hit_leads_to_its_page(database, asked, words, address):
-    (found,) = [one for one in search(database, asked) if one.words.startswith(words)]
+def test_search_hit_leads_to_its_page(database, text, words, address):
+    (hit,) = [hit for hit in search(database, text) if hit.words.startswith(words)]
 
-    assert address in found.address
+    assert address in hit.address
 
 
-@pytest.mark.parametrize("asked", ["", "x", "nothing-like-it", "%", "';--", "9 x 9"])
-def test_search_of_unknown_text_finds_nothing(database, asked):
-    assert search(database, asked) == []
+@pytest.mark.parametrize("text", ["", "x", "nothing-like-it", "%", "';--", "9 x 9"])
+def test_search_of_unknown_text_finds_nothing(database, text):
+    assert search(database, text) == []
 
 
 def test_every_page_has_the_field(filled, open_app):
     app = open_app()
 
-    (field,) = [one for one in app.text_input if one.label == "Search"]
+    (field,) = [box for box in app.text_input if box.label == "Search"]
     app = field.set_value("cublaslt").run()
 
     assert not app.exception
-    assert any("kernels?kernel=cublaslt" in one.value for one in app.sidebar.markdown)
+    assert any("kernels?kernel=cublaslt" in link.value for link in app.sidebar.markdown)

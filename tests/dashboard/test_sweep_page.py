@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import streamlit as st
 from made_results import H200, a_record, a_run
-from page_content import words
+from page_content import charts, words
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.settings import READ_ONLY_VARIABLE
@@ -115,7 +114,7 @@ def test_the_kernels_are_those_of_the_worker_s_backend(staffed, open_sweep):
 
     assert "cublaslt-w8a8" in options
     assert "flexq-imma-w6a6" not in options  # has no CPU implementation
-    assert not [one for one in options if one.startswith("read-")]
+    assert not [label for label in options if label.startswith("read-")]
 
 
 def test_an_estimate_counts_the_cases_and_queues_nothing(staffed, open_sweep):
@@ -165,7 +164,7 @@ def test_a_model_brings_its_own_shapes(staffed, open_sweep):
 
 
 @pytest.mark.parametrize(
-    ("texts", "told"),
+    ("texts", "message"),
     [
         ({"M (tokens)": "1,x"}, "x"),
         ({"M (tokens)": "0"}, "1 to 16,777,216"),
@@ -174,12 +173,12 @@ def test_a_model_brings_its_own_shapes(staffed, open_sweep):
         ({"M (tokens)": "1:1000"}, "leave some sizes or kernels out"),
     ],
 )
-def test_unmeasurable_request_is_refused(staffed, open_sweep, texts, told):
+def test_unmeasurable_request_is_refused(staffed, open_sweep, texts, message):
     app = by_sizes(open_sweep(), **{"Your name": "Ada"} | texts)
 
     app = press(app, "Start")
 
-    assert told in words(app)
+    assert message in words(app)
     assert requests(staffed) == []
 
 
@@ -277,7 +276,7 @@ def test_running_request_shows_results_so_far(store, open_sweep):
 
     assert "running" in words(app)
     assert "1 of 2 results" in words(app)
-    (curve,) = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    (curve,) = charts(app)[0]["data"]
     assert (curve["name"], curve["x"], curve["y"]) == ("flexq-w6a6", [1], [8.0])
 
 
@@ -287,7 +286,7 @@ def test_curve_is_over_the_varying_size(store, open_sweep):
 
     app = open_sweep(show="tops", request="12345678")
 
-    (curve,) = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    (curve,) = charts(app)[0]["data"]
     assert curve["x"] == [1, 8]
     assert min(curve["error_y"]["array"]) > 0
     assert app.query_params["request"] == "12345678"

@@ -27,12 +27,13 @@ def alerted(store, compared, commits):
     identity = {"m": 8, "n": 4096, "k": 4096, "backend": "cpu"}
     shas = sorted(commits, key=lambda sha: commits[sha].topo_order)
     for order, sha in enumerate(shas, start=1):
-        at = f"2025-11-{order:02d}T10:00:00+00:00"
+        created_at = f"2025-11-{order:02d}T10:00:00+00:00"
         level = 8.4 if 6 <= order < 9 else 8.0
-        run = a_run(f"night {order}", trigger="nightly", created_at=at)
+        run = a_run(f"night {order}", trigger="nightly", created_at=created_at)
         commit = replace(commits[sha], topo_order=order)
         ends = {"ci_low_us": 0.999 * level, "ci_high_us": 1.001 * level}
-        store.add(a_record(run, median_us=level, commit=commit, created_at=at, **identity, **ends))
+        fields = identity | ends | {"commit": commit, "created_at": created_at}
+        store.add(a_record(run, median_us=level, **fields))
     return store
 
 
@@ -58,7 +59,7 @@ def test_several_alerts_are_assigned_and_set_at_once(alerted, open_triage):
     app = open_triage()
     app.multiselect[0].set_value(sorted(states(alerted)))
     next(box for box in app.selectbox if box.label == "State").set_value("acknowledged")
-    to, person = (one for one in app.text_input)
+    to, person = app.text_input
     to.set_value("Bo")
     person.set_value("Ada")
     next(b for b in app.button if b.label == "Save").click().run()
@@ -110,7 +111,7 @@ def test_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage):
     assert "Queued as request" in words(app)
     with alerted.session() as session:
         (request,) = queries.requests(session)
-        alert = next(one for one in queries.alerts(session) if "flexq-w6a6" in one.kernels)
+        alert = next(row for row in queries.alerts(session) if "flexq-w6a6" in row.kernels)
     assert (request.kind, request.gpu, request.state) == ("bisect", H200, "queued")
     assert request.content == {
         "case": "flexq-w6a6 gemm cold m8n4096k4096",

@@ -58,12 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    for (fault, kind), one in sorted(_FIGURES.items()):
+    for (fault, kind), figures in sorted(_FIGURES.items()):
         terminalreporter.write_line(
-            f"{fault:28} {kind:10} rounds {one.rounds:3}, planned {one.planned:5}, "
-            f"stored {one.stored:5}, lost {one.lost}, doubled {one.doubled}, stuck {one.stuck}, "
-            f"longest silence {one.longest_silence_s:4.1f} s, "
-            f"exit codes {sorted(one.exit_codes)}"
+            f"{fault:28} {kind:10} rounds {figures.rounds:3}, planned {figures.planned:5}, "
+            f"stored {figures.stored:5}, lost {figures.lost}, doubled {figures.doubled}, "
+            f"stuck {figures.stuck}, "
+            f"longest silence {figures.longest_silence_s:4.1f} s, "
+            f"exit codes {sorted(figures.exit_codes)}"
         )
 
 

@@ -85,7 +85,7 @@ class SimulatedWorkers:
         until = time.monotonic() + timeout_s
         while not self._events and time.monotonic() < until:
             now = time.monotonic()
-            for uuid in [one for one, due in self._due.items() if due <= now]:
+            for uuid in [name for name, due in self._due.items() if due <= now]:
                 del self._due[uuid]
                 self._answer(uuid)
             if not self._events:

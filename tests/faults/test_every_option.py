@@ -117,8 +117,8 @@ def test_every_verb_and_every_option_is_among_the_inputs(seed):
     tried = list(inputs(12_000, seed, {}))
 
     for verb in verbs():
-        own = [one for one in tried if one[: len(verb.words)] == verb.words]
+        own = [line for line in tried if line[: len(verb.words)] == verb.words]
         for parameter in verb.parameters:
             option = parameter.opts[0]
             if option.startswith("--") and option not in FREE and not is_flag(parameter):
-                assert any(option in one for one in own), (verb.words, option)
+                assert any(option in line for line in own), (verb.words, option)

@@ -221,12 +221,12 @@ def test_server_takes_no_writes(bench):
 def test_server_hangs(bench):
     pid, _ = under_way(bench)
     stopped = backends(bench)
-    for one in stopped:
-        os.kill(one, signal.SIGSTOP)
+    for backend in stopped:
+        os.kill(backend, signal.SIGSTOP)
     time.sleep(3)
-    for one in stopped:
+    for backend in stopped:
         with suppress(ProcessLookupError):
-            os.kill(one, signal.SIGCONT)
+            os.kill(backend, signal.SIGCONT)
 
     assert bench.wait(pid) == ExitCode.PASS
     bench.check()
