@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import sys
 
 import torch
+from output import say_row
 from torch import nn
 
 from flexq_bench.accuracy.loading import load_model
@@ -45,8 +44,7 @@ def main() -> None:
         learned = train(self, state, block, module)
         row = {"scheme": self.name, "segments": data.segments, "block": block}
         losses = [round(loss, 5) for loss in learned.losses]
-        sys.stdout.write(json.dumps(row | {"losses": losses}) + "\n")
-        sys.stdout.flush()
+        say_row(row | {"losses": losses})
         return learned
 
     LearnedScheme.train_block = train_and_report  # type: ignore[method-assign]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from output import say
 
 from flexq_bench.accuracy.results import FULL_PRECISION
 from flexq_bench.schemes.registry import without_cache
@@ -84,9 +85,3 @@ def line_of(row: dict[str, Any], caught_by: Sequence[str]) -> str:
         str(row["exit_code"]),
     )
     return f"| {' | '.join(cells)} |"
-
-
-def say(line: str) -> None:
-    """Print a line as soon as it is known."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from output import say
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
@@ -172,12 +173,6 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
     )
     rows = (json.loads(line) for text in texts for line in text.splitlines())
     return list({(row["scheme"], dtype_of(row)): row for row in rows}.values())
-
-
-def say(line: str) -> None:
-    """A line of output, at once."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

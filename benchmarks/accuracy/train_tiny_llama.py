@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import ast
 import math
-import sys
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
+from output import say
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -136,11 +136,6 @@ def train(tokens: torch.Tensor, unseen: torch.Tensor, steps: int) -> LlamaForCau
 def rate(step: int, steps: int) -> float:
     """Linear warm-up, then a cosine."""
     return min((step + 1) / 40, 0.5 * (1 + math.cos(math.pi * step / steps)) + 0.02)
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 @torch.no_grad()

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import sys
 import time
 
 import torch
+from output import say_row
 
 from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
@@ -47,8 +46,7 @@ def main() -> None:
             one_s, three_s = (seconds(loaded, name, epochs, data) for epochs in (1, 3))
             row[f"{kind}_ms"] = round(1000 * (three_s - one_s) / (2 * data.segments), 3)
         graphed_callable.WARMUP_CALLS = usual
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+        say_row(row)
 
 
 def seconds(loaded: LoadedModel, name: str, epochs: int, data: Calibration) -> float:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 
 import torch
+from json_lines import say_row
 
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.engine import Engine
@@ -47,8 +46,7 @@ def main() -> None:
         times = [_seconds(generate) for _ in range(1 + _REPEATS)][1:]
         token_ms = 1000 * statistics.median(times) / _NEW
         row = {"who": name, "model": model.name, "layers": model.layers, "batch": arguments.batch}
-        sys.stdout.write(json.dumps({**row, "token_ms": round(token_ms, 4)}) + "\n")
-        sys.stdout.flush()
+        say_row({**row, "token_ms": round(token_ms, 4)})
 
 
 def _ours(model: ModelSpec, batch: int) -> Callable[[], object]:

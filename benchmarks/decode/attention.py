@@ -10,13 +10,12 @@ the bytes of earlier tokens' keys and values, with their scales.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable
 
 import torch
 from contents import fill_randomly
+from json_lines import say_row
 
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.kernels.contract import LinearKernel
@@ -42,8 +41,7 @@ def main() -> None:
         for length in (int(length) for length in arguments.length.split(",")):
             for bits in (int(b) for b in arguments.kv_bits.split(",")):
                 row = measured(arguments.model, arguments.kernel, batch, length, bits)
-                sys.stdout.write(json.dumps(row) + "\n")
-                sys.stdout.flush()
+                say_row(row)
 
 
 def measured(model: str, label: str, batch: int, length: int, bits: int) -> dict[str, object]:

@@ -10,9 +10,9 @@ configuration adds to a block in comparison with the fastest.
 from __future__ import annotations
 
 import argparse
-import sys
 
 import torch
+from json_lines import say
 
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.loading import load
@@ -23,11 +23,6 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.workloads.gemm import GemmWorkload
 
 _CAPACITY, _ROUNDS = 32, 3
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from decoders import (
     small_opt,
     trained_llama,
 )
+from json_lines import say
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.decoder import DecoderOperations
@@ -110,8 +111,7 @@ def _apart(got: torch.Tensor, wanted: torch.Tensor) -> tuple[str, str]:
 def _say(*cells: str) -> None:
     widths = (8, 8, 17, 8, 7, 8, 7, 8, 6, 6, 7, 17)
     line = " ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    sys.stdout.write(line.rstrip() + "\n")
-    sys.stdout.flush()
+    say(line.rstrip())
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ steps (`at_once`), and the fastest of them alternately for more than a second ea
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from contents import begin_sequences
+from json_lines import say_row
 
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.decoder import Model
@@ -155,7 +154,7 @@ def main() -> None:
     for _ in range(2):
         steps.take_turns(both)
     for choices, contender in zip(("at once", "kept"), both, strict=True):
-        _say({"choices": choices, **contender.row()})
+        say_row({"choices": choices, **contender.row()})
 
 
 def _settle(steps: Steps, linear: PackedLinear, kept: Choices, finalists: int) -> None:
@@ -173,17 +172,12 @@ def _settle(steps: Steps, linear: PackedLinear, kept: Choices, finalists: int) -
     for contender, config in contenders:
         is_chosen = config == chosen
         row = {"layer": linear.name, "chosen": is_chosen, **contender.row()}
-        _say({**row, "config": config.as_dict()})
+        say_row({**row, "config": config.as_dict()})
         contender.engine.close()
     times = [statistics.median(contender.turns_ms) for contender in near]
     best = times.index(min(times))
     if times[best] < times[0] * (1 - _MIN_GAIN):
         kept[n, k] = contenders[best][1]
-
-
-def _say(row: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(row) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ comparisons. read_ms is the time to read as many contiguous bytes as weights and
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from functools import partial
 from itertools import product
 
 import torch
 from contents import begin_sequences
+from json_lines import say_row
 from traffic import step_bytes
 
 from flexq_bench.decode import profile
@@ -140,8 +139,7 @@ def _measure_scheme(
                 runs = profile.record(partial(engine.advance, batch, bucket), 4)
                 parts = profile.shares(runs[-1], source.architecture.block, len(model.blocks))
                 row["parts"] = {s.part: [s.count, round(s.us, 1)] for s in parts}
-            sys.stdout.write(json.dumps(row) + "\n")
-            sys.stdout.flush()
+            say_row(row)
         engine.close()
         del engine
     del model

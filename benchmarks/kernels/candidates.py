@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heuristic import named, random_shapes, warm_meter, write_times
+from heuristic import named, random_shapes, say, warm_meter, write_times
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.registry import resolve
@@ -51,11 +50,6 @@ class Timed:
     @property
     def best_us(self) -> float:
         return min(self.us.values())
-
-
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:

@@ -105,6 +105,7 @@ Devices = dict[GemmWorkload, Device]
 
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:

@@ -85,6 +85,11 @@ def throttle_in_words(mask: float | None) -> str:
     )
 
 
+def in_gib(size: float | None) -> float | None:
+    """Convert bytes to GiB."""
+    return None if size is None else size / 2**30
+
+
 def as_age(age: timedelta) -> str:
     """Format an age as `40 s`, `12 min`, `3 h` or `9 d`."""
     seconds = max(age.total_seconds(), 0.0)

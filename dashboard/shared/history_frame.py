@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flexq_bench.db.queries import HistoryPoint, SeriesName
+from flexq_bench.db.queries import EXTERNAL_BACKEND, HistoryPoint, SeriesName
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.workloads.case import kernel_label
 
@@ -63,7 +63,9 @@ def history_frame(
 def series_name(series: SeriesName) -> str:
     """Return `flexq-w6a6 M=8 N=4096 K=4096 gemm cold, NVIDIA H200 (kernel 1, protocol 2)`."""
     label = kernel_label(series.kernel, series.variant)
-    if series.backend == "outside":  # of another tool, whose case parameters are in the variant
+    if (
+        series.backend == EXTERNAL_BACKEND
+    ):  # of another tool, whose case parameters are in the variant
         cache = f" {series.cache}" if series.cache else ""
         shape = f"M={series.m} N={series.n} K={series.k}"
         return f"{series.project}: {label} {shape}{cache}, {series.gpu} (by history alone)"

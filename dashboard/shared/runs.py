@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Any
@@ -96,42 +96,43 @@ def choose_runs(
         with database.session() as session:
             return ShownRuns(tuple(queries.runs_by_uuid(session, ordered)), None)
     with database.session() as session:
-        latest = default_runs(session, suite=suite or None).runs
+        latest = default_runs(session, suite=suite or None)
     distinct = {run.uuid: run for run in latest.values()}
     newest_first = sorted(distinct.values(), key=lambda run: run.created_at, reverse=True)
     return ShownRuns(tuple(newest_first), latest)
 
 
-@dataclass(frozen=True, slots=True)
-class DefaultRuns:
-    """Default run by GPU. kind: how they were selected."""
-
-    runs: dict[str, RunSummary]
-    kind: str
-
-
-def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
+def default_runs(session: Session, *, suite: str | None) -> dict[str, RunSummary]:
     """Return the newest complete run of each GPU, of the most relevant kind that has any.
 
     The kinds are, in this order: scheduled runs, other runs than sweeps, sweeps, runs on CPUs.
     """
     on_gpus = {"suite": suite, "backend": "cuda"}
-    preferences: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("scheduled", on_gpus | {"trigger": SCHEDULED}),
-        ("no run of a GPU is scheduled: runs by hand", on_gpus | {"without_triggers": (SWEEP,)}),
-        ("nothing but sweeps ran on a GPU", on_gpus),
-        ("nothing ran on a GPU", {"suite": suite, "without_triggers": (SWEEP,)}),
-        ("nothing but sweeps", {"suite": suite}),
+    preferences: tuple[dict[str, Any], ...] = (
+        on_gpus | {"trigger": SCHEDULED},
+        on_gpus | {"without_triggers": (SWEEP,)},
+        on_gpus,
+        {"suite": suite, "without_triggers": (SWEEP,)},
+        {"suite": suite},
     )
-    # Runs of other projects only if there are no others.
+    return first_runs(session, preferences, complete=True)
+
+
+def first_runs(
+    session: Session, preferences: Sequence[Mapping[str, Any]], **filters: Any
+) -> dict[str, RunSummary]:
+    """Return the newest run of each GPU by the first preferred filters that any run passes.
+
+    Runs of other projects are returned only if the main one has none.
+    """
     for project in (queries.main_project(session), None):
-        for kind, filters in preferences:
+        for preferred in preferences:
             runs = queries.latest_runs(
-                session, complete=True, without_suites=OTHER_SUITES, project=project, **filters
+                session, without_suites=OTHER_SUITES, project=project, **filters, **preferred
             )
             if runs:
-                return DefaultRuns(runs, kind)
-    return DefaultRuns({}, "")
+                return runs
+    return {}
 
 
 def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:

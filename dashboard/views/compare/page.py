@@ -180,7 +180,7 @@ def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[s
     with database.session() as session:
         suites = {run.suite for run in by_uuid.values()}
         suite = suites.pop() if len(suites) == 1 else None
-        latest = default_runs(session, suite=suite).runs
+        latest = default_runs(session, suite=suite)
         heads = [run.uuid for run in latest.values() if run.uuid in by_uuid]
         newest = [uuid for uuid, run in by_uuid.items() if run.trigger != SWEEP] or list(by_uuid)
         head = max(heads, key=lambda uuid: by_uuid[uuid].created_at, default=newest[0])

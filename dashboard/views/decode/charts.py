@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 
 from flexq_bench.dashboard.shared.charts import error_bars, log_axis, set_layout
 from flexq_bench.dashboard.shared.colors import Style
+from flexq_bench.dashboard.shared.formatting import in_gib
 from flexq_bench.db.queries import DecodeRow
 
 _HEIGHT_PX = 400
-_GIB = 2**30
 _Interval = tuple[float, float, float]  # low, estimate, high
 
 
@@ -65,10 +65,8 @@ def _tokens_per_s(row: DecodeRow) -> _Interval | None:
 
 
 def _memory_gib(row: DecodeRow) -> _Interval | None:
-    if row.peak_memory_bytes is None:
-        return None
-    gib = row.peak_memory_bytes / _GIB
-    return gib, gib, gib
+    gib = in_gib(row.peak_memory_bytes)
+    return None if gib is None else (gib, gib, gib)
 
 
 def _lines(

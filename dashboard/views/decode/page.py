@@ -14,7 +14,7 @@ from flexq_bench.dashboard.database import command_on, current_database, errors_
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
-from flexq_bench.dashboard.shared.formatting import as_text, local_time, time_zone
+from flexq_bench.dashboard.shared.formatting import as_text, in_gib, local_time, time_zone
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.decode import charts
 from flexq_bench.dashboard.views.decode.serving import show_servings
@@ -22,7 +22,6 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import DecodeRow
 
-_GIB = 2**30
 _Lengths = tuple[int, int]  # prompt, new tokens
 
 
@@ -140,8 +139,8 @@ def _cells(row: DecodeRow, zone: tzinfo) -> dict[str, Any]:
         "95th percentile, ms": row.token_p95_ms,
         "first token, ms": row.prefill_ms,
         "tokens/s": row.tokens_per_s,
-        "weights, GiB": None if row.weights_bytes is None else row.weights_bytes / _GIB,
-        "peak, GiB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / _GIB,
+        "weights, GiB": in_gib(row.weights_bytes),
+        "peak, GiB": in_gib(row.peak_memory_bytes),
         "status": row.status,
         "why": row.detail,
         "run": row.run[:8],

@@ -13,11 +13,10 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.charts import draw_chart, set_layout
 from flexq_bench.dashboard.shared.colors import Style
-from flexq_bench.dashboard.shared.formatting import local_time
+from flexq_bench.dashboard.shared.formatting import in_gib, local_time
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.db.queries import ServingRow
 
-_GIB = 2**30
 _HEIGHT_PX = 400
 
 
@@ -84,11 +83,10 @@ _DASHES = {8: "dash", 4: "dot"}  # by bits of the KV cache
 
 
 def _cells(row: ServingRow, zone: tzinfo) -> dict[str, Any]:
-    room, memory = row.memory_limit_bytes, row.steady_memory_bytes
     return {
         "scheme": row.scheme,
         "KV bits": row.kv_bits,
-        "room, GiB": None if room is None else room / _GIB,
+        "room, GiB": in_gib(row.memory_limit_bytes),
         "at a time": row.slots,
         "requests": row.requests,
         "tokens/s": row.tokens_per_s,
@@ -97,7 +95,7 @@ def _cells(row: ServingRow, zone: tzinfo) -> dict[str, Any]:
         "TTFT p50, ms": row.ttft_p50_ms,
         "TTFT p95, ms": row.ttft_p95_ms,
         "between tokens p95, ms": row.token_p95_ms,
-        "memory, GiB": None if memory is None else memory / _GIB,
+        "memory, GiB": in_gib(row.steady_memory_bytes),
         "lengths": row.lengths,
         "status": row.status,
         "why": row.detail,

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
-from flexq_bench.dashboard.shared.formatting import as_age, local_time
+from flexq_bench.dashboard.shared.formatting import as_age, in_gib, local_time
 from flexq_bench.db.fleet import LIVE_WORKER_STATES
 from flexq_bench.db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
 
 SILENT_AFTER = timedelta(minutes=2)  # many times the heartbeat interval
-_GIB = 2**30
 
 
 def is_silent(worker: WorkerRow, now: datetime) -> bool:
@@ -106,7 +105,7 @@ def device_rows(devices: Sequence[DeviceRow], zone: tzinfo) -> list[dict[str, An
             "device": row.uuid,
             "last seen": local_time(row.last_seen, zone) if row.last_seen else "by no worker",
             "compute capability": row.compute_capability or "",
-            "memory, GiB": None if row.memory_bytes is None else row.memory_bytes / _GIB,
+            "memory, GiB": in_gib(row.memory_bytes),
             "power limit, W": row.power_limit_w,
             "ECC": row.ecc,
             "MIG": row.mig,

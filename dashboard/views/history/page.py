@@ -133,7 +133,7 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         "another environment, or an acknowledged change. Levels of different epochs are not "
         "comparable. Click a point for its raw samples."
     )
-    if any(series.backend == "outside" for series in drawn):
+    if any(series.backend == queries.EXTERNAL_BACKEND for series in drawn):
         st.caption(
             "Series of the backend outside were measured by another tool: they are judged "
             f"{history_verdict.CAVEAT}."

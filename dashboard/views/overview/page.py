@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import tzinfo
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -25,7 +24,13 @@ from flexq_bench.dashboard.shared.formatting import (
     short_commit,
     time_zone,
 )
-from flexq_bench.dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
+from flexq_bench.dashboard.shared.runs import (
+    OTHER_SUITES,
+    ShownRuns,
+    advise,
+    choose_suite,
+    first_runs,
+)
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.alert import page as alert
 from flexq_bench.dashboard.views.overview.tables import problem_rows, run_rows
@@ -186,19 +191,7 @@ def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> di
 
     everything: the newest run of any kind.
     """
-    by_hand: dict[str, Any] = {"backend": "cuda", "without_triggers": (SWEEP,)}
-    preferences: tuple[dict[str, Any], ...] = (
-        {"backend": "cuda", "trigger": SCHEDULED},
-        by_hand,
-        {},
-    )
     if everything or suite:
         return queries.latest_runs(session, suite=suite, without_suites=OTHER_SUITES)
-    for project in (queries.main_project(session), None):
-        for filters in preferences:
-            runs = queries.latest_runs(
-                session, without_suites=OTHER_SUITES, project=project, **filters
-            )
-            if runs:
-                return runs
-    return {}
+    by_hand = {"backend": "cuda", "without_triggers": (SWEEP,)}
+    return first_runs(session, ({"backend": "cuda", "trigger": SCHEDULED}, by_hand, {}))

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from flexq_bench.accuracy.results import KERNELS
+from flexq_bench.dashboard.shared.formatting import in_gib
 from flexq_bench.dashboard.views.accuracy.frame import (
     Compared,
     bases_of,
@@ -22,7 +23,6 @@ from flexq_bench.db.queries import SYNTHETIC, DecodeRow, Score
 
 RANDOM_WEIGHTS = "random weights"
 OWN_WEIGHTS = "the checkpoint"
-_GIB = 2**30
 _COLUMNS = (
     *("scheme", "checkpoint", "through", "increase", "low", "high"),
     *("token_ms", "token_low", "token_high", "memory_gib", "memory_is", "speed_of", "missing"),
@@ -129,7 +129,7 @@ def _row(
         "token_ms": None if decode is None else decode.token_ms,
         "token_low": None if decode is None else decode.token_ci_low_ms,
         "token_high": None if decode is None else decode.token_ci_high_ms,
-        "memory_gib": None if memory_or_weights is None else memory_or_weights / _GIB,
+        "memory_gib": in_gib(memory_or_weights),
         "memory_is": "" if memory_or_weights is None else "peak" if memory else "weights",
         "speed_of": "" if decode is None else RANDOM_WEIGHTS if synthetic else OWN_WEIGHTS,
         "missing": ", ".join(missing),
