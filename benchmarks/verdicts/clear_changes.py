@@ -79,7 +79,8 @@ def steps(
             outcomes[step_of("", candidate.judge().comparison, whole).outcome] += 1
         else:
             is_clear = confirmation.low > whole / 2 or confirmation.high < whole / 2
-            side = StepOutcome.CHANGED if confirmation.log_ratio > whole / 2 else StepOutcome.UNCHANGED
+            is_slower = confirmation.log_ratio > whole / 2
+            side = StepOutcome.CHANGED if is_slower else StepOutcome.UNCHANGED
             outcomes[side if is_clear else StepOutcome.SKIPPED] += 1
         pairs.append(taken)
     wrong = outcomes[StepOutcome.UNCHANGED if is_changed else StepOutcome.CHANGED]
