@@ -218,7 +218,7 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per checkpoint, from those of all shares of its starts."""
+    """Merge the rows of a checkpoint's shares of starts: one row per checkpoint."""
     by_checkpoint: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = row.get("content_hash", row["scheme"])
@@ -233,7 +233,7 @@ def together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def interval(row: dict[str, Any]) -> str:
-    """Of the difference in perplexity, in percent; empty: one segment has none."""
+    """Interval of the difference in perplexity, in percent; empty: one segment has none."""
     if len(row[f"{KERNELS}_nll"]) < 2:
         return ""
     found = mean_difference_interval(row[f"{REFERENCE}_nll"], row[f"{KERNELS}_nll"], seed=0)

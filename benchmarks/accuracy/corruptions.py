@@ -148,7 +148,7 @@ class TailCut:
 
 
 def spoil_tail(model: Any, rows: float) -> None:
-    """One kernel that leaves the last rows of a launch at zero, in the second block's down_proj."""
+    """Leave the last rows of a launch at zero, in the second block's down_proj."""
     decoder = model.forward.decoder  # through kernels decode's forward pass computes all
     blocks = list(decoder.model.blocks)
     index = min(1, len(blocks) - 1)

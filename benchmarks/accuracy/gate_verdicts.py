@@ -65,7 +65,7 @@ def verdict(what: str, command: Sequence[str], expected: int) -> bool:
 
 
 def break_packing(policy: str, device: str) -> None:
-    """From now on the kernels of the policy's parity check pack one group with the wrong sign."""
+    """Patch the kernels of the policy's parity check to pack one group with the wrong sign."""
     parity = load_accuracy_policy(policy).parity
     backend: Backend = "cpu" if device == "cpu" else "cuda"
     labels = parity.kernels if parity else ()

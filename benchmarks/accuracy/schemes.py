@@ -160,7 +160,7 @@ def cells(name: str, row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]
 
 
 def dtype_of(row: dict[str, Any]) -> str:
-    """Of the model's weights; rows did not always say it, when it was FP32."""
+    """Data type of the model's weights; old rows have none and are FP32."""
     return str(row.get("dtype", FULL))
 
 

@@ -56,7 +56,7 @@ def _listens(port: int) -> bool:
 
 
 async def reader(number: int, port: int, until: float, waits: list[float]) -> Counter[str]:
-    """One reader on one connection; how often each status came, and waits in ms are added."""
+    """Read on one connection, add waits in ms, and return the count of each status."""
     statuses: Counter[str] = Counter()
     etags: dict[str, str] = {}
     streams = await asyncio.open_connection("127.0.0.1", port)

@@ -72,8 +72,10 @@ def link(page: str, query: dict[str, str | list[str]]) -> str:
 
 
 def seconds_to_paint(browser: Any, url: str, what: Sequence[str] = ("main",)) -> list[float]:
-    """From the navigation to the frame that shows each of these, by the page's own clock: asking
-    from outside waits for whatever script runs."""
+    """Return the time from the navigation to the frame that shows each of these.
+
+    The page's own clock is used: a question of the driver waits for the script that runs.
+    """
     browser.get("about:blank")
     browser.get(url)
     deadline = time.monotonic() + _PATIENCE_S

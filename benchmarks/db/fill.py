@@ -49,20 +49,20 @@ DRIVERS = ("570.86", "580.65")  # one after the other: each opens an epoch in ev
 
 
 def fill(session: Session, nights: int) -> int:
-    """Everything, in one transaction; how many measurements."""
-    of = made_up.places()
+    """Store everything in one transaction; return the number of measurements."""
+    places = made_up.places()
     writer = Writer(session)
     machines = {gpu: Machine("cuda", made_up.device(gpu)) for gpu in made_up.GPUS}
-    series = {p: writer.series(machines[p.gpu].series_of(p.case)) for p in of}
+    series = {p: writer.series(machines[p.gpu].series_of(p.case)) for p in places}
     devices = {gpu: writer.device(machine.device) for gpu, machine in machines.items()}
     environments = _environments(session)
     epochs: dict[tuple[int, int], int] = {}
-    _alerts(session, of, machines, nights)
-    verdict, evidence = _one_verdict(of[0])
+    _alerts(session, places, machines, nights)
+    verdict, evidence = _one_verdict(places[0])
     stored = 0
     runs = []
     for night in range(nights):
-        measured = made_up.measured_in(night, of)
+        measured = made_up.measured_in(night, places)
         at = made_up.began(night)
         commit_id = writer.commit(made_up.commit(night))
         runs.append((_run(night, measured), night))

@@ -95,7 +95,7 @@ class Steps:
         return found
 
     def take_turns(self, contenders: list[Contender]) -> None:
-        """All of them for seconds, one after the other, again and again."""
+        """Run all contenders in turn, several times, for some seconds each."""
         began = time.perf_counter()
         while time.perf_counter() - began < _WARM_UP_S:
             self._run(contenders[0].engine, _TURN)

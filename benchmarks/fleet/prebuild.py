@@ -17,7 +17,7 @@ from flexq_bench.workloads.case import Case
 
 
 def architecture() -> str:
-    """Of the first GPU, from the driver's tool: a context of CUDA's would take the GPU."""
+    """Architecture of the first GPU, from nvidia-smi: a CUDA context would take the GPU."""
     command = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return f"sm_{answer.splitlines()[0].strip().replace('.', '')}"

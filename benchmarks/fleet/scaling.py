@@ -258,7 +258,7 @@ def _yes(holds: bool) -> str:
 
 
 def halves(gpus: int) -> Iterator[int]:
-    """All, half of them, and so on to one."""
+    """Yield the numbers of GPUs: all, half of them, and so on down to 1."""
     while gpus:
         yield gpus
         gpus //= 2

@@ -37,7 +37,7 @@ from flexq_bench.workloads.suites import load_suite
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One kernel on one shape, in microseconds. us: of each configuration. default_us: of the one
+    """Times of a kernel on a shape, microseconds. us: of each configuration. default_us: of the one
     without tuning. others_us: the fastest of each kernel that it is compared with."""
 
     kernel: str
@@ -53,7 +53,7 @@ class Timed:
 
 
 def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
-    """Every configuration's time, the fastest first."""
+    """Time every configuration; the fastest is first."""
     timed = [(microseconds, config) for config, microseconds in prepared.time_candidates()]
     return sorted(timed, key=lambda pair: pair[0])
 

@@ -281,8 +281,9 @@ def losses(
     tiled: Sequence[TiledConfig],
     most: int,
 ) -> Losses:
-    """Of these configurations where those for few tokens were timed, at a shape's largest number
-    of tokens of at most `most`.
+    """Return losses of these configurations at shapes where those for few tokens were timed.
+
+    A shape's largest number of tokens of at most `most` counts.
 
     Layers of papers only where nothing else was timed.
     """

@@ -56,7 +56,7 @@ class Timeable(Protocol):
 
 
 def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
-    """Every configuration of a kernel's own code, and what scores those for few tokens."""
+    """Return a kernel's configurations, and the timed shapes that score those for few tokens."""
     implementation = resolve(kernel, "cuda")
     if isinstance(implementation, ImmaGemm):
         return [*implementation.every_config()], implementation.choice.timed

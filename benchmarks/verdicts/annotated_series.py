@@ -44,7 +44,7 @@ def annotated_series(number: int) -> tuple[Floats, dict[str, list[int]]]:
 
 
 def _levels(rng: np.random.Generator, size: int) -> tuple[Floats, list[Step]]:
-    """In sigmas: levels [size], and their steps, each held for as long as its shorter side."""
+    """Levels [size] in sigmas, and their steps, each with the length of its shorter side."""
     between = float(np.exp(rng.uniform(np.log(40), np.log(500))))
     places: list[int] = []
     index = 5 + int(rng.exponential(between))

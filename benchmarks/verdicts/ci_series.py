@@ -227,7 +227,7 @@ def ci_series(kind: str, number: int) -> tuple[Floats, dict[str, list[int]]]:
 
 
 def _visits(rng: np.random.Generator, size: int) -> Floats:
-    """Of a second mode, 3 to 10 sigma away, with chances of 0.5 to 50 % to come and to go."""
+    """Visits to a second mode, 3 to 10 sigma away; they begin and end with chances of 0.5 to 50 %."""
     come, go = _between(rng, 0.005, 0.15), _between(rng, 0.02, 0.5)
     upper, is_upper = np.zeros(size), False
     for index in range(size):

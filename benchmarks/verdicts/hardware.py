@@ -74,7 +74,7 @@ class TimeOverError(Exception):
 
 
 def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float) -> None:
-    """Every case of CASES against itself, until the time is over.
+    """Compare every case of CASES with itself, until the time is over.
 
     What NOISE_FILE holds already stays, and further pairs of processes are added to it.
     """

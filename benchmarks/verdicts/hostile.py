@@ -36,7 +36,7 @@ def quiet(rng: np.random.Generator, nights: int, sigma: float = QUIET) -> Floats
 
 
 def rare(share: float, mode: float) -> Draw:
-    """Every night draws anew whether it runs in the mode."""
+    """Draw for each night whether it runs in the mode."""
     return lambda rng, nights: quiet(rng, nights) + mode * (rng.random(nights) < share)
 
 
@@ -109,7 +109,7 @@ def burst(rng: np.random.Generator, nights: int) -> Floats:
 
 
 def spells(rng: np.random.Generator, nights: int) -> Floats:
-    """Every 25 nights or so 1 to 4 nights that are 5 % slower."""
+    """Add spells of 1 to 4 nights that are 5 % slower, every 25 nights or so."""
     slow = np.zeros(nights)
     night = int(rng.exponential(25))
     while night < nights:

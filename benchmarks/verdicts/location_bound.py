@@ -40,7 +40,7 @@ def most_held(log_posterior: Floats) -> int:
 
 
 def shares(memory: float, slope: float, step: float, series: int) -> tuple[float, float]:
-    """Of series whose step is placed within ±5 nights, by either oracle."""
+    """Shares of series whose step is placed within ±5 nights, by either oracle."""
     rng = np.random.default_rng(round(1e4 * step) + round(100 * memory))
     places = np.arange(_MARGIN_NIGHTS, SERIES_LENGTH - _MARGIN_NIGHTS)
     time = np.arange(SERIES_LENGTH)

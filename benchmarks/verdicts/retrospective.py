@@ -96,7 +96,7 @@ def detected(logs: Floats) -> list[int]:
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:
-    """Of series without a change; see stored_and_kept."""
+    """Count change points of series without a change; see stored_and_kept."""
     seeds = (zlib.crc32(f"{kind} {number}".encode()) for number in numbers)
     return stored_and_kept(
         KINDS[kind](np.random.default_rng(seed), HISTORY + NIGHTS) for seed in seeds
@@ -104,8 +104,9 @@ def false_counts(kind: str, numbers: range) -> tuple[int, int]:
 
 
 def stored_and_kept(series: Iterable[Floats]) -> tuple[int, int]:
-    """Change points that were stored in a night, and that still stand after the last; what was
-    stored before the nights that are counted is known. series: logarithms, HISTORY + NIGHTS each.
+    """Count the change points that any night stored, and those of the last night.
+
+    Those stored before the counted nights are left out. series: logarithms, HISTORY + NIGHTS each.
     """
     stored = kept = 0
     for logs in series:
@@ -145,7 +146,7 @@ def _is_there(look: list[int]) -> bool:
 
 
 def counted(kind: str, step: float, numbers: range) -> tuple[int, int]:
-    """Of a step of 0: what is false."""
+    """Count false change points if the step is 0, else found steps."""
     return power_counts(kind, step, numbers) if step else false_counts(kind, numbers)
 
 

@@ -69,7 +69,7 @@ def logs_of(kind: str, text: str, nights: int) -> Floats:
 
 
 def false_counts(kind: str, seeds: str, numbers: range) -> tuple[int, int]:
-    """Of series without a step; see stored_and_kept."""
+    """Count change points of series without a step; see stored_and_kept."""
     return stored_and_kept(
         logs_of(kind, f"{seeds} {number}", HISTORY + NIGHTS) for number in numbers
     )

@@ -158,7 +158,7 @@ def _of_part(keys: Sequence[str], part: str) -> list[str]:
 
 
 def _of_old(keys: Sequence[str], every: int) -> list[str]:
-    """Every n-th case, each shape's floors before it under the names that they had."""
+    """Choose every n-th case, preceded by the floors of its shape under their old names."""
     chosen = [key for key in keys if not _is_probe(key)][::every]
     shapes = {_shape(key) for key in chosen}
     floors = [key.replace("[overlap]", "") for key in keys if _is_probe(key)]

@@ -1,4 +1,4 @@
-"""A real browser on the app, for tests: started, looked at, ended."""
+"""A real browser on the app, for tests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
 @contextmanager
 def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
-    """The address of the dashboard, started and ended as a person does it.
+    """Start the dashboard by its command, give its address, and end it.
 
     path: of the database; None: the examples. below: the path that a proxy would serve it below.
     """
@@ -67,9 +67,9 @@ def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
 def served(
     command: Sequence[str], is_ready: Callable[[], object]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A server's process from when it answers on; ended after the block.
+    """Start a server, give its process once it answers, and end it after the block.
 
-    Raises RuntimeError if it ends by itself before, with what it said, or does not answer.
+    Raises RuntimeError if it ends by itself, with its error output, or does not answer.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -91,7 +91,7 @@ def served(
 
 
 def children_named(name: str) -> list[int]:
-    """The processes whose command begins so, among this one's children and theirs."""
+    """Return the descendants of this process whose command begins with this name."""
     found, waiting = [], [os.getpid()]
     while waiting:
         with suppress(OSError):  # it has ended meanwhile
@@ -105,7 +105,7 @@ def children_named(name: str) -> list[int]:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """What processes and their children that ended have used of processors, user and system."""
+    """CPU time of processes and of their children that ended, user and system, s."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):
@@ -115,7 +115,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def used_cpu() -> tuple[float, float]:
-    """Seconds of processors that the dashboard and the browser, both children, have used."""
+    """CPU time, s, of the dashboard and of the browser, which are children of this process."""
     return cpu_seconds(children_named("python")), cpu_seconds(children_named("chrom"))
 
 
@@ -154,20 +154,23 @@ def headless(folder: Path) -> Iterator[Any]:
 
 
 def errors(browser: Any) -> list[str]:
-    """What the browser's console calls an error, but for how Streamlit finds out below which path
-    it is served: at a link to a page it asks there first, and is told that there is nothing."""
+    """Return the errors of the browser's console.
+
+    Left out are requests by which Streamlit finds the path that it is served below: at a link to a
+    page, the first of them fails.
+    """
     severe = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
     return [message for message in severe if "/_stcore/" not in message or " 404 " not in message]
 
 
 def show_in(browser: Any, theme: str) -> None:
-    """Show pages to come as to who prefers this theme: light or dark."""
+    """Prefer this theme, light or dark, on pages that are opened later."""
     media = [{"name": "prefers-color-scheme", "value": theme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
 
 
 def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
-    """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
+    """Open a page, wait for an element, save a picture, return the text. There may be no errors."""
     show_in(browser, theme)
     browser.get(url)
     wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
@@ -188,7 +191,7 @@ def body(browser: Any) -> str:
 
 
 def click(browser: Any, label: str) -> None:
-    """A radio button, or another button, by what it says."""
+    """Click a radio button, or another button, by its label."""
     elements = browser.find_elements(
         "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
     )
@@ -197,7 +200,7 @@ def click(browser: Any, label: str) -> None:
 
 
 def settled_text(browser: Any) -> str:
-    """What a page says once charts have stopped to write into it."""
+    """Return the text of a page once its charts are drawn."""
     texts: list[str] = []
 
     def is_same() -> bool:

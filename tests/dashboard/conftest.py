@@ -1,4 +1,4 @@
-"""Databases as a fleet would leave them, made of records through the public doors."""
+"""Databases of records, and pages that read them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_scan(one_scan_for_components: None) -> None:
-    """Every page of these tests."""
+    """Scan for components once for all tests of pages."""
 
 
 class Store:
@@ -58,7 +58,7 @@ class Store:
     def judge(
         self, *comparisons: Any, night: int = 1, commits: Mapping[str, Any], **changes: Any
     ) -> Night:
-        """Stores the verdicts of a night on an H200, alerting."""
+        """Store the verdicts of a night on an H200, with alerts."""
         judged_at = FIRST_NIGHT + timedelta(days=night)
         options = {"alerting": True, "at": judged_at} | changes
         machine = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu"))
@@ -92,7 +92,7 @@ def filled(store: Store) -> Store:
 
 @pytest.fixture
 def open_app() -> Iterator[OpenPage]:
-    """Opens the app as a browser would, at a link if one is given; a page must never raise."""
+    """Open the app, with the parameters of a link; a page must never raise."""
 
     def opened(**link: str | list[str]) -> AppTest:
         app = AppTest.from_file(str(APP), default_timeout=30)

@@ -53,8 +53,10 @@ class Made:
 
 
 def made(seed: int) -> Made:
-    """What moves a run as a whole, what moves a case in it, what its samples leave unknown, and in
-    every third history a step of one kernel."""
+    """Draw a history: noise of runs, of cases in a run and of samples.
+
+    Every third history has a step of one kernel.
+    """
     rng = np.random.default_rng(seed)
     series = [(kernel, *shape, m) for kernel in KERNELS for shape in SHAPES for m in TOKENS]
     nights = int(rng.integers(12, 31))
@@ -73,7 +75,7 @@ def made(seed: int) -> Made:
 
 
 def records(history: Made) -> list[Record]:
-    """Everything, as records to import."""
+    """Return all results as records to import."""
     stored = []
     for night in range(history.nights):
         commit = replace(
@@ -100,7 +102,7 @@ def names(history: Made) -> list[SeriesName]:
 
 
 def noise_of(history: Made) -> StoredNoise:
-    """What the database would tell of its series."""
+    """Return the stored noise of the history's series."""
     points = {
         i: [
             HistoryPoint(
@@ -116,7 +118,7 @@ def noise_of(history: Made) -> StoredNoise:
 
 
 def results(history: Made, night: int) -> list[ResultRow]:
-    """What one run measured."""
+    """Return the results of one run."""
     return [
         ResultRow(
             f"{night} {i}", f"run {night}", "nightly", f"case {i}", i, kernel, "", "cuda", "gemm",

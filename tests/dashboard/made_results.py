@@ -105,7 +105,7 @@ def records_of(
 
 
 def numbers(values: Any) -> list[float]:
-    """What a chart's array holds, however Plotly packs it."""
+    """Return the values of a chart's array, packed by Plotly or not."""
     if isinstance(values, dict):
         return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
     return list(values)

@@ -1,4 +1,4 @@
-"""What a page of the app shows, read from a test's run of it."""
+"""Contents of a page that a test has run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OpenPage = Callable[..., AppTest]
 
 
 def markdown(app: AppTest) -> str:
-    """Everything that the page says outside of its tables and charts, as Markdown."""
+    """Return the page's text outside of its tables and charts, as Markdown."""
     parts: list[Any] = [
         *(*app.title, *app.header, *app.markdown, *app.caption),
         *(*app.info, *app.warning, *app.error, *app.success),
@@ -22,7 +22,7 @@ def markdown(app: AppTest) -> str:
 
 
 def words(app: AppTest) -> str:
-    """The same as a viewer reads it: without what escapes signs of Markdown."""
+    """Return the text as a viewer reads it: without the escapes of Markdown."""
     return markdown(app).replace("\\", "")
 
 

@@ -83,7 +83,7 @@ async def _serve(
     target_port: int,
     below: str,
 ) -> None:
-    """One request a connection, so that each is looked at."""
+    """Handle one request per connection, so that each is checked."""
     head = await reader.readuntil(b"\r\n\r\n")
     request, *lines = head.rstrip().split(b"\r\n")
     path = request.split()[1].decode()

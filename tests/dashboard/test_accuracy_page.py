@@ -1,4 +1,4 @@
-"""The Accuracy page as a person meets it."""
+"""The Accuracy page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Alert page as a person meets it, and what it may write."""
+"""The Alert page, and what it may write."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def examples(
 
 
 def _judge_a_night(database: Database, compared: Any, commits: dict[str, CommitInfo]) -> None:
-    """One alert about a commit whose subject is no friend of ours."""
+    """Store an alert about a commit whose subject is an attack."""
     evil = {
         sha: replace(info, subject=f"<img src=x onerror=alert(1)> **{info.subject}**")
         for sha, info in commits.items()
@@ -56,7 +56,7 @@ def _judge_a_night(database: Database, compared: Any, commits: dict[str, CommitI
 def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: str) -> None:
     url = f"{examples}/results?chart-m=8"
 
-    said = look(browser, url, "[data-testid=stDataFrame]", theme=theme, name=f"results-{theme}")
+    text = look(browser, url, "[data-testid=stDataFrame]", theme=theme, name=f"results-{theme}")
 
     background = browser.find_element("css selector", ".stApp").value_of_css_property(
         "background-color"
@@ -65,9 +65,9 @@ def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: 
     assert is_dark == (theme == "dark"), background
     assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 2
     assert browser.find_elements("css selector", POINT)
-    assert "Speed-up over cublaslt-w8a8" in said
-    assert "M = 8" in said
-    assert " JST" in said
+    assert "Speed-up over cublaslt-w8a8" in text
+    assert "M = 8" in text
+    assert " JST" in text
 
 
 def test_the_table_is_saved_as_the_link_narrows_it(
@@ -122,16 +122,16 @@ def test_an_empty_database_says_what_to_do(
 
 
 def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
-    said = look(browser, f"{examples}/overview", "[data-testid=stPageLink]", name="overview")
-    assert "Alert 1: flexq" in said
-    assert "**Change 6**" in said  # text, neither bold nor an image
+    text = look(browser, f"{examples}/overview", "[data-testid=stPageLink]", name="overview")
+    assert "Alert 1: flexq" in text
+    assert "**Change 6**" in text  # text, neither bold nor an image
     assert not browser.find_elements("css selector", "img[src=x]")
 
     browser.find_element("css selector", "[data-testid=stPageLink] a").click()
     wait_for(lambda: browser.find_elements("css selector", POINT), "no evidence is drawn")
     assert "alert=1" in browser.current_url
-    said = look(browser, browser.current_url, POINT, name="alert")
-    assert "bisect" in said
+    text = look(browser, browser.current_url, POINT, name="alert")
+    assert "bisect" in text
     assert not browser.find_elements("css selector", "img[src=x]")
 
     browser.find_element("css selector", "textarea").send_keys("<b>looking</b> at it")
@@ -153,9 +153,9 @@ def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, bro
 def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) -> None:
     link = f"{examples}/history?kernel=flexq-imma-w6a6&model=llama-7b&layer=o_proj"
 
-    said = look(browser, link, POINT, name="history")
+    text = look(browser, link, POINT, name="history")
 
-    assert "commit, by ancestry" in said
-    assert "time (µs" in said
-    assert "flexq-imma-w6a6" in said
+    assert "commit, by ancestry" in text
+    assert "time (µs" in text
+    assert "flexq-imma-w6a6" in text
     assert "kernel=flexq-imma-w6a6" in browser.current_url

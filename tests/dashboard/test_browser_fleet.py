@@ -84,9 +84,9 @@ def test_pages_are_drawn_without_an_error(
 ) -> None:
     name = f"{page.replace('?', '-').replace('=', '-')}-{theme}"
 
-    said = look(browser, f"{models}/{page}", until, theme=theme, name=name)
+    text = look(browser, f"{models}/{page}", until, theme=theme, name=name)
 
-    assert caption in said
+    assert caption in text
 
 
 def test_a_point_of_a_history_leads_to_its_samples(models: str, browser: Any) -> None:
@@ -97,10 +97,10 @@ def test_a_point_of_a_history_leads_to_its_samples(models: str, browser: Any) ->
     _click(browser, point)
 
     wait_for(lambda: "measurement?uuid=" in browser.current_url, "no click leads anywhere")
-    said = look(browser, browser.current_url, POINT, name="measurement")
+    text = look(browser, browser.current_url, POINT, name="measurement")
     assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 3
-    assert "share of the samples (%)" in said
-    assert "SM clock (MHz)" in said
+    assert "share of the samples (%)" in text
+    assert "SM clock (MHz)" in text
     assert errors(browser) == []
 
 

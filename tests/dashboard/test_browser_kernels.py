@@ -71,9 +71,9 @@ def test_pages_are_drawn_without_an_error(
 ) -> None:
     name = "-".join(link.replace("=", "?").replace("&", "?").split("?")[:3]).replace("+", "-")
 
-    said = look(browser, f"{gallery}/{link}", until, theme=theme, name=f"{name}-{theme}")
+    text = look(browser, f"{gallery}/{link}", until, theme=theme, name=f"{name}-{theme}")
 
-    assert caption in said
+    assert caption in text
 
 
 def test_selection_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
@@ -90,8 +90,8 @@ def test_a_comparison_is_saved_as_the_link_narrows_it(
     gallery: str, browser: Any, tmp_path: Path
 ) -> None:
     link = "compare?kind=kernels&base-kernels=cublaslt-w8a8&head-kernels=flexq&m=16"
-    said = look(browser, f"{gallery}/{link}", "[data-testid=stDownloadButton]", name="compare-m16")
-    assert "are of separate runs" not in said  # both kernels are of one
+    text = look(browser, f"{gallery}/{link}", "[data-testid=stDownloadButton]", name="compare-m16")
+    assert "are of separate runs" not in text  # both kernels are of one
 
     browser.find_element("css selector", "[data-testid=stDownloadButton] button").click()
 
@@ -119,15 +119,15 @@ def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_
             wait_for(lambda: "Queued as request" in body(browser), "nothing was queued")
             wait_for(lambda: "done · 7 of 7 results" in body(browser), "it is not measured", 120)
             link = browser.current_url
-            said = look(browser, link, POINT, name="sweep-done")
+            text = look(browser, link, POINT, name="sweep-done")
         finally:
             worker.terminate()
             worker.wait(timeout=20)
-        assert "M (tokens), log scale" in said
+        assert "M (tokens), log scale" in text
         assert "request=" in link
         assert errors(browser) == []
-        said = look(browser, f"{url}/sweep", "[data-testid=stAlert]", name="sweep-no-worker")
-        assert "No worker is alive" in said
+        text = look(browser, f"{url}/sweep", "[data-testid=stAlert]", name="sweep-no-worker")
+        assert "No worker is alive" in text
 
 
 def workers_of(path: Path) -> list[Any]:

@@ -38,7 +38,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any)
 
 
 def sign_in(browser: Any, proxy: Proxy) -> None:
-    """As a person who types name and password once; the browser sends them from then on."""
+    """Send name and password once; the browser repeats them in later requests."""
     with_password = proxy.url.replace("http://", f"http://{NAME}:{PASSWORD}@")
     browser.get(f"{with_password}/favicon.png")
 
@@ -50,8 +50,8 @@ def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
 
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
-    said = look(browser, f"{proxy.url}/overview", "[data-testid=stPageLink]", name="proxy-overview")
-    assert "Alert 1: flexq" in said
+    text = look(browser, f"{proxy.url}/overview", "[data-testid=stPageLink]", name="proxy-overview")
+    assert "Alert 1: flexq" in text
     assert proxy.websockets == ["/bench/_stcore/stream"]
 
     browser.find_element("css selector", "[data-testid=stPageLink] a").click()

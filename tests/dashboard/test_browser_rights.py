@@ -1,4 +1,4 @@
-"""What somebody with the dashboard and no shell can't do: read a file, write elsewhere, flood."""
+"""Limits of a user of the dashboard: no reading of files, no other writes, no flood of requests."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def test_only_requests_grow_up_to_the_limit(browser: Any, url: str, path: Path) 
             lambda: "Queued as request" in body(browser) or "open requests" in body(browser),
             body(browser)[-600:],
         )
-    said, after = body(browser), rows(path)
+    text, after = body(browser), rows(path)
 
-    assert f"Ada has {LIMITS.requests} open requests" in said
+    assert f"Ada has {LIMITS.requests} open requests" in text
     grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert grown == {"request": LIMITS.requests}
     assert set(grown) <= MAY_GROW

@@ -101,7 +101,7 @@ def test_a_map_writes_intervals_where_its_cells_have_room(layers: int, text: str
     (drawn,) = speedup_map(frame, "base").data
 
     assert set(drawn.text[0]) == {text}
-    assert all("1.4 to 1.6" in said for said in drawn.customdata[0])
+    assert all("1.4 to 1.6" in text for text in drawn.customdata[0])
     assert widest_percent(frame) == pytest.approx(100 / 15)
 
 

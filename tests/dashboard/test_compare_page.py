@@ -1,4 +1,4 @@
-"""The Compare page as a person meets it."""
+"""The Compare page."""
 
 from __future__ import annotations
 
@@ -300,9 +300,9 @@ def test_commits_of_the_only_project_are_compared(store, open_compare):
         store.add(sharp(run, median_us=8.0 * order, commit=commit, project="acme"))
 
     for kind in ("commits", "runs"):
-        said = words(open_compare(kind=kind))
-        assert "compare 0000000000 0000000000 --project ." in said
-        assert "--suite" not in said
+        text = words(open_compare(kind=kind))
+        assert "compare 0000000000 0000000000 --project ." in text
+        assert "--suite" not in text
 
 
 def test_runs_of_two_projects_say_how_their_kernels_are_compared(store, open_compare):
@@ -312,8 +312,8 @@ def test_runs_of_two_projects_say_how_their_kernels_are_compared(store, open_com
         fields = {"commit": commit, "project": project, "created_at": run.created_at}
         store.add(sharp(run, median_us=8.0 * day, **fields))
 
-    said = words(open_compare(kind="runs"))
+    text = words(open_compare(kind="runs"))
 
-    assert "a kernel of each, as they are of two projects, acme and flexq-bench" in said
-    assert "compare FILE_OF_acme.KERNEL KERNEL --kernels-from FILE_OF_acme.py" in said
-    assert "of one commit" not in said
+    assert "a kernel of each, as they are of two projects, acme and flexq-bench" in text
+    assert "compare FILE_OF_acme.KERNEL KERNEL --kernels-from FILE_OF_acme.py" in text
+    assert "of one commit" not in text

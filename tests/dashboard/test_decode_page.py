@@ -1,4 +1,4 @@
-"""The Decode page as a person meets it."""
+"""The Decode page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decoded(store: Any) -> Any:
 
 
 def charts(app: AppTest) -> dict[str, dict[str, Any]]:
-    """By the title of its y axis, its traces by scheme."""
+    """Return the traces by scheme of each chart, by the title of its y axis."""
     return {
         title: {trace["name"]: trace for trace in spec["data"]}
         for title, spec in charts_by_axis(app).items()

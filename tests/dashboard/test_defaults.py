@@ -1,4 +1,4 @@
-"""What pages show where nobody asked for anything: scheduled runs on GPUs, and true banners."""
+"""Defaults of pages: scheduled runs on GPUs, and banners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Fleet page as a person meets it."""
+"""The Fleet page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flexq_bench.db.store import begin_run
 
 
 def now() -> datetime:
-    """When it is asked: a worker that was heard of at import is silent by the time of its test."""
+    """Return the current time: a heartbeat at import would be too old when a test runs."""
     return datetime.now(UTC)
 
 

@@ -1,4 +1,4 @@
-"""What gates decided, on the Accuracy page."""
+"""Decisions of gates on the Accuracy page."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def keep(store: Any) -> Callable[..., None]:
 def test_without_one_it_says_how_to_run_a_gate(keep, open_accuracy):
     keep()
 
-    said = " ".join(str(caption.value) for caption in open_accuracy().caption)
+    text = " ".join(str(caption.value) for caption in open_accuracy().caption)
 
-    assert "gate accuracy --model DIR" in said
+    assert "gate accuracy --model DIR" in text
 
 
 def test_newest_verdict_is_first_with_its_deciding_limit(keep, open_accuracy, store):
@@ -90,6 +90,6 @@ def test_what_a_policy_says_is_shown_as_text(keep, open_accuracy):
     app = open_accuracy()
 
     assert EVIL in table_rows(app, of="verdict")[0]["policy"]
-    said = [text for part in (*app.caption, *app.markdown) if "img" in (text := str(part.value))]
-    assert said
-    assert all(f"`{EVIL}`" in text for text in said)  # code, in which nothing formats or runs
+    texts = [text for part in (*app.caption, *app.markdown) if "img" in (text := str(part.value))]
+    assert texts
+    assert all(f"`{EVIL}`" in text for text in texts)  # code, in which nothing formats or runs

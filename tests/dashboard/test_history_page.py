@@ -1,4 +1,4 @@
-"""The History page as a person meets it."""
+"""The History page."""
 
 from __future__ import annotations
 

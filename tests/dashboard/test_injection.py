@@ -134,7 +134,7 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
 
 
 def columns_of(app: AppTest) -> Iterator[dict[str, Any]]:
-    """What pages say of the columns of their tables."""
+    """Return the column settings of a page's tables."""
     for table in app.dataframe:
         yield from json.loads(table.proto.columns or "{}").values()
 
@@ -145,7 +145,7 @@ def without_code(markdown: str) -> str:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in a chart, however deep."""
+    """Yield all texts in a chart, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The Kernels page as a person meets it."""
+"""The Kernels page."""
 
 from __future__ import annotations
 
@@ -246,11 +246,11 @@ def test_regimes_are_named_and_never_mixed(store, open_kernels):
         (points,) = [t for t in chart(app)["data"] if t["name"] == "flexq-w6a6"]
         return words(app), [2 * 4096 * 4096 / 1e6 / y for y in points["y"]]
 
-    said, boost = shown()
-    assert "regime: boost" in said
+    text, boost = shown()
+    assert "regime: boost" in text
     assert boost == [pytest.approx(8.0)]
-    said, load = shown(regime="sustained")
-    assert "regime: sustained" in said
+    text, load = shown(regime="sustained")
+    assert "regime: sustained" in text
     assert load == [pytest.approx(10.0)]
 
 

@@ -154,8 +154,7 @@ def covers(low: float, truth: float, high: float) -> bool:
 
 
 def hits(seed: int) -> Iterator[tuple[str, bool]]:
-    """Every interval that the four pages show of a made history: its kind, and whether it covers
-    what the history was made with."""
+    """Yield for every interval of the four pages its kind, and whether it covers the true value."""
     history, last = made(seed), -1
     noise, known = noise_of(history), names(made(seed))
     truth = history.levels[last]

@@ -1,4 +1,4 @@
-"""The Measurement page as a person meets it: the raw samples of one result."""
+"""The Measurement page: the raw samples of one result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Overview page as a person meets it."""
+"""The Overview page."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_it_is_where_the_app_opens(filled, open_app):
 
 
 def test_before_the_first_verdict_it_says_how_to_get_one(filled, open_overview):
-    said = markdown(open_overview())
+    text = markdown(open_overview())
 
-    assert "gate perf --base 'HEAD~1' --head HEAD" in said
-    assert "gate perf --base HEAD --head HEAD" in said
-    assert "no commit was compared with another one yet" in said
+    assert "gate perf --base 'HEAD~1' --head HEAD" in text
+    assert "gate perf --base HEAD --head HEAD" in text
+    assert "no commit was compared with another one yet" in text
 
 
 def test_the_latest_night_is_counted_by_verdict(filled, open_overview, compared, commits):
@@ -89,11 +89,11 @@ def test_the_false_alarm_rate_has_its_interval(filled, open_overview):
     with filled.session() as session:
         add_false_alarm_rate(session, rate)
 
-    said = markdown(open_overview())
+    text = markdown(open_overview())
 
-    assert "**25.0%**" in said
-    assert "95% interval 0.6% to 80.6%" in said
-    assert "1 of 4" in said
+    assert "**25.0%**" in text
+    assert "95% interval 0.6% to 80.6%" in text
+    assert "1 of 4" in text
 
 
 def test_cases_that_did_not_run_are_listed_with_reasons(store, open_overview):

@@ -1,4 +1,4 @@
-"""The Paper page as a person meets it, and what stands beside published numbers."""
+"""The Paper page, and the measured values next to published ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def published(store):
     return store
 
 
-def beside(app: AppTest) -> Any:
+def paper_table(app: AppTest) -> Any:
     return app.dataframe[0].value
 
 
@@ -51,7 +51,7 @@ def test_a_database_without_published_numbers_says_how_to_get_them(store, open_p
 def test_published_numbers_are_shown_without_measured_ones(published, open_paper):
     app = open_paper()
 
-    table = beside(app)
+    table = paper_table(app)
     assert table["ours"].isna().all()
     assert "run paper-fig10" in words(app)
     figure10 = table[table["table"].str.startswith("Figure 10")]
@@ -62,7 +62,7 @@ def test_measured_ratio_has_an_interval_and_its_runs(published, open_paper):
     published.add(*layers(a_run("one"), flexq_w6a6=8.0))
     published.add(*layers(a_run("two"), abq_w6a6=12.0))
 
-    (row,) = beside(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
+    (row,) = paper_table(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
 
     assert (row["published"], row["baseline"], row["hardware"]) == (1.24, "abq-w6a6", "RTX 3090 Ti")
     assert row["ours"] == pytest.approx(1.5)
@@ -86,7 +86,7 @@ def test_published_and_measured_numbers_are_two_traces(published, open_paper):
 def test_the_link_narrows_by_paper(published, open_paper):
     app = open_paper(paper="DGQ, arXiv:2310.04836")
 
-    assert set(beside(app)["source"]) == {"DGQ, arXiv:2310.04836"}
+    assert set(paper_table(app)["source"]) == {"DGQ, arXiv:2310.04836"}
     assert "no-such" in words(open_paper(paper="no-such"))
 
 
@@ -167,7 +167,7 @@ def a_score(scheme: str, value: float, error: float) -> ScoreRow:
 def test_measured_numbers_are_shown_with_their_counts(published, open_paper):
     published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0))
 
-    table = beside(open_paper())
+    table = paper_table(open_paper())
 
     assert list(table.columns).index("ours") < 10
     row = table[table["ours"].notna()].iloc[0]
@@ -180,7 +180,7 @@ def test_a_baseline_far_from_its_floor_is_no_baseline(published, open_paper):
     slow = a_record(kernel="abq-w6a6", m=4, median_us=65.0, floor_us=11.0)
     published.add(a_record(m=4, median_us=8.0), slow)
 
-    rows = beside(open_paper())
+    rows = paper_table(open_paper())
     row = rows[(rows["m"] == "4") & (rows["baseline"] == "abq-w6a6")].iloc[0]
 
     assert row["ours"] != row["ours"], "nothing is set beside the published number"
@@ -190,7 +190,7 @@ def test_a_baseline_far_from_its_floor_is_no_baseline(published, open_paper):
 def test_shipped_kernel_is_shown_with_the_published_kernel(published, open_paper):
     published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0, flexq=6.0))
 
-    rows = beside(open_paper(measured="on"))
+    rows = paper_table(open_paper(measured="on"))
     ours = rows[rows["m"] == "4"].set_index("our_kernel")["ours"]
 
     assert ours.to_dict() == {"flexq-w6a6": pytest.approx(1.5), "flexq": pytest.approx(2.0)}
@@ -201,7 +201,7 @@ def test_a_ratio_is_of_one_run_before_it_is_of_two(published, open_paper):
     published.add(*layers(a_run("one"), flexq_w6a6=8.0, abq_w6a6=12.0))
     published.add(a_record(a_run("later"), kernel="abq-w6a6", median_us=9.0, **later))
 
-    (row,) = beside(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
+    (row,) = paper_table(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
 
     assert row["ours"] == pytest.approx(1.5)
     assert row["apart"] == 0

@@ -1,4 +1,4 @@
-"""The Pareto page as a person meets it."""
+"""The Pareto page."""
 
 from __future__ import annotations
 

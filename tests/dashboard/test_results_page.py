@@ -1,4 +1,4 @@
-"""The Results page as a person meets it."""
+"""The Results page."""
 
 from __future__ import annotations
 

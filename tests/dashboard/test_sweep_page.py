@@ -1,4 +1,4 @@
-"""The Sweep page as a person meets it."""
+"""The Sweep page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = "A CPU"
 
 
 def now() -> datetime:
-    """When it is asked: a worker that was heard of at import is silent by the time of its test."""
+    """Return the current time: a heartbeat at import would be too old when a test runs."""
     return datetime.now(UTC)
 
 
@@ -199,11 +199,11 @@ def test_no_field_of_the_form_opens_a_file(staffed, open_sweep, tmp_path, label)
         field(app, "Your name").set_value("Ada")
     field(app, label).set_value(f"@{file}")
 
-    said = words(press(app, "Estimate"))
+    text = words(press(app, "Estimate"))
 
-    assert "PASSWORD" not in said
-    assert SECRET[:6] not in said
-    assert label == "Your name" or "'@/" in said  # quoted as what was typed; a name may be that
+    assert "PASSWORD" not in text
+    assert SECRET[:6] not in text
+    assert label == "Your name" or "'@/" in text  # quoted as what was typed; a name may be that
     assert requests(staffed) == []
 
 

@@ -1,4 +1,4 @@
-"""The Triage page as a person meets it."""
+"""The Triage page."""
 
 from __future__ import annotations
 

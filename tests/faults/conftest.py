@@ -35,7 +35,7 @@ _SOCKET = ".s.PGSQL.5432"
 
 @dataclass
 class Figures:
-    """What all rounds of one fault on one kind of database came to."""
+    """Results of all rounds of one fault on one kind of database."""
 
     rounds: int = 0
     planned: int = 0

@@ -17,7 +17,7 @@ from types import FrameType
 
 
 class Hang(BaseException):
-    """Not an Exception: nothing that handles errors may take it for one."""
+    """A command that hangs; no Exception, so that no handler of errors catches it."""
 
 
 def stop(_number: int, _frame: FrameType | None) -> None:

@@ -84,7 +84,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 
 def complaint(result: dict[str, Any]) -> str:
-    """What is wrong with how an input ended; empty: nothing."""
+    """Return the problem of how an input ended; empty: none."""
     err = result["err"]
     if result["ended"]:
         return str(result["ended"])

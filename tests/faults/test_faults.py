@@ -33,7 +33,7 @@ in_a_file = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 
 
 def some(bench: Bench, low: int = 3, high: int = 30) -> int:
-    """How many results are stored before the fault, by the round's seed."""
+    """Draw the number of results stored before the fault, by the round's seed."""
     return random.Random(f"{bench.fault} {bench.seed}").randint(low, high)
 
 

@@ -1,4 +1,4 @@
-"""What `make` finds out about a machine before it installs anything."""
+"""Checks of a machine by `make` before it installs anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every file that people write."""
+"""Rules of all source files."""
 
 from __future__ import annotations
 
