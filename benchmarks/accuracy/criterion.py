@@ -31,14 +31,14 @@ from flexq_bench.schemes.uniform import FULL_BITS, round_site
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--model", required=True)
-    asked.add_argument("--data", required=True)
-    asked.add_argument("--segments", type=int, default=4)
-    asked.add_argument("--sites", type=int, default=40)
-    asked.add_argument("--length", type=int, default=None, help="tokens of a segment")
-    asked.add_argument("--dtype", default=None)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--segments", type=int, default=4)
+    parser.add_argument("--sites", type=int, default=40)
+    parser.add_argument("--length", type=int, default=None, help="tokens of a segment")
+    parser.add_argument("--dtype", default=None)
+    given = parser.parse_args()
 
     loaded = load_model(given.model, device=torch.device(best_device()), dtype=given.dtype)
     model, layout = loaded.model, map_model(loaded.model)

@@ -80,11 +80,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="where the records are of several")
     parser.add_argument("--text", help="where the records are of several")
     parser.add_argument("--schemes", nargs="+", help="these alone")
-    asked = parser.parse_args(arguments)
-    if asked.across == BITS and asked.rows is None:
+    options = parser.parse_args(arguments)
+    if options.across == BITS and options.rows is None:
         parser.error("--across bits needs --rows")
     with tempfile.TemporaryDirectory() as folder:
-        charts = read(asked, f"{folder}/flexq.sqlite")
+        charts = read(options, f"{folder}/flexq.sqlite")
     for chart in charts:
         sys.stdout.write(f"{chart.title}\n")
         drawn = chart.drawn
@@ -96,33 +96,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         columns = ["scheme", "checkpoint", "x", "increase", "low", "high"]
         sys.stdout.write(f"{drawn[columns].to_string()}\n")
-    draw(asked.out, charts)
+    draw(options.out, charts)
     return 0
 
 
-def read(asked: argparse.Namespace, database: str) -> list[Chart]:
+def read(options: argparse.Namespace, database: str) -> list[Chart]:
     """Return the charts of these records: rows of the Pareto page."""
     with open_database(database) as opened:
         with opened.session() as session:
-            for path in asked.records:
+            for path in options.records:
                 import_file(session, path)
         with opened.session() as session:
-            model = chosen("model", asked.model, sorted(queries.scored_models(session)))
+            model = chosen("model", options.model, sorted(queries.scored_models(session)))
             scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
-            text = chosen("text", asked.text, sorted({score.task for score in scores}))
+            text = chosen("text", options.text, sorted({score.task for score in scores}))
             others = queries.latest_decodes(session)
         of_text = [score for score in scores if score.task == text]
         checkpoints, decodes = stored_checkpoints(opened, model, of_text)
-    own = [row for row in decodes if row.batch == asked.batch and row.content_hash is not None]
+    own = [row for row in decodes if row.batch == options.batch and row.content_hash is not None]
     setting = Setting.of(own[-1]) if own else None
     points = pareto_frame(checkpoints, own, setting)
-    if asked.schemes:
-        points = points[points["scheme"].isin(asked.schemes)]
+    if options.schemes:
+        points = points[points["scheme"].isin(options.schemes)]
     title = f"{model} on {text}"
-    if asked.across == BITS:
-        points["x"] = points["checkpoint"].map(bits_by_hash(asked.rows))
+    if options.across == BITS:
+        points["x"] = points["checkpoint"].map(bits_by_hash(options.rows))
         return [Chart(points, None, title, BITS)]
-    points["x"] = 1000 * asked.batch / points["token_ms"]
+    points["x"] = 1000 * options.batch / points["token_ms"]
     alike = [row for row in others if Setting.of(row) == setting]
     real = speeds_of(row for row in alike if row.weights != SYNTHETIC)
     if setting is not None:
@@ -131,22 +131,22 @@ def read(asked: argparse.Namespace, database: str) -> list[Chart]:
             f"{setting.new_tokens} out"
         )
     charts = [Chart(points, real.get(FULL_PRECISION), title, SPEED)]
-    if asked.speed_of is not None:
-        named = (row for row in alike if row.model == asked.speed_of and row.weights == SYNTHETIC)
+    if options.speed_of is not None:
+        named = (row for row in alike if row.model == options.speed_of and row.weights == SYNTHETIC)
         speeds = speeds_of(named)
         of_another = points.assign(x=points["scheme"].map(speeds), missing="not decoded")
-        title = f"the same perplexities, speed of {asked.speed_of} with random weights"
+        title = f"the same perplexities, speed of {options.speed_of} with random weights"
         charts.append(Chart(of_another, speeds.get(FULL_PRECISION), title, SPEED))
     return charts
 
 
-def chosen(what: str, asked: str | None, there: Sequence[str]) -> str:
-    """The one that was asked for, or the only one."""
-    if asked is None and len(there) == 1:
+def chosen(what: str, requested: str | None, there: Sequence[str]) -> str:
+    """Return the requested value, or the only one there is."""
+    if requested is None and len(there) == 1:
         return there[0]
-    if asked in there:
-        return str(asked)
-    raise SystemExit(f"--{what} {asked or ''}: the records are of {', '.join(there) or 'none'}")
+    if requested in there:
+        return str(requested)
+    raise SystemExit(f"--{what} {requested or ''}: the records are of {', '.join(there) or 'none'}")
 
 
 def speeds_of(decodes: Iterable[DecodeRow]) -> dict[str, float]:

@@ -55,15 +55,15 @@ def main() -> None:
     parser.add_argument("--made-up", type=Path, help="a database of fill.py")
     parser.add_argument("--out", type=Path, default=IMAGES)
     parser.add_argument("--dark", action="store_true")
-    asked = parser.parse_args()
-    pages = [(None, OF_EXAMPLES)] + ([(asked.made_up, MADE_UP)] if asked.made_up else [])
+    options = parser.parse_args()
+    pages = [(None, OF_EXAMPLES)] + ([(options.made_up, MADE_UP)] if options.made_up else [])
     with tempfile.TemporaryDirectory() as folder, headless(Path(folder)) as browser:
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if asked.dark else "light"}]
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if options.dark else "light"}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
         for database, shown in pages:
             with dashboard_on(database) as url:
                 for name, (address, height) in shown.items():
-                    file = asked.out / f"dashboard-{name}.png"
+                    file = options.out / f"dashboard-{name}.png"
                     take(browser, f"{url}/{address}", height, file)
                     sys.stdout.write(f"{file}\n")
 

@@ -174,18 +174,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("database", help="the path of a SQLite file")
     parser.add_argument("--repetitions", type=int, default=3)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     out, failed = sys.stdout.write, False
     out("| task | clicks | answer, s | first chart, s | CPU of the server, s | of Chromium, s |\n")
     out("| --- | ---: | ---: | ---: | ---: | ---: |\n")
     with (
-        dashboard_on(Path(asked.database)) as url,
+        dashboard_on(Path(options.database)) as url,
         tempfile.TemporaryDirectory() as folder,
         headless(Path(folder)) as browser,
     ):
         for task in TASKS:
             perform(browser, url, task)  # imports, and the browser's cache
-            runs = [perform(browser, url, task) for _ in range(asked.repetitions)]
+            runs = [perform(browser, url, task) for _ in range(options.repetitions)]
             charts = [run.to_chart for run in runs if run.to_chart is not None]
             chart = f"{np.median(charts):.2f}" if charts else "–"
             answer, of_server, of_browser = np.median(

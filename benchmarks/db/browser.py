@@ -67,8 +67,8 @@ def viewer() -> Iterator[Any]:
 
 
 def link(page: str, query: dict[str, str | list[str]]) -> str:
-    asked = "&".join(f"{name}={value}" for name, value in query.items()).replace(" ", "+")
-    return f"{'' if page == 'scoreboard' else page}?{asked}".replace("%", "%25").rstrip("?")
+    options = "&".join(f"{name}={value}" for name, value in query.items()).replace(" ", "+")
+    return f"{'' if page == 'scoreboard' else page}?{options}".replace("%", "%25").rstrip("?")
 
 
 def seconds_to_paint(browser: Any, url: str, what: Sequence[str] = ("main",)) -> list[float]:
@@ -130,21 +130,21 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=5, help="0: memory alone")
     parser.add_argument("--viewers", type=int, default=5)
     parser.add_argument("--page", help="this one alone, and no memory")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     out = sys.stdout.write
     passed = True
-    with dashboard_on(Path(asked.database)) as url:
-        if asked.repetitions:
-            views = [view for view in VIEWS if asked.page in (None, view[0])]
-            passed = show_paints(url, views, asked.repetitions)
-        if asked.page is not None:
+    with dashboard_on(Path(options.database)) as url:
+        if options.repetitions:
+            views = [view for view in VIEWS if options.page in (None, view[0])]
+            passed = show_paints(url, views, options.repetitions)
+        if options.page is not None:
             sys.exit(int(not passed))
         with ExitStack() as opened:
-            browsers = [opened.enter_context(viewer()) for _ in range(asked.viewers)]
+            browsers = [opened.enter_context(viewer()) for _ in range(options.viewers)]
             for i, browser in enumerate(browsers):
                 for page, query in VIEWS[i::2]:
                     seconds_to_paint(browser, f"{url}/{link(page, query)}")
-            out(f"\n{app_memory_mb():.0f} MB with {asked.viewers} viewers\n")
+            out(f"\n{app_memory_mb():.0f} MB with {options.viewers} viewers\n")
     sys.exit(int(not passed))
 
 

@@ -102,19 +102,19 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--page", help="this one alone")
     parser.add_argument("--by-query", action="store_true", help="also where the time goes")
-    asked = parser.parse_args()
-    os.environ[ENVIRONMENT_VARIABLE] = asked.database
+    options = parser.parse_args()
+    os.environ[ENVIRONMENT_VARIABLE] = options.database
     out = sys.stdout.write
     out("| page | link | median, ms | 95th percentile, ms | whole page, ms |\n")
     out("| --- | --- | ---: | ---: | ---: |\n")
     slow = False
     for page, link in VIEWS:
-        if asked.page not in (None, page):
+        if options.page not in (None, page):
             continue
         view(page, link)  # imports, the connection
         keep_imports()  # as the server does
         totals, walls, by_query = [], [], defaultdict(list)
-        for _ in range(asked.repetitions):
+        for _ in range(options.repetitions):
             st.cache_data.clear()
             with timed_queries() as spent:
                 start = time.perf_counter()
@@ -128,7 +128,7 @@ def main() -> None:
         words = "&".join(f"{name}={value}" for name, value in link.items())
         found = f"{np.median(totals):.0f} | {high:.0f} | {np.median(walls):.0f}"
         out(f"| {page} | {words} | {found} |\n")
-        if asked.by_query:
+        if options.by_query:
             for name, times in sorted(by_query.items(), key=lambda item: -np.median(item[1])):
                 out(f"    {name} {np.median(times):.1f}\n")
         sys.stdout.flush()

@@ -227,7 +227,7 @@ def ci_series(kind: str, number: int) -> tuple[Floats, dict[str, list[int]]]:
 
 
 def _visits(rng: np.random.Generator, size: int) -> Floats:
-    """Visits to a second mode, 3 to 10 sigma away; they begin and end with chances of 0.5 to 50 %."""
+    """Visits to a mode 3 to 10 sigma away: chances of 0.5 to 15 % to come and 2 to 50 % to go."""
     come, go = _between(rng, 0.005, 0.15), _between(rng, 0.02, 0.5)
     upper, is_upper = np.zeros(size), False
     for index in range(size):

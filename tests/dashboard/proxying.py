@@ -22,10 +22,10 @@ _NOT_HERE = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r
 
 @dataclass
 class Proxy:
-    """url: of the path that it serves. asked: paths of requests that were let through."""
+    """url: of the path that it serves. passed: paths of requests that were let through."""
 
     url: str
-    asked: list[str] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # paths that it does not serve
     websockets: list[str] = field(default_factory=list)
 
@@ -99,7 +99,7 @@ async def _serve(
         writer.write(_NOT_HERE)
         return
     upgrades = b"upgrade" in headers
-    (proxy.websockets if upgrades else proxy.asked).append(path)
+    (proxy.websockets if upgrades else proxy.passed).append(path)
     if not upgrades:
         kept = [line for line in lines if not line.lower().startswith(b"connection:")]
         head = b"\r\n".join((request, *kept, b"Connection: close")) + b"\r\n\r\n"

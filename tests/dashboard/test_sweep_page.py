@@ -46,7 +46,7 @@ def enlist(store: Any, *, silent_for: timedelta = timedelta()) -> None:
         register_worker(session, info, at=now() - silent_for)
 
 
-def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> RequestInfo:
+def a_request(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> RequestInfo:
     """A request for flexq on 4096 x 4096 on an H200; with a run of one result unless queued."""
     content = {
         "kernels": ["flexq-w6a6"],
@@ -270,7 +270,7 @@ def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
 
 
 def test_running_request_shows_results_so_far(store, open_sweep):
-    asked(store, state="running")
+    a_request(store, state="running")
 
     app = open_sweep()
 
@@ -281,7 +281,7 @@ def test_running_request_shows_results_so_far(store, open_sweep):
 
 
 def test_curve_is_over_the_varying_size(store, open_sweep):
-    asked(store, state="running")
+    a_request(store, state="running")
     store.add(a_record(a_run("swept", suite="sweep"), m=8, median_us=16.0))
 
     app = open_sweep(show="tops", request="12345678")
@@ -293,7 +293,7 @@ def test_curve_is_over_the_varying_size(store, open_sweep):
 
 
 def test_a_request_that_failed_says_why(store, open_sweep):
-    info = asked(store)
+    info = a_request(store)
     with store.session() as session:
         finish_request(session, info.uuid, "failed", detail="no such kernel", at=now())
 
@@ -301,7 +301,7 @@ def test_a_request_that_failed_says_why(store, open_sweep):
 
 
 def test_link_to_a_missing_request_says_so(store, open_sweep):
-    asked(store)
+    a_request(store)
 
     assert "ffff" in words(open_sweep(request="ffff"))
 

@@ -185,15 +185,15 @@ class _Stamped(logging.Formatter):
 
 def main() -> None:
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "start" in asked:
+        message = json.loads(line)
+        if "start" in message:
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                os._exit(serve(Order(**asked["start"])))
+                os._exit(serve(Order(**message["start"])))
             answer = pid
         else:
-            answer = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
+            answer = os.waitstatus_to_exitcode(os.waitpid(message["wait"], 0)[1])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
