@@ -50,7 +50,7 @@ FILES = sorted(
 )
 
 
-def found(pattern):
+def matching_lines(pattern):
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in FILES
@@ -77,11 +77,11 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 
 
 def test_nothing_is_left_for_later():
-    assert found(UNFINISHED) == []
+    assert matching_lines(UNFINISHED) == []
 
 
 def test_no_path_of_one_machine():
-    assert found(SOMEBODY_S_PATH) == []
+    assert matching_lines(SOMEBODY_S_PATH) == []
 
 
 @pytest.fixture
