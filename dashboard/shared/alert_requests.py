@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -168,7 +167,7 @@ def _progress(database: Database, alert: int | None) -> None:
         for row in _requests(database, alert)
     ]
     draw_table(
-        pd.DataFrame(rows),
+        rows,
         column_config={
             "request": st.column_config.LinkColumn(display_text=r"request=(.*)$"),
             "measured": st.column_config.LinkColumn(display_text=r"run=(.*)$"),

@@ -64,3 +64,8 @@ def kernel_styles(kernels: Iterable[str], used: Iterable[tuple[str, str]]) -> di
             style = Style(PALETTE[i % len(PALETTE)], _SYMBOLS[i % len(_SYMBOLS)] + fill)
             styles[kernel_label(kernel, variant)] = style
     return styles
+
+
+def scheme_styles(schemes: Iterable[str]) -> dict[str, Style]:
+    """Return the style of each scheme of whole models; see kernel_styles."""
+    return kernel_styles((), [(name, "") for name in dict.fromkeys(schemes)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,9 +32,14 @@ def offer_csv(csv: str, name: str) -> None:
     )
 
 
-def draw_table(frame: pd.DataFrame, **options: Any) -> None:
+def draw_table(
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]], *, drop_empty: bool = False, **options: Any
+) -> None:
     """Show a table without index and formulas (see spreadsheet.py); missing values are empty.
 
-    options: of st.dataframe.
+    drop_empty: leave out columns without a value. options: of st.dataframe.
     """
+    frame = pd.DataFrame(rows)
+    if drop_empty:
+        frame = frame.dropna(axis="columns", how="all")
     st.dataframe(harmless(frame), hide_index=True, placeholder="", **options)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
 from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
-from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, time_zone
 from flexq_bench.dashboard.shared.tables import draw_table
@@ -75,7 +74,7 @@ def page() -> None:
             names = {release.sha: release.name for release in queries.releases(session)}
             gates = queries.gate_history(session, model, limit=_MAX_GATES)
             shown = [*queries.scored_schemes(session), *map(display_name, scores)]
-            styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
+            styles = scheme_styles(shown)
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
     _show_gates(controls, model, gates, names, database)
@@ -105,7 +104,8 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
     st.header("Scores", anchor=False)
     column = st.column_config
     draw_table(
-        pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all"),
+        table_rows(rows),
+        drop_empty=True,
         column_config={
             "value": column.NumberColumn(format="%.4f"),
             "± standard error": column.NumberColumn(format="%.4f"),
@@ -175,7 +175,7 @@ def _show_gates(
     zone = time_zone(st.context.timezone)
     open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
     draw_table(
-        pd.DataFrame(gate_rows(gates, model, names, zone)),
+        gate_rows(gates, model, names, zone),
         column_config={"limits": open_limits},
         key="gates",
     )
@@ -189,7 +189,7 @@ def _show_gates(
         format_func=lambda uuid: gate_name(by_uuid[uuid], names, zone),
         to_url=lambda uuid: uuid[:8],
     )
-    draw_table(pd.DataFrame(limit_rows(by_uuid[chosen])), key="limits")
+    draw_table(limit_rows(by_uuid[chosen]), key="limits")
     _show_diagnosis(by_uuid[chosen])
     st.caption(
         f"The newest {_MAX_GATES} verdicts of gates. A change is against "
@@ -202,7 +202,7 @@ def _show_diagnosis(gate: GateRow) -> None:
     for title, rows in (("Layers", layer_rows(gate)), ("Tokens", token_rows(gate))):
         if rows:
             st.caption(f"{title} that lost most")
-            draw_table(pd.DataFrame(rows), key=f"lost-{title}")
+            draw_table(rows, key=f"lost-{title}")
     for difference in (gate.diagnosis or {}).get("differing", ()):
         st.caption(f"Not the original's: {as_code(difference)}")
 

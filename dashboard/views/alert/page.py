@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import (
@@ -151,9 +150,8 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
         }
         for commit in commits
     ]
-    frame = pd.DataFrame(table).dropna(axis="columns", how="all")
     look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
-    draw_table(frame, column_config={"look": look}, key="commits")
+    draw_table(table, drop_empty=True, column_config={"look": look}, key="commits")
     st.caption(_range_in_words(row))
 
 
@@ -191,7 +189,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
         }
         for row in members
     ]
-    draw_table(pd.DataFrame(table), key="members")
+    draw_table(table, key="members")
     st.caption("Change of the time of the later commit against the earlier one; + is slower.")
 
 
@@ -264,4 +262,4 @@ def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
         }
         for event in reversed(events)
     ]
-    draw_table(pd.DataFrame(table), key="events")
+    draw_table(table, key="events")

@@ -7,12 +7,11 @@ from datetime import tzinfo
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
-from flexq_bench.dashboard.shared.colors import Style, kernel_styles
+from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, in_gib, local_time, time_zone
 from flexq_bench.dashboard.shared.tables import draw_table
@@ -40,7 +39,7 @@ def page() -> None:
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
             servings = queries.latest_servings(session, model=model)
-            styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
+            styles = scheme_styles(queries.decoded_schemes(session))
     zone = time_zone(st.context.timezone)
     for name, label in (("gpu", "GPU"), ("weights", "Weights")):
         options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
@@ -103,7 +102,7 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         )
     number = st.column_config.NumberColumn
     draw_table(
-        pd.DataFrame([_cells(row, zone) for row in rows]),
+        [_cells(row, zone) for row in rows],
         column_config={
             "token, ms": number(format="%.3f"),
             "± %": number(format="%.2f", help="half the 95 % interval, in percent of the median"),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -31,7 +30,8 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
     number = st.column_config.NumberColumn
     draw_table(
-        pd.DataFrame([_cells(row, zone) for row in ordered]).dropna(axis=1, how="all"),
+        [_cells(row, zone) for row in ordered],
+        drop_empty=True,
         column_config={
             "room, GiB": number(format="%.1f", help="empty: no limit but the GPU's"),
             "tokens/s": number(format="%.0f"),

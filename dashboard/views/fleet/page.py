@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on, current_database, errors_shown
@@ -144,7 +143,7 @@ def _show(
     if not rows:
         st.caption(otherwise)
         return
-    draw_table(pd.DataFrame(rows), column_config=dict(columns or {}), key=key)
+    draw_table(rows, column_config=dict(columns or {}), key=key)
     if hint:
         st.caption(hint)
 

@@ -162,7 +162,7 @@ def _show_device(detail: ResultDetail) -> None:
         if any(state.get(name) is not None for name in _STATE)
     ]
     if table:
-        draw_table(pd.DataFrame(table), key="readings")
+        draw_table(table, key="readings")
     facts = {"device": detail.device, "seed": str(detail.seed), **detail.environment}
     draw_table(
         pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]}),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import tzinfo
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import (
@@ -119,7 +118,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
         }
         for night in nights
     ]
-    draw_table(pd.DataFrame(rows), key="verdicts")
+    draw_table(rows, key="verdicts")
     st.caption("Number of comparisons of two commits by verdict and kind of GPU.")
 
 
@@ -171,7 +170,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
         show_empty_database(database)
         return
     draw_table(
-        pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone)),
+        run_rows(by_gpu, distinct, outcomes, zone),
         key="runs",
     )
     st.caption(
@@ -183,7 +182,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     problems = problem_rows(distinct, outcomes, missing_by_run)
     if problems:
         st.markdown("**What did not run, or ran wrong, and why**")
-        draw_table(pd.DataFrame(problems), key="problems")
+        draw_table(problems, key="problems")
 
 
 def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:

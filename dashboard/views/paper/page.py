@@ -160,4 +160,4 @@ def _show_absent() -> None:
     except WorkloadError as error:
         st.error(as_text(str(error)))
         return
-    draw_table(pd.DataFrame(rows), key="absent")
+    draw_table(rows, key="absent")

@@ -10,7 +10,7 @@ import streamlit as st
 from flexq_bench.accuracy.results import PERPLEXITY
 from flexq_bench.dashboard.database import command_on, current_database, errors_shown
 from flexq_bench.dashboard.shared.charts import draw_chart
-from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.colors import scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.tables import draw_table
@@ -68,7 +68,7 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
         evaluate = command_on(database, *_EVALUATE)
         st.info(f"No checkpoint of {as_text(model)} was evaluated yet: {evaluate}")
         return
-    styles = kernel_styles((), [(name, "") for name in dict.fromkeys(frame["scheme"])])
+    styles = scheme_styles(frame["scheme"])
     if (frame["speed_of"] == RANDOM_WEIGHTS).any():
         st.warning(
             "Some of these times are of random weights of the model's shapes, not of a checkpoint: "

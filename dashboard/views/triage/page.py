@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import (
@@ -66,7 +65,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     zone = time_zone(st.context.timezone)
     percent = st.column_config.NumberColumn(format="%+.2f %%")
     draw_table(
-        pd.DataFrame(triage_rows(shown, levels, people, zone)),
+        triage_rows(shown, levels, people, zone),
         column_config={
             "alert": st.column_config.LinkColumn(display_text=r"alert=(.*)$", pinned=True),
             "against the last good": percent,
