@@ -31,7 +31,12 @@ def test_base_install_sweeps_and_compares(base):
         assert "flexq-w6a6" in {record["kernel"] for record in records}
         uuids.append(records[0]["run"])
 
-    assert uuids[0] in base("compare", *uuids, "--kind", "runs", "--db", "sweeps.sqlite", "--json")
+    # two runs of one commit may differ by the noise of a busy CPU
+    report = base(
+        *("compare", *uuids, "--kind", "runs", "--db", "sweeps.sqlite", "--json"),
+        codes=[ExitCode.PASS, ExitCode.REGRESSION, ExitCode.AMBIGUOUS],
+    )
+    assert json.loads(report)["base"] == uuids[0]
 
 
 def test_base_install_runs_the_smoke_suite(base):
