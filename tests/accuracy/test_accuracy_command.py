@@ -19,7 +19,7 @@ DATA = str(Path(__file__).parents[2] / "examples" / "models" / "tiny-llama" / "c
 def accuracy(cli, tiny_llama):
     """accuracy("--schemes", "w6a6"): on 5 segments of the held-out text."""
 
-    def run(*options: str, model=tiny_llama, data="heldout.txt"):
+    def run(*options, model=tiny_llama, data="heldout.txt"):
         text = () if data is None else ("--data", str(tiny_llama / data))
         quick = ("--device", "cpu", "--max-tokens", "1275")
         return cli("accuracy", "--model", str(model), *text, *quick, *options)

@@ -129,9 +129,9 @@ class Stored:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory, tiny_llama) -> Callable[..., Stored]:
+def stored(tmp_path_factory, tiny_llama):
     @cache
-    def original(kind: str) -> Path:
+    def original(kind):
         folder = tmp_path_factory.mktemp(f"original-{kind}")
         torch.manual_seed(0)
         BUILD[kind]().save_pretrained(folder)
@@ -140,7 +140,7 @@ def stored(tmp_path_factory, tiny_llama) -> Callable[..., Stored]:
         return folder
 
     @cache
-    def make(name: str, kind: str = "llama", kv_bits: int | None = None) -> Stored:
+    def make(name, kind="llama", kv_bits=None):
         scheme, out = resolve(name), tmp_path_factory.mktemp("checkpoints") / "checkpoint"
         tokens = torch.randint(3, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(7))
         quantize_checkpoint(
@@ -177,7 +177,7 @@ def generated(model: Any, texts: torch.Tensor, new: int, **named: Any) -> torch.
     ("name", "kind"),
     [*((name, "llama") for name in SCHEMES), ("w6a6", "opt"), ("w8a16", "opt"), ("w6a6", "qwen3")],
 )
-def test_logits_and_greedy_tokens_equal_those_of_decode(stored, name: str, kind: str) -> None:
+def test_logits_and_greedy_tokens_equal_those_of_decode(stored, name, kind):
     made = stored(name, kind)
     model, engine, texts = made.model(), made.engine(2, PROMPT + NEW), some_texts(2)
 
@@ -189,7 +189,7 @@ def test_logits_and_greedy_tokens_equal_those_of_decode(stored, name: str, kind:
 
 
 @pytest.mark.parametrize("name", ["w8a16", "w6a6"])
-def test_one_prefill_predicts_the_decoded_tokens(stored, name: str) -> None:
+def test_one_prefill_predicts_the_decoded_tokens(stored, name):
     """GEMMs of one token and of many sum alike on a CPU, but for the last bit of FP32."""
     made, texts = stored(name), some_texts(1)
     model = made.model()
@@ -201,7 +201,7 @@ def test_one_prefill_predicts_the_decoded_tokens(stored, name: str) -> None:
 
 
 @pytest.mark.parametrize("kv_bits", [8, 4])
-def test_quantized_cache_equals_that_of_decode(stored, kv_bits: int) -> None:
+def test_quantized_cache_equals_that_of_decode(stored, kv_bits):
     made, plain = stored("w8a16", kv_bits=kv_bits), stored("w8a16")
     texts = some_texts(2)
     logits = made.model()(input_ids=texts).logits
@@ -210,7 +210,7 @@ def test_quantized_cache_equals_that_of_decode(stored, kv_bits: int) -> None:
     assert not torch.equal(logits, plain.model()(input_ids=texts).logits)
 
 
-def test_scheme_in_memory_equals_its_checkpoint(stored, tiny_llama) -> None:
+def test_scheme_in_memory_equals_its_checkpoint(stored, tiny_llama):
     made = stored("w6a6")
     loaded = load_model(str(made.original), device=CPU)
     plan = EvaluationPlan(
@@ -226,7 +226,7 @@ def test_scheme_in_memory_equals_its_checkpoint(stored, tiny_llama) -> None:
     assert torch.equal(model(input_ids=ids).logits, made.model()(input_ids=ids).logits)
 
 
-def test_padding_before_a_text_changes_nothing(stored) -> None:
+def test_padding_before_a_text_changes_nothing(stored):
     model, texts = stored("w8a16").model(), some_texts(2, 7)
     padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), texts], dim=1)
     padded[1] = some_texts(1, 10)[0]
@@ -241,7 +241,7 @@ def test_padding_before_a_text_changes_nothing(stored) -> None:
     assert torch.equal(tokens[1], generated(model, padded[1:], 6)[0])
 
 
-def test_text_longer_than_one_launch_has_equal_logits(stored, monkeypatch) -> None:
+def test_text_longer_than_one_launch_has_equal_logits(stored, monkeypatch):
     model, texts = stored("w8a16").model(), some_texts(3, 40)
     whole = model(input_ids=texts).logits
     for most in (16, 100):  # a part of a text, two texts of three
@@ -249,7 +249,7 @@ def test_text_longer_than_one_launch_has_equal_logits(stored, monkeypatch) -> No
         torch.testing.assert_close(model(input_ids=texts).logits, whole, rtol=2e-3, atol=4e-3)
 
 
-def test_cache_grows_and_is_continued(stored) -> None:
+def test_cache_grows_and_is_continued(stored):
     model, texts = stored("w8a16").model(), some_texts(1, 20)
     cache = model(input_ids=texts[:, :5], use_cache=True).past_key_values
     logits = model(input_ids=texts[:, 5:], past_key_values=cache).logits
@@ -259,7 +259,7 @@ def test_cache_grows_and_is_continued(stored) -> None:
     torch.testing.assert_close(logits, whole, rtol=2e-3, atol=4e-3)
 
 
-def test_a_cache_of_another_model_is_refused(stored) -> None:
+def test_a_cache_of_another_model_is_refused(stored):
     ids = some_texts(1)
     with torch.no_grad():
         other = a_llama()(input_ids=ids, use_cache=True).past_key_values
@@ -267,13 +267,13 @@ def test_a_cache_of_another_model_is_refused(stored) -> None:
         stored("w8a16").model()(input_ids=ids, past_key_values=other)
 
 
-def test_hidden_states_beyond_fp16_are_refused(stored) -> None:
+def test_hidden_states_beyond_fp16_are_refused(stored):
     model = stored("w8a16", "past_fp16").model()
     with pytest.raises(QuantizeError, match="predicts NaN or infinity: kernels take and give FP16"):
         model(input_ids=some_texts(1))
 
 
-def test_modules_can_be_called_one_by_one(stored) -> None:
+def test_modules_can_be_called_one_by_one(stored):
     """The layers keep their names, for comparing each with its kernel."""
     model, ids = stored("w8a16").model(), some_texts(1)
     layers = [m for m in model.modules() if isinstance(m, KernelLinear)]

@@ -212,7 +212,7 @@ def test_model_equals_its_layers_with_a_rounded_cache(a_model, some_tokens, tmp_
 
     by_hand = ByHand(tmp_path / "atom")
 
-    def agreeing(kv_bits: int) -> float:
+    def agreeing(kv_bits):
         """Share of the tokens with equal logits; a code that flips changes those after it."""
         error = np.abs(by_hand.logits(tokens.numpy(), kv_bits) - logits).max(axis=1)
         return float((error < 1e-4 * logits.std()).mean())

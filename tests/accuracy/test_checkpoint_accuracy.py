@@ -15,7 +15,7 @@ from flexq_bench.exit_codes import ExitCode
 
 @pytest.fixture
 def accuracy(cli, tiny_llama):
-    def run(model: Path, *options: str):
+    def run(model, *options):
         text = ("--data", str(tiny_llama / "heldout.txt"))
         quick = ("--device", "cpu", "--max-tokens", "1275")
         return cli("accuracy", "--model", str(model), *text, *quick, *options)

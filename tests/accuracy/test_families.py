@@ -143,7 +143,7 @@ def family(tmp_path, tiny_llama):
     With tiny-llama's tokenizer and blocks that matter to what is predicted.
     """
 
-    def build(architecture: str, **changes) -> tuple[nn.Module, Path]:
+    def build(architecture, **changes):
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
         known = PARTLY_DENSE | FAMILIES | FOLDED | ALIKE
@@ -488,7 +488,7 @@ SCALED_LAYERS = ("_proj", "c_fc", "fc1", "fc2")
 def odd_model(tmp_path, tiny_llama):
     """odd_model(architecture): a model in BF16 and several files, with tiny-llama's tokenizer."""
 
-    def build(architecture: str) -> str:
+    def build(architecture):
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
         model = cls(cls.config_class(**(ODD_SIZES | WHOLE_MODELS[architecture])))
@@ -512,7 +512,7 @@ def odd_model(tmp_path, tiny_llama):
 def run_all_verbs(cli, tiny_llama, tmp_path):
     """run_all_verbs(model): evaluate and gate a model; return the report of `sensitivity`."""
 
-    def run(model: str, eight_bits: tuple[str, ...] = EIGHT_BITS) -> dict:
+    def run(model, eight_bits=EIGHT_BITS):
         where = ("--model", model, "--data", str(tiny_llama / "heldout.txt"), "--device", "cpu")
         calibration = ("--calibration", str(tiny_llama / "calibration.txt"))
         few = (*calibration, "--calibration-segments", "2", "--calibration-length", "32")

@@ -40,7 +40,7 @@ tolerance = 0.001
 def gate(cli, tiny_llama, tmp_path):
     """gate("--scheme", "w6a6", policy="…"): the gate with tiny-llama's policy, or another one."""
 
-    def run(*options: str, policy: str | None = None, data: str | None = "heldout.txt"):
+    def run(*options, policy=None, data="heldout.txt"):
         path = tiny_llama / "policy.toml"
         if policy is not None:
             path = tmp_path / "mine.toml"

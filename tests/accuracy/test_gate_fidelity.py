@@ -9,7 +9,6 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -58,7 +57,7 @@ def reverse_channels(operand):
 def quantize(cli, tiny_llama, tmp_path):
     """quantize("awq-w4a16", "--kv-bits", "8"): tiny-llama's checkpoint, of 2 short segments."""
 
-    def run(scheme: str, *options: str, segments=("2", "64")) -> Path:
+    def run(scheme, *options, segments=("2", "64")):
         folder = tmp_path / "checkpoint"
         text = str(tiny_llama / "calibration.txt")
         given = ("--calibration", text, "--calibration-segments", segments[0])
@@ -76,7 +75,7 @@ def quantize(cli, tiny_llama, tmp_path):
 def damaged(store_layers, tmp_path):
     """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
 
-    def make(folder: Path, damage) -> Path:
+    def make(folder, damage):
         source = open_checkpoint(folder)
         layers = {name: source.layer(name) for name in source.layers}
         layers[DAMAGED] = replace(layers[DAMAGED], weight=damage(layers[DAMAGED].weight))
@@ -96,7 +95,7 @@ def damaged(store_layers, tmp_path):
 def fidelity(cli, tiny_llama, tmp_path):
     """fidelity(checkpoint, "calibration.txt"): exit code, and the two checks of the gate."""
 
-    def run(checkpoint: Path, text: str | None, *options: str, tokens: int = 1275):
+    def run(checkpoint, text, *options, tokens=1275):
         path = tmp_path / "mine.toml"
         path.write_text(POLICY.format(tokens=tokens))
         given = () if text is None else ("--calibration", str(tiny_llama / text))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -73,7 +72,7 @@ def made(tiny_llama, tmp_path):
     config: settings of config.json that are others.
     """
 
-    def make(damage=None, **config) -> Path:
+    def make(damage=None, **config):
         folder = tmp_path / "made"
         shutil.copytree(tiny_llama, folder)
         weights = {n: w.float() for n, w in load_file(tiny_llama / "model.safetensors").items()}
@@ -89,7 +88,7 @@ def made(tiny_llama, tmp_path):
 
 @pytest.fixture
 def gate(cli, tiny_llama, tmp_path):
-    def run(model: Path, *options: str, policy: str = POLICY, reference: Path = tiny_llama):
+    def run(model, *options, policy=POLICY, reference=tiny_llama):
         path = tmp_path / "mine.toml"
         path.write_text(policy)
         where = ("--model", str(model), "--policy", str(path), "--device", "cpu")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,12 +49,10 @@ def codes(weight: np.ndarray, kind: Any) -> np.ndarray:
 
 
 @pytest.fixture
-def a_file(
-    gguf_writer: Callable[..., Any], tmp_path: Path
-) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
+def a_file(gguf_writer, tmp_path):
     """a_file(type): a LLaMA of one block, its layers of this type; and the layers' values."""
 
-    def build(kind: Any) -> tuple[Path, dict[str, np.ndarray]]:
+    def build(kind):
         path = tmp_path / f"model.{kind.name}.gguf"
         writer = gguf_writer(path, "llama", CONFIG, VOCABULARY)
         generator = np.random.default_rng(0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,15 +54,10 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 @pytest.fixture
-def a_file(gguf_writer: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+def a_file(gguf_writer, tmp_path):
     """a_file(architecture, model): the model in FP32; keys and tensors: more of them."""
 
-    def build(
-        architecture: str,
-        model: Any,
-        keys: dict[str, Any] | None = None,
-        tensors: dict[str, Any] | None = None,
-    ) -> Path:
+    def build(architecture, model, keys=None, tensors=None):
         config, path = model.config, tmp_path / "model.gguf"
         writer = gguf_writer(path, architecture, config, VOCABULARY)
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])

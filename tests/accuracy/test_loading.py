@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,17 @@ ONE = torch.tensor([1])
 
 
 @pytest.fixture
-def folder(tiny_llama, tmp_path) -> Path:
+def folder(tiny_llama, tmp_path):
     """A copy of tiny-llama to spoil."""
     return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
 
 
 @pytest.fixture
-def respell(folder) -> Callable[..., None]:
+def respell(folder):
     """respell(name, how): another tensor in place of one of the folder's weights."""
     from safetensors.torch import load_file, save_file
 
-    def write(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def write(name, how):
         tensors = load_file(folder / "model.safetensors")
         tensors[name] = how(tensors[name])
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -246,7 +245,7 @@ def test_a_damaged_gguf_file_is_refused(tmp_path):
 def test_unreadable_file_is_reported_as_permission_denied(folder, monkeypatch, name):
     opened = Path.open
 
-    def guarded(path: Path, *arguments, **options):
+    def guarded(path, *arguments, **options):
         if path.name == name:
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, *arguments, **options)
@@ -258,7 +257,7 @@ def test_unreadable_file_is_reported_as_permission_denied(folder, monkeypatch, n
 
 
 def test_unreadable_folder_is_named(folder, monkeypatch):
-    def guarded(path: Path) -> bool:
+    def guarded(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "is_file", guarded)

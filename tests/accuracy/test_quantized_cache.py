@@ -32,7 +32,7 @@ def test_cache_equals_that_of_decode_bit_for_bit(a_model, bits):
 def test_fewer_cache_bits_cost_more_and_sixteen_nothing(a_model, some_tokens):
     tokens = some_tokens(128)
 
-    def nll(bits: int) -> float:
+    def nll(bits):
         model = a_model()
         quantize_cache(model, bits)
         return perplexity(model, tokens, context=32).mean_nll

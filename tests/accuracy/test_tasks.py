@@ -47,7 +47,7 @@ def loaded(tiny_llama):
 def a_task(tmp_path):
     """A task file with questions of its own; its path."""
 
-    def write(name: str, rows: list[dict], **config) -> str:
+    def write(name, rows, **config):
         data = tmp_path / f"{name}.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         form = {
@@ -240,7 +240,7 @@ def answering(loaded, monkeypatch):
 
     prompts = []
 
-    def answer(text: str) -> list[str]:
+    def answer(text):
         def generate(_, requests, **__):
             prompts.extend(request.args[0] for request in requests)
             return [text] * len(requests)

@@ -14,7 +14,7 @@ from flexq_bench.accuracy.texts import drawn_windows, read_text, tokenize
 
 @pytest.fixture
 def a_file(tmp_path):
-    def write(name: str, content: str) -> str:
+    def write(name, content):
         path = tmp_path / name
         path.write_bytes(content.encode())
         return str(path)

@@ -40,7 +40,7 @@ UP = "model.layers.0.mlp.up_proj"
 
 
 @pytest.fixture
-def folder(write) -> Path:
+def folder(write):
     """Two blocks in two shards and more: codes with a tail, dual ones, a static activation."""
     matrix = torch.randn(96, 128, generator=torch.Generator().manual_seed(0))
     static = StaticActivation(NumberFormat(8), 0.5)

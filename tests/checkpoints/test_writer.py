@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -147,7 +146,7 @@ def test_static_scale_below_fp16_is_refused(write):
         write({NAME: QuantizedLayer(a_layer().weight, tiny)})
 
 
-def test_duplicate_name_is_refused(tmp_path: Path):
+def test_duplicate_name_is_refused(tmp_path):
     layer = QuantizedLayer(a_layer().weight, DynamicActivation(NumberFormat(8)))
     with CheckpointWriter(tmp_path / "out", {}, EXTENSION) as writer:
         writer.add_layer(NAME, layer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, event
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database
-from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, add_records
@@ -47,7 +47,7 @@ class Query:
 
 
 @pytest.fixture(scope="session")
-def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any) -> str:
+def filled(make_url, build, compared, commits):
     """URL of a database with three runs on two GPUs, samples and an alert."""
     url = make_url()
     with open_database(url) as database, database.session() as session:
@@ -76,15 +76,15 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
 
 
 @pytest.fixture
-def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Query]]]:
+def opened(filled, monkeypatch):
     """Open a page and return its queries: opened("history", show="levels")."""
     monkeypatch.setenv("FLEXQ_BENCH_DB", filled)
     queries: list[Query] = []
 
-    def listen(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+    def listen(_c, _cursor, statement, parameters, *_):
         queries.append(Query(statement, parameters))
 
-    def open_page(page: str, **link: str) -> list[Query]:
+    def open_page(page, **link):
         app = AppTest.from_string(
             f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
         )
@@ -106,7 +106,7 @@ def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 
 @pytest.fixture
-def database(filled: str) -> Iterator[Database]:
+def database(filled):
     with open_database(filled) as opened_database:
         yield opened_database
 
@@ -139,9 +139,7 @@ def _scans_all(node: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("page", "link"), [*((page, LINKS.get(page, {})) for page in PAGES), *MORE]
 )
-def test_no_page_scans_the_measurements_or_reads_samples(
-    opened: Callable[..., list[Query]], database: Database, page: str, link: dict[str, str]
-) -> None:
+def test_no_page_scans_the_measurements_or_reads_samples(opened, database, page, link):
     queries = opened(page, **link)
 
     assert queries
@@ -151,7 +149,7 @@ def test_no_page_scans_the_measurements_or_reads_samples(
         assert [scan for query in queries for scan in scans(connection, query)] == []
 
 
-def test_scan_of_measurements_is_detected(database: Database) -> None:
+def test_scan_of_measurements_is_detected(database):
     everything = Query("SELECT median_us FROM measurement WHERE detail = ''", ())
     through_an_index = Query("SELECT created_at FROM measurement ORDER BY created_at", ())
 

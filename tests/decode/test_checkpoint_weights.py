@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,15 +92,15 @@ class Stored:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Stored]:
+def stored(tmp_path_factory):
     @cache
-    def saved(kind: str) -> tuple[Small, Path]:
+    def saved(kind):
         small, folder = BUILD[kind](), tmp_path_factory.mktemp(kind)
         small.reference.save_pretrained(folder)
         return small, folder
 
     @cache
-    def make(kind: str, name: str) -> Stored:
+    def make(kind, name):
         small, folder = saved(kind)
         scheme, out = resolve(name), tmp_path_factory.mktemp("checkpoints") / "checkpoint"
         generator = torch.Generator().manual_seed(7)
@@ -188,7 +187,7 @@ def rms(values: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("kind", "name"), with_kernels())
-def test_logits_equal_those_of_the_codes_in_torch(stored, kind: str, name: str) -> None:
+def test_logits_equal_those_of_the_codes_in_torch(stored, kind, name):
     made = stored(kind, name)
     source = CheckpointWeights(made.checkpoint)
     got, in_torch, whole = logits(source), logits(source, instead=InTorch), in_transformers(made)
@@ -205,7 +204,7 @@ def test_logits_equal_those_of_the_codes_in_torch(stored, kind: str, name: str) 
     "name",
     ["smoothquant-w8a8", "dgq-w4a8", "awq-w4a16[symmetric=true]", "atom-w4a4"],
 )
-def test_calibration_affects_the_decoded_weights(stored, name: str) -> None:
+def test_calibration_affects_the_decoded_weights(stored, name):
     made = stored("llama", _quick(name))
     with_it, with_other = (
         CheckpointWeights(made.checkpoint),
@@ -221,7 +220,7 @@ def test_calibration_affects_the_decoded_weights(stored, name: str) -> None:
 
 @pytest.mark.parametrize("kv_bits", [8, 4])
 @pytest.mark.parametrize("kind", BUILD)
-def test_cache_is_rounded_as_in_accuracy(stored, kind: str, kv_bits: int) -> None:
+def test_cache_is_rounded_as_in_accuracy(stored, kind, kv_bits):
     made = stored(kind, "w8a16")
     source = CheckpointWeights(made.checkpoint)
     got = logits(source, kv_bits)
@@ -229,7 +228,7 @@ def test_cache_is_rounded_as_in_accuracy(stored, kind: str, kv_bits: int) -> Non
     assert rms(got - in_transformers(made, kv_bits)) < 0.5 * rms(got - logits(source))
 
 
-def test_fused_layer_keeps_the_codes_of_its_parts(stored) -> None:
+def test_fused_layer_keeps_the_codes_of_its_parts(stored):
     checkpoint = stored("opt", "w6a6").checkpoint
     names = [f"model.decoder.layers.1.self_attn.{kind}_proj" for kind in "qkv"]
     parts = [checkpoint.layer(name) for name in names]
@@ -241,7 +240,7 @@ def test_fused_layer_keeps_the_codes_of_its_parts(stored) -> None:
     assert torch.equal(whole.bias, torch.cat([part.bias for part in parts]))
 
 
-def test_different_parts_are_not_fused() -> None:
+def test_different_parts_are_not_fused():
     weight = torch.randn(4, 160, generator=torch.Generator().manual_seed(0))
     six, eight = (quantize(weight, NumberFormat(bits, 128)) for bits in (6, 8))
     activation = DynamicActivation(NumberFormat(6, 128))
@@ -262,14 +261,14 @@ def test_different_parts_are_not_fused() -> None:
     assert bias.tolist() == [0.0] * 4 + [1.0] * 4
 
 
-def test_a_layer_without_a_kernel_is_named(stored) -> None:
+def test_a_layer_without_a_kernel_is_named(stored):
     made = stored("llama", "w6a16")
 
     with pytest.raises(UsageError, match="qkv_proj of llama0, block 0 is int6/128 x fp16: no"):
         logits(CheckpointWeights(made.checkpoint))
 
 
-def test_dense_layers_run_in_fp16(stored) -> None:
+def test_dense_layers_run_in_fp16(stored):
     made = stored("llama", "w8a16")
     kept = "model.layers.1.mlp.down_proj"
     checkpoint = copy.copy(made.checkpoint)
@@ -284,7 +283,7 @@ def test_dense_layers_run_in_fp16(stored) -> None:
     assert model.kernels()["down_proj"] == "w8a16,fp16"
 
 
-def test_a_checkpoint_of_another_shape_is_refused(stored) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(stored):
     checkpoint = copy.copy(stored("llama", "w8a16").checkpoint)
     checkpoint.config = {**checkpoint.config, "intermediate_size": 128}
 

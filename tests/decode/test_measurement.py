@@ -79,8 +79,8 @@ Start = Callable[..., Workers]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    def begin(**changes: Any) -> Workers:
+def start(monkeypatch):
+    def begin(**changes):
         workers = Workers(**changes)
         monkeypatch.setattr(measuring, "WorkerProcess", workers)
         return workers
@@ -96,7 +96,7 @@ def decoded(
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
 
 
-def test_record_is_updated_after_each_process(start: Start) -> None:
+def test_record_is_updated_after_each_process(start):
     start()
 
     records = list(decoded())
@@ -115,7 +115,7 @@ def test_record_is_updated_after_each_process(start: Start) -> None:
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
 
-def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
+def test_long_decodes_use_fewer_processes_and_come_last(start):
     workers = start()
 
     last = {record.case: record for record in decoded(new=(1024, 128))}
@@ -127,7 +127,7 @@ def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
     assert new_tokens == [128, 128, 1024, 1024]
 
 
-def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
+def test_resumed_run_measures_missing_processes_only(start):
     start()
     stopped = {}
     for record in decoded():
@@ -146,7 +146,7 @@ def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
     assert list(decoded(before=last)) == []
 
 
-def test_run_with_other_seed_or_device_is_not_resumed(start: Start) -> None:
+def test_run_with_other_seed_or_device_is_not_resumed(start):
     start()
     before = {record.case: record for record in decoded(replace(SETUP, processes=1))}
 
@@ -157,7 +157,7 @@ def test_run_with_other_seed_or_device_is_not_resumed(start: Start) -> None:
         list(decoded(before=before))
 
 
-def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
+def test_refused_scheme_does_not_stop_the_others(start):
     workers = start(refused="fp16")
 
     records = list(decoded())
@@ -167,7 +167,7 @@ def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
     assert {scheme for _, scheme, *_ in workers.requests} == {"flexq-w6ax"}
 
 
-def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
+def test_a_scheme_is_loaded_once_for_all_its_caches(start):
     workers = start()
     schemes = tuple(read_scheme(name, 16) for name in ("fp16", "flexq-w6ax+kv8", "flexq-w6ax+kv4"))
 
@@ -179,7 +179,7 @@ def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
     assert [scheme for scheme, _ in workers.loaded] == ["fp16", "flexq-w6ax"] * 3
 
 
-def test_scheme_suffix_overrides_the_cache_bits() -> None:
+def test_scheme_suffix_overrides_the_cache_bits():
     assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
     assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
     assert read_scheme("atom-w4a4") == CachedScheme("atom-w4a4", 4)
@@ -193,20 +193,18 @@ def test_scheme_suffix_overrides_the_cache_bits() -> None:
         read_scheme("fp17+kv8", 16)
 
 
-def test_refusal_of_all_cases_is_a_usage_error(start: Start) -> None:
+def test_refusal_of_all_cases_is_a_usage_error(start):
     start(refused="fp16")
 
     with pytest.raises(UsageError, match="fp16 doesn't fit"):
         list(decoded(replace(SETUP, schemes=SCHEMES[:1])))
 
 
-def test_refused_batch_does_not_stop_the_others(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_batch_does_not_stop_the_others(start, monkeypatch):
     workers = start()
     ask = workers.ask
 
-    def crowded(what: str, **given: Any) -> dict[str, Any]:
+    def crowded(what, **given):
         if what == "check" and given["batch"] == 4:
             raise RefusedError("decode: batch 4 doesn't fit")
         return ask(what, **given)
@@ -228,7 +226,7 @@ def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
     return list(measuring.serve_all(SETUP, cases, run, COMMIT))
 
 
-def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
+def test_a_scheme_is_loaded_once_for_all_its_servings(start):
     workers = start()
 
     records = served((8, 40))
@@ -240,13 +238,13 @@ def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
     assert [r.tokens_per_s for r in records] == [1000.0] * 4
 
 
-def test_slots_do_not_exceed_requests(start: Start) -> None:
+def test_slots_do_not_exceed_requests(start):
     start()
 
     assert served((256,), requests=12)[0].parameters["slots"] == 12
 
 
-def test_refused_serving_does_not_stop_the_others(start: Start) -> None:
+def test_refused_serving_does_not_stop_the_others(start):
     start(refused="fp16")
 
     records = served((8, 256))

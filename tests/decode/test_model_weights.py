@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A LLaMA in several files."""
     small_llama(CPU).reference.save_pretrained(tmp_path, max_shard_size="200KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("build", [small_llama, small_opt])
-def test_folder_has_the_saved_weights(tmp_path: Path, build) -> None:
+def test_folder_has_the_saved_weights(tmp_path, build):
     small = build(CPU)
     small.reference.save_pretrained(tmp_path)
     source = open_weights(tmp_path)
@@ -42,12 +42,12 @@ def test_folder_has_the_saved_weights(tmp_path: Path, build) -> None:
     assert torch.equal(source.ends(CPU).head, small.source.ends(CPU).head)
 
 
-def test_shards_are_read_by_their_index(folder: Path) -> None:
+def test_shards_are_read_by_their_index(folder):
     weight = open_weights(folder).block(0, CPU).linears["down_proj"].weight
     assert (weight.rows, weight.k) == (192, 384)
 
 
-def test_unknown_architecture_is_refused(folder: Path) -> None:
+def test_unknown_architecture_is_refused(folder):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
 
@@ -76,20 +76,20 @@ def change_config(folder: Path, **values: Any) -> None:
         ({"attention_bias": True}, r"lacks 8 weights .*model\.layers\.0\.self_attn\.k_proj\.bias"),
     ],
 )
-def test_inconsistent_configuration_is_refused(folder, values, message) -> None:
+def test_inconsistent_configuration_is_refused(folder, values, message):
     change_config(folder, **values)
 
     with pytest.raises(UsageError, match=message):
         open_weights(folder)
 
 
-def test_model_without_class_has_that_of_its_type(folder: Path) -> None:
+def test_model_without_class_has_that_of_its_type(folder):
     change_config(folder, architectures=None)
 
     assert open_weights(folder).architecture.block == "llama"
 
 
-def test_null_in_a_configuration_equals_missing() -> None:
+def test_null_in_a_configuration_equals_missing():
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     nulls = {"num_key_value_heads": None, "head_dim": None}
 
@@ -98,7 +98,7 @@ def test_null_in_a_configuration_equals_missing() -> None:
     assert (dimensions.kv_heads, dimensions.head_dim) == (6, 32)
 
 
-def test_missing_keys_have_the_defaults_of_transformers() -> None:
+def test_missing_keys_have_the_defaults_of_transformers():
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     config |= {"num_attention_heads": 16, "head_dim": 16, "max_position_embeddings": 8192}
@@ -112,7 +112,7 @@ def test_missing_keys_have_the_defaults_of_transformers() -> None:
     assert dimensions.context == expected.sliding_window
 
 
-def test_head_dim_may_differ_from_hidden_by_heads() -> None:
+def test_head_dim_may_differ_from_hidden_by_heads():
     config = small_llama(torch.device("cpu")).reference.config.to_dict()
     sizes = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 64}
 
@@ -121,7 +121,7 @@ def test_head_dim_may_differ_from_hidden_by_heads() -> None:
     assert (architecture.dimensions.heads, architecture.head_dim) == (5, 64)
 
 
-def test_sliding_window_limits_the_context(folder: Path) -> None:
+def test_sliding_window_limits_the_context(folder):
     mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
     change_config(folder, **mistral, sliding_window=64)
     assert open_weights(folder).architecture.dimensions.context == 64
@@ -129,7 +129,7 @@ def test_sliding_window_limits_the_context(folder: Path) -> None:
     assert open_weights(folder).architecture.dimensions.context == 256
 
 
-def test_weights_beyond_fp16_are_refused(tmp_path: Path) -> None:
+def test_weights_beyond_fp16_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     small = small_llama(CPU)
@@ -142,7 +142,7 @@ def test_weights_beyond_fp16_are_refused(tmp_path: Path) -> None:
         open_weights(tmp_path).block(0, CPU)
 
 
-def test_other_rotary_scaling_is_refused() -> None:
+def test_other_rotary_scaling_is_refused():
     config = {**small_llama(CPU).reference.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
 
     with pytest.raises(UsageError, match="scales its rotary angles by 'yarn'"):
@@ -152,7 +152,7 @@ def test_other_rotary_scaling_is_refused() -> None:
         of_config({**config, **both}, "small")
 
 
-def test_qwen3_without_head_dim_has_the_default() -> None:
+def test_qwen3_without_head_dim_has_the_default():
     from transformers import Qwen3Config
 
     config = Qwen3Config(num_attention_heads=2, num_key_value_heads=1).to_dict()
@@ -161,17 +161,17 @@ def test_qwen3_without_head_dim_has_the_default() -> None:
     assert of_config({**config, "architectures": ["Qwen3ForCausalLM"]}, "small").head_dim == 128
 
 
-def test_unknown_model_suggests_near_names() -> None:
+def test_unknown_model_suggests_near_names():
     with pytest.raises(UsageError, match="no model 'lama-13b': there are llama-13b"):
         open_model("lama-13b", "fp16", 0)
 
 
-def test_overlong_name_is_an_unknown_model() -> None:
+def test_overlong_name_is_an_unknown_model():
     with pytest.raises(UsageError, match="no model 'xxx"):
         open_model("x" * 5000, "fp16", 0)
 
 
-def test_a_sequence_longer_than_the_context_is_refused() -> None:
+def test_a_sequence_longer_than_the_context_is_refused():
     with pytest.raises(UsageError, match="context of 512 tokens, and prompt and answer make 515"):
         check_capacity(515, 512, "small")
 
@@ -184,7 +184,7 @@ def test_a_catalog_model_of_another_block_is_refused(name):
         open_model(name, "fp16", 0)
 
 
-def test_footprint_of_llama_13b_follows_its_formats() -> None:
+def test_footprint_of_llama_13b_follows_its_formats():
     exact = footprint(open_model("llama-13b", "fp16", 0), 1, 1039, 16)
     six = footprint(open_model("llama-13b", "flexq-w6ax", 0), 1, 1039, 16)
 
@@ -198,7 +198,7 @@ def test_footprint_of_llama_13b_follows_its_formats() -> None:
     "label",
     ["atom-w4a4", "dgq-w4a8", "dual-w6a8", "w8a16", "w4a16", "fp6-w6a16", "cublaslt-w8a8", "fp16"],
 )
-def test_layer_memory_equals_the_packed_bytes(label: str) -> None:
+def test_layer_memory_equals_the_packed_bytes(label):
     n, k = 256, 1024
     kernel = linear_kernel(label, "cuda")
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0))

@@ -224,7 +224,7 @@ def test_pairs_of_blocks_align_with_outputs_where_faster(m, n, k, pairs):
 
 
 @pytest.mark.parametrize("config", CLUSTERS, ids=str)
-def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None:
+def test_persistent_clusters_share_all_steps_of_k(config):
     for m, n, steps in product((1, 40, 257), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
         shares = config.shares(m, n, steps, 132)
         outputs = -(-n // config.rows) * -(-m // config.tokens)
@@ -242,7 +242,7 @@ def test_persistent_clusters_share_all_steps_of_k(config: ClusterConfig) -> None
 
 
 @pytest.mark.parametrize("config", [c for c in CLUSTERS if c.resident > 1], ids=str)
-def test_next_launch_fits_next_to_a_persistent_block(config: ClusterConfig) -> None:
+def test_next_launch_fits_next_to_a_persistent_block(config):
     registers = FLEXQ.costs[config].registers
 
     found = occupancy(
@@ -270,7 +270,7 @@ def test_next_launch_fits_next_to_a_persistent_block(config: ClusterConfig) -> N
         (130, 256),
     ],
 )
-def test_bucket_rounds_tokens_up_to_tiles(m: int, bucket: int) -> None:
+def test_bucket_rounds_tokens_up_to_tiles(m, bucket):
     assert bucket_of(m) == bucket
     assert configs_for(FLEXQ, m, in_mma_order=True) == configs_for(FLEXQ, bucket, in_mma_order=True)
 
@@ -289,7 +289,7 @@ def test_only_left_over_tiles_are_shared_beyond_l2(m, n, k, shared):
 
 
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)
-def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> None:
+def test_persistent_blocks_share_all_steps_of_k(config):
     for m, n, steps in product((40, 257, 2048), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
         shares = config.shares(m, n, steps, 132)
         outputs = -(-n // (config.rows * config.sharers)) * -(-m // config.tokens)

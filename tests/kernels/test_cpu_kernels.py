@@ -51,9 +51,7 @@ def multiply(kernel: LinearKernel, x: Operand, w: Operand) -> torch.Tensor:
     k=st.one_of(st.just(1), st.integers(1, 400)),
     seed=st.integers(0, 2**31),
 )
-def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
-    label: str, m: int, n: int, k: int, seed: int
-) -> None:
+def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(label, m, n, k, seed):
     kernel = operands.linear_kernel(label, "cpu")
     a, b = kernel.spec.activation, kernel.spec.weight
     x_codes = operands.random_codes(m, k, a.bits, seed=seed)
@@ -70,7 +68,7 @@ def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
 
 @pytest.mark.parametrize("label", INTEGER_KERNELS)
 @pytest.mark.parametrize("extreme", ["lowest", "lowest but one", "highest", "zero"])
-def test_a_matrix_of_one_extreme_code_is_exact(label: str, extreme: str) -> None:
+def test_a_matrix_of_one_extreme_code_is_exact(label, extreme):
     kernel = operands.linear_kernel(label, "cpu")
     a, b = kernel.spec.activation, kernel.spec.weight
     x_code, w_code = (
@@ -91,7 +89,7 @@ def test_a_matrix_of_one_extreme_code_is_exact(label: str, extreme: str) -> None
 
 @pytest.mark.parametrize("label", KERNELS)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 100, 300), (8, 64, 576), (17, 8, 64)])
-def test_real_inputs_stay_within_fp16_of_float64(label: str, m: int, n: int, k: int) -> None:
+def test_real_inputs_stay_within_fp16_of_float64(label, m, n, k):
     kernel = operands.linear_kernel(label, "cpu")
     generator = torch.Generator().manual_seed(m + n + k)
     x = kernel.quantize_activation(torch.randn(m, k, generator=generator).half())
@@ -105,7 +103,7 @@ def test_real_inputs_stay_within_fp16_of_float64(label: str, m: int, n: int, k: 
 
 
 @pytest.mark.parametrize("label", KERNELS)
-def test_linear_is_quantization_and_gemm(label: str) -> None:
+def test_linear_is_quantization_and_gemm(label):
     kernel = operands.linear_kernel(label, "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(5, 200, generator=generator).half()
@@ -119,7 +117,7 @@ def test_linear_is_quantization_and_gemm(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", KERNELS)
-def test_bias_is_added_to_every_token(label: str) -> None:
+def test_bias_is_added_to_every_token(label):
     kernel = operands.linear_kernel(label, "cpu")
     x, w = torch.zeros(2, 64).half(), torch.zeros(3, 64).half()
     bias = torch.tensor([1.0, -2.0, 0.5]).half()
@@ -136,7 +134,7 @@ def test_bias_is_added_to_every_token(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", KERNELS)
-def test_operands_of_different_k_are_refused(label: str) -> None:
+def test_operands_of_different_k_are_refused(label):
     kernel = operands.linear_kernel(label, "cpu")
     x = kernel.pack_activation(kernel.quantize_activation(torch.ones(1, 64).half()))
     w = kernel.pack_weight(kernel.quantize_weight(torch.ones(4, 65).half()))
@@ -145,7 +143,7 @@ def test_operands_of_different_k_are_refused(label: str) -> None:
         kernel.gemm(x, w, torch.empty(1, 4).half())
 
 
-def test_reference_is_the_sum_over_scaled_groups() -> None:
+def test_reference_is_the_sum_over_scaled_groups():
     x = operands.unit_operand(operands.random_codes(4, 300, 6, seed=1), 6, 128)
     w = operands.unit_operand(operands.random_codes(5, 300, 6, seed=2), 6, 128)
 
@@ -164,7 +162,7 @@ def test_reference_is_the_sum_over_scaled_groups() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8, 16])
-def test_the_read_probe_reads_every_byte(bits: int) -> None:
+def test_the_read_probe_reads_every_byte(bits):
     probe = resolve(f"read-{bits}", "cpu")
     assert not isinstance(probe, LinearKernel)
     gemm = GemmWorkload(1, 64, 300)

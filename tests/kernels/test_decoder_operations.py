@@ -31,33 +31,33 @@ CODES = Packing("group-codes", 6, torch.empty(0))
     ],
     ids=lambda build: build.name,
 )
-def test_they_compile_without_spilling(build) -> None:
+def test_they_compile_without_spilling(build):
     for usage in resources(compile_build(build, "sm_90")).values():
         assert usage.stack_bytes == 0
 
 
-def test_many_sequences_are_split_less() -> None:
+def test_many_sequences_are_split_less():
     assert split_count(40, 1024, 132) == 8
     assert split_count(40 * 4, 1024, 132) == 2
     assert split_count(40 * 64, 1024, 132) == 1
 
 
-def test_short_sequences_are_split_less() -> None:
+def test_short_sequences_are_split_less():
     assert split_count(8, 128, 132) == 2
     assert split_count(8, 1, 132) == 1
 
 
-def test_only_long_sequences_have_more_splits_than_a_cluster() -> None:
+def test_only_long_sequences_have_more_splits_than_a_cluster():
     assert split_count(8, 2048, 132) == 8
     assert split_count(8, 32768, 132) == 32
 
 
-def test_warp_loads_as_many_tiles_as_registers_hold() -> None:
+def test_warp_loads_as_many_tiles_as_registers_hold():
     assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
     assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
 
 
-def test_attention_packs_heads_of_whole_groups() -> None:
+def test_attention_packs_heads_of_whole_groups():
     rows = Packing("row-codes", 8, torch.empty(0))
 
     assert can_pack(CODES, AttentionShape(8, 1, 128, None))
@@ -67,7 +67,7 @@ def test_attention_packs_heads_of_whole_groups() -> None:
     assert not can_pack(rows, AttentionShape(8, 1, 128, None))
 
 
-def test_heads_that_no_warp_holds_are_refused() -> None:
+def test_heads_that_no_warp_holds_are_refused():
     with pytest.raises(UnsupportedError, match="got 300 and 1"):
         attention_build(AttentionShape(1, 1, 300, None), 16, None)
     with pytest.raises(UnsupportedError, match="got 128 and 16"):
@@ -75,7 +75,7 @@ def test_heads_that_no_warp_holds_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_cache_of_codes_is_within_half_a_step(bits: int) -> None:
+def test_a_cache_of_codes_is_within_half_a_step(bits):
     x = torch.randn(5, 3, 64, generator=torch.Generator().manual_seed(0)).half()
     codes, scales = kv.encode(x, bits)
 
@@ -86,18 +86,18 @@ def test_a_cache_of_codes_is_within_half_a_step(bits: int) -> None:
     assert bool((error <= scales[..., :1].float() * 0.52 + 4e-3).all())
 
 
-def test_a_constant_head_is_its_least_value() -> None:
+def test_a_constant_head_is_its_least_value():
     codes, scales = kv.encode(torch.full((1, 16), 0.5).half(), 8)
 
     assert torch.equal(kv.decode(codes, scales, 8), torch.full((1, 16), 0.5))
 
 
-def test_a_width_that_no_kernel_reads_is_refused() -> None:
+def test_a_width_that_no_kernel_reads_is_refused():
     with pytest.raises(ShapeError, match="16, 8 or 4 bits, got 5"):
         kv.empty_layer(1, 1, 8, 64, 5, torch.device("cpu"))
 
 
-def test_pick_appends_first_most_likely_token_up_to_capacity() -> None:
+def test_pick_appends_first_most_likely_token_up_to_capacity():
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, -1.0]]).half()
     tokens, positions = torch.zeros(2, dtype=torch.int32), torch.tensor([1, 3], dtype=torch.int32)
     history = torch.full((3, 4), -1)

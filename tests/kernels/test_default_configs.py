@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -30,11 +29,11 @@ LABELS = (
 
 
 @pytest.fixture
-def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
+def kernel_on():
     """A kernel whose configurations are chosen for a target's GPU."""
     with ExitStack() as described:
 
-        def kernel(label: str, target: str) -> LinearKernel:
+        def kernel(label, target):
             described.enter_context(chosen_for(OF_TARGET[target]))
             found = resolve(label, "cuda")
             assert isinstance(found, LinearKernel)
@@ -45,9 +44,7 @@ def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("label", LABELS)
-def test_untuned_configuration_is_a_candidate(
-    kernel_on: Callable[[str, str], LinearKernel], label: str, target: str
-) -> None:
+def test_untuned_configuration_is_a_candidate(kernel_on, label, target):
     kernel = kernel_on(label, target)
 
     for m in TOKENS:
@@ -57,9 +54,7 @@ def test_untuned_configuration_is_a_candidate(
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
-def test_few_rows_per_sm_use_more_warps(
-    kernel_on: Callable[[str, str], LinearKernel], label: str
-) -> None:
+def test_few_rows_per_sm_use_more_warps(kernel_on, label):
     kernel = kernel_on(label, "sm_90")
     configs = [kernel.default_config(GemmWorkload(1, n, 8192)) for n in (4096, 12288, 28672)]
 

@@ -36,7 +36,7 @@ def nearest_e4m3(values: torch.Tensor) -> torch.Tensor:
     return numbers[place] * values.sign()
 
 
-def test_codes_are_nearest_with_ties_to_even() -> None:
+def test_codes_are_nearest_with_ties_to_even():
     numbers = e4m3_numbers()
     ties = (numbers[1:] + numbers[:-1]) / 2
     generator = torch.Generator().manual_seed(1)
@@ -51,7 +51,7 @@ def test_codes_are_nearest_with_ties_to_even() -> None:
     assert torch.equal(operand.values.double(), nearest_e4m3(row))
 
 
-def test_row_scale_is_rounded_to_fp16() -> None:
+def test_row_scale_is_rounded_to_fp16():
     matrix = torch.tensor([[1.0, -3.0], [700.0, 0.1], [0.0, 0.0]]).half()
 
     operand = quantize_e4m3(matrix)
@@ -62,7 +62,7 @@ def test_row_scale_is_rounded_to_fp16() -> None:
     assert operand.dequantize()[2].tolist() == [0.0, 0.0]
 
 
-def test_values_past_a_rounded_scale_saturate() -> None:
+def test_values_past_a_rounded_scale_saturate():
     # 3.5e-5 / 448 is 1.3 times FP16's smallest number, to which it rounds.
     matrix = torch.tensor([[3.5e-5, 1e-5]]).half()
 
@@ -72,7 +72,7 @@ def test_values_past_a_rounded_scale_saturate() -> None:
     assert operand.values.double()[0, 0] == 448
 
 
-def test_rounding_gives_what_the_codes_stand_for() -> None:
+def test_rounding_gives_what_the_codes_stand_for():
     matrix = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)).half()
     matrix[0, 0], matrix[1] = 300, matrix[1] * 1e-6
 
@@ -81,7 +81,7 @@ def test_rounding_gives_what_the_codes_stand_for() -> None:
     assert torch.equal(rounded.double(), quantize_e4m3(matrix).dequantize())
 
 
-def test_integer_and_fp8_codes_are_not_interchangeable() -> None:
+def test_integer_and_fp8_codes_are_not_interchangeable():
     matrix = torch.ones(2, 8).half()
     fp8, int8 = NumberFormat(8, kind="float"), NumberFormat(8)
 
@@ -93,7 +93,7 @@ def test_integer_and_fp8_codes_are_not_interchangeable() -> None:
         checked_scales(quantize_e4m3(matrix), int8)
 
 
-def test_fp8_sums_have_tolerance_of_terms_and_fewer_bits() -> None:
+def test_fp8_sums_have_tolerance_of_terms_and_fewer_bits():
     x = quantize_e4m3(torch.tensor([[448.0, 448.0]]).half())
     w = quantize_e4m3(torch.tensor([[448.0, -448.0]]).half())
     integers = quantize_symmetric(torch.ones(1, 2).half(), 8, None)
@@ -107,7 +107,7 @@ def test_fp8_sums_have_tolerance_of_terms_and_fewer_bits() -> None:
     assert reference_gemm(dense, integers).sum_bits == 24
 
 
-def test_float_sums_have_fewer_bits_than_integer_sums() -> None:
+def test_float_sums_have_fewer_bits_than_integer_sums():
     long = Operand(torch.ones(1, 1 << 15).half(), None, 16, None)
     codes = quantize_symmetric(torch.ones(1, 1 << 15).half(), 8, None)
 

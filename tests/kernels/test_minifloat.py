@@ -53,13 +53,13 @@ def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) ->
 
 
 @pytest.mark.parametrize("bits", [6, 5])
-def test_codes_stand_for_what_the_format_says(bits: int) -> None:
+def test_codes_stand_for_what_the_format_says(bits):
     assert torch.equal(minifloat_numbers(bits), numbers_of(bits))
     assert float(minifloat_numbers(bits).max()) == {6: 28.0, 5: 24.0}[bits]
 
 
 @pytest.mark.parametrize("bits", [6, 5])
-def test_minifloats_are_nearest_with_ties_to_even(bits: int) -> None:
+def test_minifloats_are_nearest_with_ties_to_even(bits):
     numbers = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
     ties = (numbers[1:] + numbers[:-1]) / 2
     generator = torch.Generator().manual_seed(1)
@@ -77,7 +77,7 @@ def test_minifloats_are_nearest_with_ties_to_even(bits: int) -> None:
     assert torch.equal(operand.values.double(), expected)
 
 
-def test_scales_are_a_rows_or_a_groups_own() -> None:
+def test_scales_are_a_rows_or_a_groups_own():
     matrix = torch.tensor([[1.0, -3.0, 0.5], [700.0, 0.1, 0.0], [0.0, 0.0, 0.0]]).half()
 
     row, group = quantize_minifloat(matrix, 6), quantize_minifloat(matrix, 6, 2)
@@ -91,7 +91,7 @@ def test_scales_are_a_rows_or_a_groups_own() -> None:
     assert row.dequantize()[2].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_other_bits_and_integers_are_refused() -> None:
+def test_other_bits_and_integers_are_refused():
     matrix = torch.ones(2, 8).half()
 
     with pytest.raises(ShapeError, match="5 or 6 bits, got 4"):
@@ -102,7 +102,7 @@ def test_other_bits_and_integers_are_refused() -> None:
 
 @pytest.mark.parametrize("bits", [6, 5])
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_the_numbers_of_its_fragments(bits: int, n: int, k: int) -> None:
+def test_every_lane_finds_the_numbers_of_its_fragments(bits, n, k):
     codes = torch.randint(1 << bits, (n, k), generator=torch.Generator().manual_seed(n))
     if n * k >= 1 << bits:
         codes.view(-1)[: 1 << bits] = torch.arange(1 << bits)  # every code is there
@@ -129,7 +129,7 @@ def test_every_lane_finds_the_numbers_of_its_fragments(bits: int, n: int, k: int
 
 
 @pytest.mark.parametrize("bits", [6, 5])
-def test_packed_weights_take_their_bits_and_no_more(bits: int) -> None:
+def test_packed_weights_take_their_bits_and_no_more(bits):
     kernel = operands.linear_kernel(f"fp{bits}-w{bits}a16", "cuda")
     weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
 
@@ -137,7 +137,7 @@ def test_packed_weights_take_their_bits_and_no_more(bits: int) -> None:
 
 
 @pytest.mark.parametrize("label", ["fp6-w6a16", "fp5-w5a16", "fp6-w6a16[fine]"])
-def test_every_code_counts_for_its_number_on_the_cpu(label: str) -> None:
+def test_every_code_counts_for_its_number_on_the_cpu(label):
     kernel = operands.linear_kernel(label, "cpu")
     bits, group = kernel.spec.weight.bits, kernel.spec.weight.group
     numbers = minifloat_numbers(bits)

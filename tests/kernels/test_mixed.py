@@ -22,7 +22,7 @@ def some_order(k: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("k", [1, 2, 128, 300, 1111, 28672])
-def test_default_order_is_a_permutation_with_distant_neighbours(k: int) -> None:
+def test_default_order_is_a_permutation_with_distant_neighbours(k):
     order = default_order(k).long()
 
     assert torch.equal(order.sort().values, torch.arange(k))
@@ -30,7 +30,7 @@ def test_default_order_is_a_permutation_with_distant_neighbours(k: int) -> None:
         assert int((order[1:] - order[:-1]).abs().min()) > k // 4
 
 
-def test_mixed_groups_have_4_bits_and_the_last_8() -> None:
+def test_mixed_groups_have_4_bits_and_the_last_8():
     matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).half()
     order = some_order(300, seed=2)
 
@@ -48,19 +48,19 @@ def test_mixed_groups_have_4_bits_and_the_last_8() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 3], [0, 1]])
-def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
+def test_an_order_that_is_no_permutation_is_refused(order):
     with pytest.raises(ShapeError, match="each of 3 columns once"):
         quantize_mixed(torch.ones(1, 3), torch.tensor(order))
 
 
-def test_mixed_codes_are_not_accepted_as_4_bit_codes() -> None:
+def test_mixed_codes_are_not_accepted_as_4_bit_codes():
     mixed = quantize_mixed(torch.ones(2, 300).half())
 
     with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
         checked_scales(mixed, NumberFormat(4, 128))
 
 
-def test_operands_in_different_orders_are_refused() -> None:
+def test_operands_in_different_orders_are_refused():
     matrix = torch.ones(2, 300).half()
     x, w = (quantize_mixed(matrix, some_order(300, seed)) for seed in (1, 2))
 
@@ -69,7 +69,7 @@ def test_operands_in_different_orders_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
+def test_8_bit_tail_is_two_tiles_of_nibbles(n, k):
     w = operands.random_mixed(n, k, seed=n)
 
     packed = operands.linear_kernel("atom-w4a4", "cuda").pack_weight(w)
@@ -97,7 +97,7 @@ def test_8_bit_tail_is_two_tiles_of_nibbles(n: int, k: int) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
+def test_sums_are_exact_on_the_cpu(n, k):
     kernel = operands.linear_kernel("atom-w4a4", "cpu")
     x = operands.random_mixed(4, k, seed=1, scale=2.0**-10)
     w = operands.random_mixed(n, k, seed=2)
@@ -109,7 +109,7 @@ def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
     assert torch.equal(out, product.half())
 
 
-def test_input_is_read_in_the_calibrated_channel_order() -> None:
+def test_input_is_read_in_the_calibrated_channel_order():
     kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 300, generator=generator).half()
@@ -124,7 +124,7 @@ def test_input_is_read_in_the_calibrated_channel_order() -> None:
     assert torch.equal(out, reference.y.half())
 
 
-def test_weight_without_order_keeps_channel_order() -> None:
+def test_weight_without_order_keeps_channel_order():
     kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(3, 300, generator=generator).half()
@@ -138,7 +138,7 @@ def test_weight_without_order_keeps_channel_order() -> None:
     assert torch.equal(out, expected.y.half())
 
 
-def test_atom_clips_4_bit_activation_groups() -> None:
+def test_atom_clips_4_bit_activation_groups():
     x = torch.randn(3, 300, generator=torch.Generator().manual_seed(4)).half()
     order = torch.arange(300)
     whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))
@@ -153,7 +153,7 @@ def test_atom_clips_4_bit_activation_groups() -> None:
     assert torch.equal(clipped.scales[:, 2], whole.scales[:, 2])  # the group of 8 bits
 
 
-def test_an_operand_refuses_an_order_of_another_length() -> None:
+def test_an_operand_refuses_an_order_of_another_length():
     codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, 3).half()
 
     with pytest.raises(ShapeError, match="order of 300 columns"):

@@ -11,7 +11,7 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import Backend, PackedOperand
+from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand, quantize_dual_grained
 from flexq_bench.kernels.formats.dual_grained import int8_values
@@ -76,7 +76,7 @@ def two_level(packed: PackedOperand, words: torch.Tensor, lane: int, o: int):
         ("dual-w6a8", two_level),
     ],
 )
-def test_lanes_get_int8_weights_from_packed_codes(label: str, operand_of, n: int, k: int) -> None:
+def test_lanes_get_int8_weights_from_packed_codes(label, operand_of, n, k):
     kernel = operands.linear_kernel(label, "cuda")
     weight = operands.random_weight(kernel.spec.weight, n, k, seed=n)
 
@@ -94,7 +94,7 @@ def test_lanes_get_int8_weights_from_packed_codes(label: str, operand_of, n: int
     assert torch.equal(found.view(expected.shape), expected)
 
 
-def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
+def test_dual_grained_quantization_keeps_values_within_int8_and_close():
     matrix = torch.randn(9, 300, generator=torch.Generator().manual_seed(5)).half()
     matrix[3, :128] = matrix[3, :128].abs()  # a group of one sign
     matrix[4] = 0
@@ -117,9 +117,7 @@ def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
     ("scale", "zero", "code"), [(9.0, 0, 15), (9.0, -15, 0), (100.0, -8, 10), (127.0, -15, 0)]
 )
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_weights_that_would_overflow_int8_are_refused(
-    backend: Backend, scale: float, zero: int, code: int
-) -> None:
+def test_weights_that_would_overflow_int8_are_refused(backend, scale, zero, code):
     kernel = operands.linear_kernel("dgq-w4a8", backend)
     good = operands.random_dual_grained(2, 130, GROUP, seed=1)
     assert good.scales is not None
@@ -136,7 +134,7 @@ def test_weights_that_would_overflow_int8_are_refused(
     ("field", "value", "message"),
     [("values", 16, "codes"), ("zero_points", 1, "zero points"), ("scales", 1.5, "scales")],
 )
-def test_invalid_dual_grained_codes_are_refused(field: str, value: float, message: str) -> None:
+def test_invalid_dual_grained_codes_are_refused(field, value, message):
     good = operands.random_dual_grained(2, 130, GROUP, seed=1)
     changed = getattr(good, field).clone()
     changed[0, 0] = value
@@ -150,9 +148,7 @@ def test_invalid_dual_grained_codes_are_refused(field: str, value: float, messag
     [("values", -32, "codes"), ("scales", 5, "scales"), ("scales", 0, "scales")],
 )
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_invalid_two_level_codes_are_refused(
-    backend: Backend, field: str, value: float, message: str
-) -> None:
+def test_invalid_two_level_codes_are_refused(backend, field, value, message):
     kernel = operands.linear_kernel("dual-w6a8", backend)
     good = operands.random_two_level(2, 130, GROUP, seed=1)
     changed = getattr(good, field).clone()
@@ -163,7 +159,7 @@ def test_invalid_two_level_codes_are_refused(
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
-def test_dual_grained_sums_are_exact_on_the_cpu(label: str) -> None:
+def test_dual_grained_sums_are_exact_on_the_cpu(label):
     kernel = operands.linear_kernel(label, "cpu")
     w = operands.random_weight(kernel.spec.weight, 21, 300, seed=2)
     x = operands.unit_operand(operands.random_codes(5, 300, 8, seed=3), 8, None, 2.0**-10)
@@ -175,7 +171,7 @@ def test_dual_grained_sums_are_exact_on_the_cpu(label: str) -> None:
     assert torch.equal(reference_gemm(x, w).y.half(), out)
 
 
-def test_an_operand_refuses_zero_points_of_another_shape() -> None:
+def test_an_operand_refuses_zero_points_of_another_shape():
     codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, 3).half()
 
     with pytest.raises(ShapeError, match="zero points must be 2x3"):
@@ -183,7 +179,7 @@ def test_an_operand_refuses_zero_points_of_another_shape() -> None:
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
-def test_k_past_what_int32_sums_is_refused(label: str) -> None:
+def test_k_past_what_int32_sums_is_refused(label):
     kernel = operands.linear_kernel(label, "cuda")
     longest = operands.random_weight(kernel.spec.weight, 1, 131071, seed=1)
     too_long = operands.random_weight(kernel.spec.weight, 1, 131072, seed=1)

@@ -84,9 +84,7 @@ def by_the_paper(row: list[float], number: NumberFormat) -> tuple[list[int], lis
 @every_case
 @every_format
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_reference_is_the_papers_formula(
-    case: str, number: NumberFormat, dtype: torch.dtype
-) -> None:
+def test_the_reference_is_the_papers_formula(case, number, dtype):
     matrix = EDGE_CASES[case].to(dtype)
 
     quantized = quantize_symmetric(matrix, number.bits, number.group)
@@ -99,7 +97,7 @@ def test_the_reference_is_the_papers_formula(
 
 
 @pytest.mark.parametrize(("bits", "group"), [(1, 128), (9, 128), (6, 0)])
-def test_invalid_bits_and_groups_are_refused(bits: int, group: int) -> None:
+def test_invalid_bits_and_groups_are_refused(bits, group):
     with pytest.raises(ShapeError):
         quantize_symmetric(torch.ones(1, 4), bits, group)
 
@@ -107,7 +105,7 @@ def test_invalid_bits_and_groups_are_refused(bits: int, group: int) -> None:
 @every_case
 @every_format
 @pytest.mark.parametrize("path", PATHS)
-def test_every_path_rounds_as_the_reference(path: str, case: str, number: NumberFormat) -> None:
+def test_every_path_rounds_as_the_reference(path, case, number):
     matrix = EDGE_CASES[case]
 
     rounded = PATHS[path](matrix, number)
@@ -118,7 +116,7 @@ def test_every_path_rounds_as_the_reference(path: str, case: str, number: Number
 
 @every_case
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_quantize_activations_as_the_reference(name: str, case: str) -> None:
+def test_kernels_quantize_activations_as_the_reference(name, case):
     kernel, number = operands.linear_kernel(KERNELS[name], "cpu"), NumberFormat.parse(name)
 
     quantized = kernel.quantize_activation(EDGE_CASES[case])
@@ -132,7 +130,7 @@ def test_kernels_quantize_activations_as_the_reference(name: str, case: str) -> 
 
 @pytest.mark.parametrize("share", [0.9, 0.5])
 @every_case
-def test_clipping_is_equal_in_training_and_evaluation(case: str, share: float) -> None:
+def test_clipping_is_equal_in_training_and_evaluation(case, share):
     matrix, number = EDGE_CASES[case].double(), NumberFormat(4, 100, clip=share)
     groups = -(-matrix.shape[1] // 100)
     learned = torch.full((matrix.shape[0], groups), share, dtype=torch.float64)
@@ -146,7 +144,7 @@ def test_clipping_is_equal_in_training_and_evaluation(case: str, share: float) -
 @pytest.mark.parametrize("path", ["NumberFormat.round", "activations of schemes"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @every_format
-def test_what_is_not_finite_is_refused(path: str, bad: float, number: NumberFormat) -> None:
+def test_what_is_not_finite_is_refused(path, bad, number):
     matrix = EDGE_CASES["many decades"].clone()
     matrix[3, 299] = bad
 
@@ -158,7 +156,7 @@ def test_what_is_not_finite_is_refused(path: str, bad: float, number: NumberForm
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_a_scale_past_fp16_is_refused(dtype: torch.dtype, share: float) -> None:
+def test_a_scale_past_fp16_is_refused(dtype, share):
     top = 31
     fits = torch.tensor([[65504.0 * top, -1.0]], dtype=dtype)
 

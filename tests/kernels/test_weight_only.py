@@ -26,7 +26,7 @@ def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) ->
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_the_fragments_of_the_mma(bits: int, n: int, k: int) -> None:
+def test_every_lane_finds_the_fragments_of_the_mma(bits, n, k):
     codes = operands.random_codes(n, k, bits, seed=n)
     tiles = tile_weights(codes, bits)
     row_tiles, steps = tiles.shape[:2]
@@ -49,7 +49,7 @@ def test_every_lane_finds_the_fragments_of_the_mma(bits: int, n: int, k: int) ->
     assert torch.equal(found.view(expected.shape), expected)
 
 
-def test_scales_of_rows_eight_apart_lie_together() -> None:
+def test_scales_of_rows_eight_apart_lie_together():
     scales = torch.arange(20 * 3).view(20, 3).half()
 
     tiled = tile_scales(scales)
@@ -60,14 +60,14 @@ def test_scales_of_rows_eight_apart_lie_together() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 128)])
-def test_packed_weights_take_what_the_floor_reads(bits: int, group: int | None) -> None:
+def test_packed_weights_take_what_the_floor_reads(bits, group):
     kernel = WeightOnlyGemm(bits)
     weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
 
     assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, group)
 
 
-def test_zero_points_are_packed_next_to_scales() -> None:
+def test_zero_points_are_packed_next_to_scales():
     kernel = WeightOnlyGemm(4, "zeros")
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (20, 300), generator=generator, dtype=torch.int8)
@@ -87,7 +87,7 @@ def test_zero_points_are_packed_next_to_scales() -> None:
 
 
 @pytest.mark.parametrize("label", ["w8a16", "w4a16", "w4a16[zeros]"])
-def test_both_backends_agree_on_the_formats(label: str) -> None:
+def test_both_backends_agree_on_the_formats(label):
     cpu, cuda = resolve(label, "cpu"), resolve(label, "cuda")
 
     assert isinstance(cuda, LinearKernel)

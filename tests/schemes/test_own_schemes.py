@@ -60,7 +60,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def cli(capsys):
-    def run(*arguments: str) -> SimpleNamespace:
+    def run(*arguments):
         capsys.readouterr()
         code = main(arguments)
         captured = capsys.readouterr()

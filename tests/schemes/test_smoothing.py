@@ -61,7 +61,7 @@ def test_fold_knows_norms_that_add_one_to_their_weight():
     site_input, x = SiteInput("norm", ("reader",), "norm"), torch.randn(5, 8)
     norm.weight.data = torch.randn(8)
 
-    def compute() -> torch.Tensor:
+    def compute():
         unit = nn.functional.layer_norm(x, (8,))
         return reader(unit * (norm.weight + 1))
 

@@ -41,7 +41,7 @@ def tiny():
 def sensitivity(capsys):
     """Run the verb: exit code, stdout, stderr."""
 
-    def run(*options: str):
+    def run(*options):
         capsys.readouterr()
         code = main(("sensitivity", "--model", str(TINY), "--data", str(DATA), *options))
         captured = capsys.readouterr()

@@ -99,7 +99,7 @@ def test_words_before_version_0_18_are_unpacked(a_folder, dense_tensors, bits):
     weights = weights_of(num_bits=bits, symmetric=False, strategy="group", group_size=64)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
 
-    def older(matrix: torch.Tensor) -> torch.Tensor:
+    def older(matrix):
         each = 32 // bits
         codes = matrix.int() + (1 << (bits - 1))
         codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each))
