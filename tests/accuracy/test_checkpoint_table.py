@@ -13,8 +13,6 @@ from flexq_bench.stats import is_clear, mean_difference_interval
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "checkpoints.py"
 QUICK = ("w8a16", "fp6")  # whose kernels are fast on a CPU
 _SPEC = importlib.util.spec_from_file_location("checkpoints", SCRIPT)
-assert _SPEC is not None
-assert _SPEC.loader is not None
 checkpoints = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(checkpoints)
 

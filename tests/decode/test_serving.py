@@ -55,12 +55,10 @@ def test_prompts_are_prefilled_in_order_within_step_tokens():
     scheduler.admit()
 
     first = scheduler.next_prefill()
-    assert first is not None
     assert (first.rows, first.tokens) == (2, 256)
     assert [(p.index, p.start, p.count) for p in first.chunks] == [(0, 0, 100), (1, 0, 256)]
     assert scheduler.read(first) == [0]  # the second has 44 tokens left
     second = scheduler.next_prefill()
-    assert second is not None
     assert (second.rows, second.tokens, second.longest) == (2, 64, 300)
     assert [(p.index, p.start, p.count) for p in second.chunks] == [(1, 256, 44), (2, 0, 60)]
     assert scheduler.read(second) == [1, 2]

@@ -95,47 +95,6 @@ def test_mma_order_has_only_warpgroup_kernels():
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "kind"),
-    [
-        (32, 896, 5888, ClusterConfig),
-        (64, 1024, 4352, ClusterConfig),
-        (128, 896, 5888, WgmmaConfig),
-        (128, 4096, 4096, ClusterConfig),
-        (256, 28672, 8192, PersistentConfig),
-        (2048, 8192, 28672, PersistentConfig),
-    ],
-)
-def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
-    chosen = choose_untuned(
-        configs_for(FLEXQ, m, in_mma_order=True), GemmWorkload(m, n, k), H200, FLEXQ
-    )
-
-    assert isinstance(chosen, kind)
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "config"),
-    [
-        (32, 12288, 4096, ClusterConfig(3, 32, 8, 2, 1)),
-        (32, 4096, 4096, ClusterConfig(2, 32, 5, 2, 2)),
-        (48, 1024, 4096, ClusterConfig(1, 48, 6, 4, 1)),
-        (48, 28672, 8192, ClusterConfig(3, 48, 7, 1, 1)),
-        (64, 4096, 14336, ClusterConfig(2, 64, 4, 2, 2)),
-        (64, 12288, 4096, ClusterConfig(3, 64, 7, 2, 1)),
-        (64, 28672, 8192, ClusterConfig(3, 64, 7, 1, 1)),
-        (96, 4096, 14336, ClusterConfig(2, 96, 7, 2, 1)),
-        (96, 28672, 8192, ClusterConfig(3, 96, 5, 1, 1)),
-        (128, 1024, 4096, ClusterConfig(1, 128, 6, 4, 1)),
-        (128, 8192, 8192, ClusterConfig(2, 128, 6, 2, 1)),
-    ],
-)
-def test_tens_of_tokens_get_the_fastest_kernel(m, n, k, config):
-    can_run = configs_for(FLEXQ, m, n, k, in_mma_order=True)
-
-    assert choose_untuned(can_run, GemmWorkload(m, n, k), H200, FLEXQ) == config
-
-
-@pytest.mark.parametrize(
     ("m", "tiles"),
     [
         (17, {32}),

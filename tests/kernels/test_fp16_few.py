@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
 
 from flexq_bench.kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
-from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
+from flexq_bench.kernels.runtime.gpu import OF_TARGET
 from flexq_bench.workloads.gemm import GemmWorkload
 
 SHAPES = [(1, 1), (100, 300), (5120, 13824), (15360, 5120), (27648, 5120), (32000, 4096)]
 DEEP = FewTokensConfig(3, 16, 4, 64, 0, 1, 1)
 
 
-@pytest.fixture
-def described():
-    with ExitStack() as stack:
-        yield stack
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("m", [1, 8, 9, 32])
-def test_untuned_configuration_is_compiled_and_fits(described, target, m):
-    gpu = OF_TARGET[target]
-    described.enter_context(chosen_for(gpu))
+def test_untuned_configuration_is_compiled_and_fits(on_gpu, target, m):
+    on_gpu(target)
     kernel = FastestFp16Gemm()
 
     for n, k in SHAPES:
         chosen = kernel.default_config(GemmWorkload(m, n, k))
         assert isinstance(chosen, FewTokensConfig)
         assert chosen.build in kernel.builds()
-        assert chosen.shared_bytes <= gpu.block_shared_bytes
+        assert chosen.shared_bytes <= OF_TARGET[target].block_shared_bytes
 
 
-def test_few_rows_use_one_block_per_sm(described):
-    described.enter_context(chosen_for(OF_TARGET["sm_90"]))
+def test_few_rows_use_one_block_per_sm(on_gpu):
+    on_gpu("sm_90")
     kernel = FastestFp16Gemm()
 
     few = kernel.default_config(GemmWorkload(1, 5120, 13824))
     many = kernel.default_config(GemmWorkload(1, 27648, 5120))
 
-    assert isinstance(few, FewTokensConfig)
     assert few.grid(1, 5120, 132)[0] == 128  # of 5 octets each: 97 % of the SMs' time
-    assert isinstance(many, FewTokensConfig)
     assert many.grid(1, 27648, 132)[0] > 132
 
 

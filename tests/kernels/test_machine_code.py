@@ -12,7 +12,7 @@ from stored_resources import stored_resources
 
 from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
 from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
-from flexq_bench.kernels.errors import CompileError, KernelError
+from flexq_bench.kernels.errors import CompileError
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.kernels.resource_table import (
     all_builds,
@@ -21,7 +21,7 @@ from flexq_bench.kernels.resource_table import (
     measure_table,
 )
 from flexq_bench.kernels.runtime import nvrtc
-from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions, resources
+from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 
@@ -29,23 +29,14 @@ ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of 
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
-def tools_are_missing() -> str:
-    """Why this machine can't compile and disassemble; empty where it can."""
-    try:
-        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
-    except KernelError as error:
-        return str(error)
-    return ""
-
-
 pytestmark = [
-    pytest.mark.skipif(bool(tools_are_missing()), reason=tools_are_missing()),
+    pytest.mark.usefixtures("toolchain"),
     pytest.mark.timeout(900),  # every build for every target: six minutes of two idle cores
 ]
 
 
 @pytest.fixture(scope="module")
-def measured():
+def measured(toolchain):
     """The largest build of each source for every target, and for Hopper, which has most, others."""
     others = measure_resources(all_builds()[ONE_IN_EIGHT], ("sm_90",))
     return sorted({*measure_table(whole=()), *others})
@@ -140,7 +131,6 @@ def test_binary_mma_is_emulated_on_blackwell(target):
     found = {}
     for source in ("btc/gemm.cu", "imma/group_gemm.cu"):
         block = largest[source].block
-        assert block is not None
         counts = instructions(compile_build(largest[source], target))[block.function]
         found[source] = (counts["BMMA"], counts["IMMA"] > 0, counts["CALL"] > 0)
 
@@ -179,7 +169,6 @@ def test_warpgroup_mmas_are_issued_without_waiting(label, some):
     assert len(builds) > 5
 
     for build in builds[some]:
-        assert build.block is not None
         counts = instructions(compile_build(build, "sm_90"))[build.block.function]
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
 

@@ -14,9 +14,9 @@ from flexq_bench.kernels.registry import labels, list_kernels, resolve
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_every_label_resolves_to_its_kernel(backend):
-    specs = list_kernels(backend)  # type: ignore[arg-type]
+    specs = list_kernels(backend)
 
-    assert [spec.label for spec in specs] == list(labels(backend))  # type: ignore[arg-type]
+    assert [spec.label for spec in specs] == list(labels(backend))
     assert all(spec.backend == backend and spec.summary for spec in specs)
 
 
@@ -28,9 +28,9 @@ def test_an_unknown_name_lists_the_nearest_first():
 def test_unknown_kernel_of_a_package_lists_only_its_kernels(monkeypatch):
     one = resolve("flexq-w6a6", "cpu")
     named = copy.copy(one)
-    named.spec = replace(one.spec, name="acme.fast-w6a6")  # type: ignore[misc]
+    named.spec = replace(one.spec, name="acme.fast-w6a6")
     monkeypatch.setattr(registry, "_external", {})
-    registry.add([named])  # type: ignore[list-item]
+    registry.add([named])
 
     with pytest.raises(UnknownKernelError, match=r"'acme\.w6a6': acme has acme\.fast-w6a6 here; "):
         resolve("acme.w6a6", "cpu")

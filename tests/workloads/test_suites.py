@@ -154,7 +154,7 @@ def test_restricting_by_stage_and_cache_keeps_those():
 )
 def test_unknown_restriction_lists_values_of_the_suite(restriction, complaint):
     with pytest.raises(WorkloadError) as caught:
-        load_suite("paper-fig10").restrict(**restriction)  # type: ignore[arg-type]
+        load_suite("paper-fig10").restrict(**restriction)
 
     assert complaint in str(caught.value)
 
