@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats import Operand, quantize_e4m3, quantize_symmetric
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -159,6 +159,28 @@ def test_reference_is_the_sum_over_scaled_groups():
 
     assert torch.equal(sum(of_groups), whole)
     assert torch.equal(whole, operands.int_gemm(x.values, w.values).double())
+
+
+def test_fp8_sums_have_tolerance_of_terms_and_fewer_bits():
+    x = quantize_e4m3(torch.tensor([[448.0, 448.0]]).half())
+    w = quantize_e4m3(torch.tensor([[448.0, -448.0]]).half())
+    integers = quantize_symmetric(torch.ones(1, 2).half(), 8, None)
+    dense = Operand(torch.ones(1, 2).half(), None, 16, None)
+
+    reference = reference_gemm(x, w)
+
+    assert float(reference.y) == 0
+    assert float(reference.magnitude) == 2 * 448.0**2
+    assert reference.sum_bits < 24
+    assert reference_gemm(dense, integers).sum_bits == 24
+
+
+def test_float_sums_have_fewer_bits_than_integer_sums():
+    long = Operand(torch.ones(1, 1 << 15).half(), None, 16, None)
+    codes = quantize_symmetric(torch.ones(1, 1 << 15).half(), 8, None)
+
+    assert reference_gemm(long, long).sum_bits == 23
+    assert reference_gemm(codes, codes).sum_bits == 24
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8, 16])

@@ -1,4 +1,4 @@
-"""FP6 and FP5: the formats by their definition, and the layout as its kernel reads it."""
+"""FP8, FP6 and FP5: the formats by their definition, and the layout as its kernel reads it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
     NumberFormat,
     Operand,
+    quantize,
+    quantize_e4m3,
     quantize_minifloat,
-    quantize_symmetric,
 )
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -21,11 +22,22 @@ from flexq_bench.workloads.gemm import GemmWorkload
 E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
 E3M2 += [2.0**e * m for e in range(-2, 5) for m in (1, 1.25, 1.5, 1.75)]
 E3M1 = [0, 1 / 8] + [2.0**e * m for e in range(-2, 5) for m in (1, 1.5)]
+# OCP 8-bit floating point specification: exponent bias 7, and the code 15/7 is NaN.
+E4M3 = [m * 2.0**-9 for m in range(8)]  # subnormal
+E4M3 += [m * 2.0**e for e in range(-9, 6) for m in range(8, 16)][:-1]
+# Magnitudes in order: those of even place have an even mantissa.
+MAGNITUDES = {
+    bits: torch.tensor(numbers, dtype=torch.float64)
+    for bits, numbers in ((8, E4M3), (6, E3M2), (5, E3M1))
+}
 
 
 def numbers_of(bits: int) -> torch.Tensor:
-    magnitudes = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
-    return torch.cat([magnitudes, -magnitudes])
+    return torch.cat([MAGNITUDES[bits], -MAGNITUDES[bits]])
+
+
+def quantized(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
+    return quantize_e4m3(matrix) if bits == 8 else quantize_minifloat(matrix, bits, group)
 
 
 def rotated_right(word: torch.Tensor, by: int) -> torch.Tensor:
@@ -58,15 +70,15 @@ def test_codes_stand_for_what_the_format_says(bits):
     assert float(minifloat_numbers(bits).max()) == {6: 28.0, 5: 24.0}[bits]
 
 
-@pytest.mark.parametrize("bits", [6, 5])
-def test_minifloats_are_nearest_with_ties_to_even(bits):
-    numbers = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
+@pytest.mark.parametrize("bits", [8, 6, 5])
+def test_floats_are_nearest_with_ties_to_even(bits):
+    numbers = MAGNITUDES[bits]
     ties = (numbers[1:] + numbers[:-1]) / 2
     generator = torch.Generator().manual_seed(1)
-    others = (torch.randn(3000, generator=generator).double() * 6).clamp(-28, 28)
+    others = torch.randn(3000, generator=generator).double() * numbers[-1] / 5
     row = torch.cat([numbers, -ties, others.clamp(-numbers[-1], numbers[-1])])[None].half()
 
-    operand = quantize_minifloat(row, bits)
+    operand = quantized(row, bits)
 
     distance = (row.double().abs().unsqueeze(-1) - numbers).abs()
     tied = distance == distance.amin(dim=-1, keepdim=True)
@@ -76,25 +88,51 @@ def test_minifloats_are_nearest_with_ties_to_even(bits):
     assert torch.equal(operand.values.double(), expected)
 
 
-def test_scales_are_a_rows_or_a_groups_own():
+@pytest.mark.parametrize(
+    ("bits", "group", "largest"),
+    [
+        *((bits, None, [[3.0], [700.0], [0.0]]) for bits in (8, 6, 5)),
+        (6, 2, [[3.0, 0.5], [700.0, 0.0], [0.0, 0.0]]),
+    ],
+)
+def test_scales_are_a_rows_or_a_groups_own(bits, group, largest):
     matrix = torch.tensor([[1.0, -3.0, 0.5], [700.0, 0.1, 0.0], [0.0, 0.0, 0.0]]).half()
 
-    row, group = quantize_minifloat(matrix, 6), quantize_minifloat(matrix, 6, 2)
+    operand = quantized(matrix, bits, group)
 
-    assert torch.equal(row.scales, (torch.tensor([[3.0], [700.0], [0.0]]) / 28).half())
-    assert torch.equal(
-        group.scales, (torch.tensor([[3.0, 0.5], [700.0, 0.0], [0.0, 0.0]]) / 28).half()
-    )
-    assert row.dequantize()[2].tolist() == [0.0, 0.0, 0.0]
+    assert torch.equal(operand.scales, (torch.tensor(largest) / MAGNITUDES[bits].max()).half())
+    assert operand.dequantize()[2].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_other_bits_and_integers_are_refused():
-    matrix = torch.ones(2, 8).half()
+def test_values_past_a_rounded_scale_saturate():
+    # 3.5e-5 / 448 is 1.3 times FP16's smallest number, to which it rounds.
+    matrix = torch.tensor([[3.5e-5, 1e-5]]).half()
 
+    operand = quantize_e4m3(matrix)
+
+    assert bool(torch.isfinite(operand.values.double()).all())
+    assert operand.values.double()[0, 0] == 448
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"),
+    [
+        ("fp8/row", "int8/row"),
+        ("int8/row", "fp8/row"),
+        ("fp6/row", "int6/row"),
+        ("int4/128", "mixed4/128"),
+    ],
+)
+def test_codes_of_another_format_are_refused(wanted, given):
+    operand = quantize(torch.ones(2, 300), NumberFormat.parse(given))
+
+    with pytest.raises(ShapeError, match=f"need codes of format {wanted}, got {given}"):
+        checked_scales(operand, NumberFormat.parse(wanted))
+
+
+def test_other_bits_are_refused():
     with pytest.raises(ShapeError, match="5 or 6 bits, got 4"):
-        quantize_minifloat(matrix, 4)
-    with pytest.raises(ShapeError, match="need codes of format fp6/row, got int6/row"):
-        checked_scales(quantize_symmetric(matrix, 6, None), NumberFormat(6, kind="float"))
+        quantize_minifloat(torch.ones(2, 8), 4)
 
 
 @pytest.mark.parametrize("bits", [6, 5])

@@ -8,7 +8,6 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import checked_scales
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
 from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order
@@ -48,13 +47,6 @@ def test_mixed_groups_have_4_bits_and_the_last_8():
 def test_an_order_that_is_no_permutation_is_refused(order):
     with pytest.raises(ShapeError, match="each of 3 columns once"):
         quantize_mixed(torch.ones(1, 3), torch.tensor(order))
-
-
-def test_mixed_codes_are_not_accepted_as_4_bit_codes():
-    mixed = quantize_mixed(torch.ones(2, 300).half())
-
-    with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
-        checked_scales(mixed, NumberFormat(4, 128))
 
 
 def test_operands_in_different_orders_are_refused():

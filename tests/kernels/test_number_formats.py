@@ -16,7 +16,6 @@ from flexq_bench.kernels.formats import (
     format_of,
     quantization,
     quantize,
-    quantize_minifloat,
 )
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
@@ -30,14 +29,12 @@ def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
     return matrix
 
 
-@pytest.mark.parametrize("bits", [6, 5])
-@pytest.mark.parametrize("group", [None, 128])
-def test_small_floats_are_what_kernels_are_given(bits, group):
-    matrix = a_matrix(5, 300).float()
+@pytest.mark.parametrize("name", ["fp5/row", "fp5/128", "fp6/row", "fp6/128", "fp8/row"])
+def test_small_floats_are_what_kernels_are_given(name):
+    matrix, number = a_matrix(5, 300).float(), NumberFormat.parse(name)
+    matrix[1] *= 1e-6
 
-    rounded = NumberFormat(bits, group, "float").round(matrix)
-
-    assert torch.equal(rounded.double(), quantize_minifloat(matrix, bits, group).dequantize())
+    assert torch.equal(number.round(matrix).double(), quantize(matrix, number).dequantize())
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
