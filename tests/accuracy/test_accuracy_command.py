@@ -177,6 +177,7 @@ def test_architecture_without_layer_map_is_refused(accuracy, tmp_path, tiny_llam
     ran = accuracy(model=tmp_path / "codegen")
     assert ran.code == ExitCode.USAGE
     assert "no layer map for the architecture 'CodeGenForCausalLM'" in ran.error
+    assert "LlamaForCausalLM" in ran.error
 
 
 def test_resumed_run_repeats_failed_units(accuracy, stored, monkeypatch):

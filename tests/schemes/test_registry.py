@@ -104,6 +104,7 @@ def test_grouped_weights_with_per_token_activations(tiny_llama):
         ("w6a6[kv_bits=8]", 8, "w6a6[kv_bits=8]"),
         ("atom-w4a4", 4, "atom-w4a4"),
         ("atom-w4a4+kv16", 16, "atom-w4a4"),
+        ("atom-w4a4[kv_bits=16]", 16, "atom-w4a4[kv_bits=16]"),
     ],
 )
 def test_name_determines_the_cache(name, bits, base):
