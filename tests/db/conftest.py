@@ -15,6 +15,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.engine import Database, open_database, upgrade
+from flexq_bench.db.store import add_record
 
 _numbers = itertools.count()
 
@@ -105,3 +106,15 @@ def session(shared_database: Database) -> Iterator[Session]:
     """A session on an empty database, rolled back at the end: much cheaper than a new one."""
     with Session(shared_database.engine) as opened:
         yield opened
+
+
+@pytest.fixture
+def add(session, build):
+    """add("name", m=8): stores a record of build.a_record, and returns it."""
+
+    def store(name="record", **changes):
+        record = build.a_record(name, **changes)
+        add_record(session, record)
+        return record
+
+    return store

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from flexq_bench.db import queries
 from flexq_bench.db.releases import store_releases
-from flexq_bench.db.store import add_record
 
 
-def test_releases_are_tags_of_stored_clean_commits(session, build):
+def test_releases_are_tags_of_stored_clean_commits(session, build, add):
     for order in (1, 2):
-        add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
-    add_record(session, build.a_record("dirty", m=2, commit=build.a_commit(3, dirty=True)))
+        add(f"{order}", commit=build.a_commit(order))
+    add("dirty", m=2, commit=build.a_commit(3, dirty=True))
     tags = {"v1": build.a_commit(1).sha, "v2": build.a_commit(2).sha,
             "dirty": build.a_commit(3).sha, "never-measured": "f" * 40}  # fmt: skip
 
@@ -16,9 +15,9 @@ def test_releases_are_tags_of_stored_clean_commits(session, build):
     assert [(r.name, r.topo_order) for r in queries.releases(session)] == [("v2", 2), ("v1", 1)]
 
 
-def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build):
+def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build, add):
     for order in (1, 2):
-        add_record(session, build.a_record(f"{order}", commit=build.a_commit(order)))
+        add(f"{order}", commit=build.a_commit(order))
     store_releases(session, {"v1": build.a_commit(1).sha})
 
     assert store_releases(session, {"v1": build.a_commit(1).sha}) == []

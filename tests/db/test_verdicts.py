@@ -80,8 +80,8 @@ def test_evidence_that_is_not_json_is_refused(decide):
         decide(evidence={"x": float("nan")})
 
 
-def test_decision_and_record_share_series_commits_and_device(session, build, decide):
-    add_record(session, build.a_record())
+def test_decision_and_record_share_series_commits_and_device(session, add, decide):
+    add()
     decide()
 
     (series,) = queries.list_series(session)
