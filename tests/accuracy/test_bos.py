@@ -81,7 +81,7 @@ def test_what_can_not_be_is_refused(plain):
 class NeedsBos(torch.nn.Module):
     """Predicts the next token surely after BOS, and nothing without it."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config):
         super().__init__()
         self.config = config
         self.weight = torch.nn.Parameter(torch.zeros(1))

@@ -14,8 +14,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from flexq_bench.checkpoints.config import Extension
-from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import calibration_segments
 
@@ -30,7 +28,6 @@ percent = 0.4
 kl_percent = 8
 kl = 0.0002
 """
-DAMAGED = "model.layers.1.mlp.down_proj"
 
 
 def scale_up(operand, factor=1.05):
@@ -69,26 +66,6 @@ def quantize(cli, tiny_llama, tmp_path):
         return folder
 
     return run
-
-
-@pytest.fixture
-def damaged(store_layers, tmp_path):
-    """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
-
-    def make(folder, damage):
-        source = open_checkpoint(folder)
-        layers = {name: source.layer(name) for name in source.layers}
-        layers[DAMAGED] = replace(layers[DAMAGED], weight=damage(layers[DAMAGED].weight))
-        extension = Extension(
-            scheme=source.scheme,
-            kv_bits=source.kv_bits,
-            layers={},
-            calibration=source.calibration,
-        )
-        tensors = {name: source.tensor(name) for name in source.tensor_names}
-        return store_layers(tmp_path / "damaged", source.config, extension, layers, tensors)
-
-    return make
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ OWN = {
 NAME = "model.layers.0.mlp.up_proj"
 
 
-def a_layer(weight: str, activation=None) -> QuantizedLayer:
+def a_layer(weight, activation=None):
     matrix = torch.randn(24, 256, generator=torch.Generator().manual_seed(2))
     return QuantizedLayer(quantize(matrix, NumberFormat.parse(weight)), activation)
 

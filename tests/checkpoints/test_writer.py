@@ -20,7 +20,7 @@ NAME = "model.layers.0.x"
 EXTENSION = Extension(scheme=StoredScheme(name="w6a6", version=1), kv_bits=16, layers={})
 
 
-def a_layer() -> QuantizedLayer:
+def a_layer():
     return QuantizedLayer(quantize(torch.ones(4, 32), NumberFormat(6)))
 
 
@@ -107,7 +107,7 @@ def test_shards_are_closed_at_a_size(write):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~_umask()}
 
 
-def _umask() -> int:
+def _umask():
     mask = os.umask(0)
     os.umask(mask)
     return mask

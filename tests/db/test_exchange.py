@@ -357,7 +357,7 @@ def test_file_with_a_conflict_is_not_stored(session, tmp_path, build):
     write_records(tmp_path / "b.jsonl", both)
     import_file(session, tmp_path / "a.jsonl")
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match=r"'x' of run .*, which is stored"):
         import_file(session, tmp_path / "b.jsonl")
 
     assert len(list(queries.stored_records(session, Record))) == 1

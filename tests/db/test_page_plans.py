@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit as st
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database
@@ -111,7 +110,7 @@ def database(filled):
         yield opened_database
 
 
-def scans(connection: Connection, query: Query) -> list[str]:
+def scans(connection, query):
     """Return the parts of the plan that scan all measurements."""
     if connection.dialect.name == "sqlite":
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query.statement}", query.parameters)
@@ -124,13 +123,13 @@ def scans(connection: Connection, query: Query) -> list[str]:
     return [str(node) for node in _nodes(root[0]["Plan"]) if _scans_all(node)]
 
 
-def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _nodes(node):
     yield node
     for part in node.get("Plans", ()):
         yield from _nodes(part)
 
 
-def _scans_all(node: dict[str, Any]) -> bool:
+def _scans_all(node):
     """Return True unless a node looks up values in an index; an index can be scanned too."""
     reads = node.get("Relation Name") == "measurement"
     return reads and not {"Index Cond", "Recheck Cond"} & node.keys()

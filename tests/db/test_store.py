@@ -8,23 +8,14 @@ import pytest
 from sqlalchemy import func, select
 
 from flexq_bench.db import queries
-from flexq_bench.db.errors import ConflictError, NotFoundError, RecordError
+from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.records import Record
-from flexq_bench.db.store import add_record, begin_run, finish_run
+from flexq_bench.db.store import begin_run, finish_run
 from flexq_bench.db.tables import Commit, Device, Epoch, Measurement, Run, Series
 
 
 def count(session, table):
     return session.scalar(select(func.count()).select_from(table))
-
-
-def test_record_of_a_stored_uuid_changes_nothing(session, build):
-    record = build.a_record()
-
-    assert add_record(session, record) is True
-    assert add_record(session, dataclasses.replace(record, median_us=99.0)) is False
-
-    assert list(queries.stored_records(session, Record)) == [record]
 
 
 def test_change_of_identity_is_another_series(session, add):
@@ -132,33 +123,6 @@ def test_begin_run_resumes_the_run_of_the_idempotency_key(session, build):
 
     assert stored == dataclasses.replace(first, plan=("a", "b", "c"))
     assert count(session, Run) == 1
-
-
-def test_taken_idempotency_key_is_refused(build, add):
-    taken = build.a_run("one", idempotency_key="nightly")
-    add(run=taken)
-
-    with pytest.raises(ConflictError, match=r"'nightly' of run .*, which is stored"):
-        add(run=build.a_run("two", idempotency_key="nightly"))
-
-
-def test_late_record_does_not_reopen_a_finished_run(session, build, add):
-    run = build.a_run(status="running")
-    begin_run(session, run, build.a_commit())
-    finish_run(session, run.uuid, "complete")
-
-    add(run=run)
-
-    assert queries.run_info(session, run.uuid).status == "complete"
-
-
-def test_planning_more_cases_appends_them(session, build):
-    run = build.a_run(plan=("a",))
-    begin_run(session, run, build.a_commit())
-
-    begin_run(session, build.a_run(plan=("b", "a", "c")), build.a_commit())
-
-    assert queries.run_info(session, run.uuid).plan == ("a", "b", "c")
 
 
 def test_finish_run_refuses_unknown_runs_and_statuses(session, build):

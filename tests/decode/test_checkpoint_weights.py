@@ -22,11 +22,10 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.rounded_weights import RoundedWeights
-from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import UsageError
-from flexq_bench.kernels.contract import Backend, Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
-from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes import Calibration
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -56,7 +55,7 @@ QUICK = {
 ALSO = ("gptq-w4a16[symmetric=true]", "awq-w4a16[symmetric=true]", "atom-w4a4")
 
 
-def with_kernels() -> list[tuple[str, str]]:
+def with_kernels():
     """Examples that kernels run: of each method one with each kernel, as LLaMA, and as OPT one of
     each kernel.
     """
@@ -75,7 +74,7 @@ def with_kernels() -> list[tuple[str, str]]:
     return cases
 
 
-def _quick(name: str) -> str:
+def _quick(name):
     """The same with a calibration that takes no time."""
     options = next((given for start, given in QUICK.items() if name.startswith(start)), "")
     if not options:
@@ -121,45 +120,33 @@ def stored(tmp_path_factory):
 class InTorch(LinearKernel):
     """The layer of an evaluation through the reference, in place of a kernel."""
 
-    def __init__(self, kernel: LinearKernel) -> None:
+    def __init__(self, kernel):
         self.spec = kernel.spec
+        self._layers = {}
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
+    def pack_weight(self, weight):
         number = self.spec.activation
         activation = None if number.is_dense else DynamicActivation(number)
-        self._layers = {**getattr(self, "_layers", {})}
-        buffer = weight.values
-        self._layers[buffer.data_ptr()] = FakeQuantizedLinear(
-            "layer", QuantizedLayer(weight, activation)
-        )
-        return PackedOperand({"values": buffer}, weight.rows, weight.k)
+        layer = FakeQuantizedLinear("layer", QuantizedLayer(weight, activation))
+        self._layers[weight.values.data_ptr()] = layer
+        return PackedOperand({"values": weight.values}, weight.rows, weight.k)
 
-    def pack_activation(self, x: Operand) -> PackedOperand:
+    def pack_activation(self, x):
         return PackedOperand({"values": x.values}, x.rows, x.k)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+    def empty_activation(self, m, k, device):
         return PackedOperand({"values": torch.zeros(m, k, dtype=torch.float16)}, m, k)
 
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+    def activate(self, x, packed):
         packed.buffers["values"].copy_(x)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
+    def gemm(self, x, w, out, *, bias=None, config=None):
         y = self._layers[w.buffers["values"].data_ptr()](x.buffers["values"].float())
         out.copy_(y if bias is None else y + bias.float())
 
 
-def logits(
-    source: WeightSource, kv_bits: int = 16, instead: Callable[[LinearKernel], Any] | None = None
-) -> torch.Tensor:
-    def find(label: str, backend: Backend) -> LinearKernel:
+def logits(source, kv_bits=16, instead=None):
+    def find(label, backend):
         kernel = linear_kernel(label, backend)
         return kernel if instead is None else instead(kernel)
 
@@ -171,7 +158,7 @@ def logits(
 
 
 @torch.no_grad()
-def in_transformers(stored: Stored, kv_bits: int = 16) -> torch.Tensor:
+def in_transformers(stored, kv_bits=16):
     """Transformers' FP16 forward pass, quantized layers in torch."""
     model: Any = copy.deepcopy(stored.small.reference)
     for name in stored.checkpoint.layers:
@@ -182,7 +169,7 @@ def in_transformers(stored: Stored, kv_bits: int = 16) -> torch.Tensor:
     return model(IDS.long()).logits.float()
 
 
-def rms(values: torch.Tensor) -> float:
+def rms(values):
     return float(values.square().mean().sqrt())
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 
-from flexq_bench.db.records import CommitInfo, DecodeRecord, ServingRecord
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
 from flexq_bench.decode.records import ServingCase
@@ -27,23 +25,23 @@ SETUP = Setup("llama-7b", SCHEMES, "cpu", processes=3, long_processes=2)
 class Workers:
     """Stands for worker processes. Steps take 1 ms and a thousandth more in each process."""
 
-    def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
+    def __init__(self, *, refused="", sku="CPU"):
         self.requests: list[tuple[int, str, int, int]] = []
         self.loaded: list[tuple[str, list[int]]] = []
         self.refused, self.sku = refused, sku
         self.started = -1
 
-    def __call__(self, *_: object, **__: object) -> Self:
+    def __call__(self, *_, **__):
         self.started += 1
         return self
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+    def ask(self, what, **given):
         if what == "describe":
             device = dict.fromkeys(
                 ("vbios", "power_limit_w", "ecc", "mig", "memory_bytes", "l2_bytes", "sm_count")
@@ -75,9 +73,6 @@ class Workers:
         return {}
 
 
-Start = Callable[..., Workers]
-
-
 @pytest.fixture
 def start(monkeypatch):
     def begin(**changes):
@@ -88,9 +83,7 @@ def start(monkeypatch):
     return begin
 
 
-def decoded(
-    setup: Setup = SETUP, new: tuple[int, ...] = (8,), before: dict[str, DecodeRecord] | None = None
-) -> Iterator[DecodeRecord]:
+def decoded(setup=SETUP, new=(8,), before=None):
     cases = measuring.cases_of(setup, (1, 4), 15, new)
     run = new_run("decode", "manual", [case.key for case in cases])
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
@@ -215,7 +208,7 @@ def test_refused_batch_does_not_stop_the_others(start, monkeypatch):
     assert {(r.batch, r.status) for r in last.values()} == {(1, "ok"), (4, "refused")}
 
 
-def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
+def served(limits, requests=100):
     wanted = tuple([ServingRequest(10, 20)] * requests)
     cases = [
         ServingCase(cached.scheme, limit, None, wanted, "made up", 512, cached.kv_bits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,12 +33,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def asked(folder: Path, **changes: Any) -> dict[str, Any]:
+def asked(folder, **changes):
     usual = {"scheme": "fp16", "batch": 1, "capacity": 20, "kv_bits": 16}
     return {"model": str(folder), **usual, **changes}
 
 
-def load(operations: DecodeWorkerOperations, folder: Path) -> dict[str, Any]:
+def load(operations, folder):
     return operations.load(str(folder), "fp16", [1], 20, "none")
 
 
@@ -54,7 +53,7 @@ class PowerMeter:
 
     default_sm_clock_mhz = 1.0
 
-    def read(self) -> DeviceState:
+    def read(self):
         return DeviceState(energy_j=20.0 * (time.perf_counter() // 0.1))
 
 

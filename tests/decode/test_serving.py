@@ -41,7 +41,7 @@ def test_finished_request_is_replaced_at_once_in_order():
     assert scheduler.is_done
 
 
-def read_all(scheduler: Scheduler) -> list[int]:
+def read_all(scheduler):
     started = []
     while (prefill := scheduler.next_prefill()) is not None:
         started += scheduler.read(prefill)

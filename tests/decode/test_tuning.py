@@ -9,7 +9,6 @@ import torch
 from decoders import small_llama
 
 from flexq_bench.decode import tuning
-from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner, step_us
 from flexq_bench.kernels.contract import Config
@@ -62,7 +61,7 @@ def timed(model, monkeypatch):
     return seen
 
 
-def chosen(tuner: StepTuner, model: Model, m: int) -> list[int]:
+def chosen(tuner, model, m):
     block = model.blocks[0]
     found = [
         tuner(li.kernel, m, li.weights.rows, li.weights.k)

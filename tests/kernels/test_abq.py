@@ -15,7 +15,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 GEMM = GemmWorkload(1, 4096, 4096)
 
 
-def defines_of(label: str, gemm: GemmWorkload = GEMM) -> dict[str, int]:
+def defines_of(label, gemm=GEMM):
     *_, main = operands.linear_kernel(label, "cuda").builds_for(gemm, None)
     return dict(main.defines)
 

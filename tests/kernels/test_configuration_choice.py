@@ -10,17 +10,14 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     DUAL_GRAINED,
     FLEXQ,
     TWO_LEVEL,
-    Candidates,
     bucket_of,
     choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
-    AnyImmaConfig,
     ClusterConfig,
     ImmaConfig,
     PersistentConfig,
-    TiledConfig,
     WgmmaConfig,
 )
 from flexq_bench.kernels.runtime.gpu import Device
@@ -33,15 +30,7 @@ PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
 SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 512), (512, 65536))
 
 
-def configs_for(
-    candidates: Candidates,
-    m: int,
-    n: int = 1 << 16,
-    k: int = 4096,
-    *,
-    in_mma_order: bool,
-    sms: int = 132,
-) -> list[AnyImmaConfig]:
+def configs_for(candidates, m, n=1 << 16, k=4096, *, in_mma_order, sms=132):
     return candidates.for_gemm(GemmWorkload(m, n, k), sms, in_mma_order=in_mma_order)
 
 
@@ -75,17 +64,6 @@ def test_without_clusters_the_choice_has_none():
             choose_untuned(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split
             == 1
         )
-
-
-def test_tiled_kernel_for_many_rows_above_16_tokens():
-    configs = configs_for(FLEXQ, 32, in_mma_order=False)
-
-    assert isinstance(
-        choose_untuned(configs, GemmWorkload(32, 28672, 8192), H200, FLEXQ), TiledConfig
-    )
-    assert isinstance(
-        choose_untuned(configs, GemmWorkload(32, 2048, 8192), H200, FLEXQ), ImmaConfig
-    )
 
 
 def test_mma_order_has_only_warpgroup_kernels():
@@ -135,18 +113,22 @@ def test_few_output_tiles_have_more_blocks_or_smaller_ones(m, n, tiles):
 
 
 @pytest.mark.parametrize(
-    ("config", "n", "k", "clusters"),
+    ("config", "m", "n", "k", "clusters"),
     [
-        (ClusterConfig(1, 64, 6, 4, 1), 1024, 4096, 16),  # one for each output tile
-        (ClusterConfig(1, 64, 6, 4, 1), 768, 11008, 24),  # two
-        (ClusterConfig(1, 64, 6, 4, 1), 2112, 8192, 30),  # as many as run at once
-        (ClusterConfig(2, 64, 4, 8, 1), 1024, 128, 8),
-        (ClusterConfig(2, 64, 4, 8, 1), 2048, 8192, 15),
-        (ClusterConfig(2, 64, 4, 2, 2), 2048, 256, 16),
+        (ClusterConfig(1, 64, 6, 4, 1), 64, 1024, 4096, 16),  # one for each output tile
+        (ClusterConfig(1, 64, 6, 4, 1), 64, 768, 11008, 24),  # two
+        (ClusterConfig(1, 64, 6, 4, 1), 64, 2112, 8192, 30),  # as many as run at once
+        (ClusterConfig(2, 64, 4, 8, 1), 64, 1024, 128, 8),
+        (ClusterConfig(2, 64, 4, 8, 1), 64, 2048, 8192, 15),
+        (ClusterConfig(2, 64, 4, 2, 2), 64, 2048, 256, 16),
+        (ClusterConfig(2, 32, 4, 2, 1), 32, 7168, 7168, 56),  # of 66; 5 % faster than all
+        (ClusterConfig(2, 64, 4, 2, 1), 64, 15360, 5120, 66),  # 120 outputs
+        (ClusterConfig(2, 128, 4, 2, 1), 128, 6656, 17920, 66),  # 52 of them took 8 % longer
+        (ClusterConfig(2, 128, 4, 2, 1), 128, 4096, 4096, 64),
     ],
 )
-def test_at_least_a_cluster_per_output_tile_if_they_fit(config, n, k, clusters):
-    assert config.shares(64, n, k // 128, 132).blocks == clusters * config.k_split
+def test_clusters_follow_outputs_if_they_fit(config, m, n, k, clusters):
+    assert config.shares(m, n, k // 128, 132).blocks == clusters * config.k_split
 
 
 def test_25_to_32_tokens_use_mma_order_if_k_is_long():
@@ -165,21 +147,6 @@ def test_17_to_24_tokens_have_three_column_tiles_if_k_is_long():
 
 
 CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "pairs"),
-    [
-        (32, 7168, 7168, 56),  # of 66; 5 % faster than all
-        (64, 15360, 5120, 66),  # 120 outputs
-        (128, 6656, 17920, 66),  # 52 of them took 8 % longer
-        (128, 4096, 4096, 64),
-    ],
-)
-def test_pairs_of_blocks_align_with_outputs_where_faster(m, n, k, pairs):
-    config = ClusterConfig(2, m, 4, 2, 1)
-
-    assert config.shares(m, n, k // 128, 132).blocks == 2 * pairs
 
 
 @pytest.mark.parametrize("config", CLUSTERS, ids=str)

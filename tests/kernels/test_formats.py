@@ -16,11 +16,19 @@ from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, un
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 
 
-def test_an_operand_refuses_scales_of_another_shape():
-    codes = torch.zeros(2, 300, dtype=torch.int8)
+@pytest.mark.parametrize(
+    ("groups", "parts", "message"),
+    [
+        (2, {}, "2x3"),
+        (3, {"zero_points": torch.zeros(2, 2, dtype=torch.int8)}, "zero points must be 2x3"),
+        (3, {"order": torch.arange(299, dtype=torch.int32)}, "order of 300 columns"),
+    ],
+)
+def test_an_operand_refuses_parts_of_another_shape(groups, parts, message):
+    codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, groups).half()
 
-    with pytest.raises(ShapeError, match="2x3"):
-        Operand(codes, torch.ones(2, 2, dtype=torch.float16), 6, 128)
+    with pytest.raises(ShapeError, match=message):
+        Operand(codes, scales, 4, 128, **parts)
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,14 +15,14 @@ from flexq_bench.kernels.runtime.launch_flags import launch_flags
 class Machine:
     """A current stream, and the driver that knows what is being captured."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stream = 0
         self.capturing: dict[int, int] = {}
         self.error = 0
 
     def cuStreamGetCaptureInfo_v2(  # noqa: N802
-        self, stream: Any, status: Any, capture: Any, *rest: None
-    ) -> int:
+        self, stream, status, capture, *rest
+    ):
         assert rest == (None, None, None)
         number = self.capturing.get(stream.value or 0)
         status._obj.value = int(number is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import operands
 import pytest
 import torch
@@ -17,7 +19,6 @@ from flexq_bench.kernels.formats import (
     quantize_minifloat,
 )
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
-from flexq_bench.workloads.gemm import GemmWorkload
 
 E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
 E3M2 += [2.0**e * m for e in range(-2, 5) for m in (1, 1.25, 1.5, 1.75)]
@@ -32,23 +33,23 @@ MAGNITUDES = {
 }
 
 
-def numbers_of(bits: int) -> torch.Tensor:
+def numbers_of(bits):
     return torch.cat([MAGNITUDES[bits], -MAGNITUDES[bits]])
 
 
-def quantized(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
+def quantized(matrix, bits, group=None):
     return quantize_e4m3(matrix) if bits == 8 else quantize_minifloat(matrix, bits, group)
 
 
-def rotated_right(word: torch.Tensor, by: int) -> torch.Tensor:
+def rotated_right(word, by):
     return (word >> by | word << (32 - by)) & 0xFFFFFFFF
 
 
-def half_of(bits: torch.Tensor) -> torch.Tensor:
+def half_of(bits):
     return bits.to(torch.int16).view(torch.float16).double()
 
 
-def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
+def operand_register(words, bits, mma, register):
     """The two weights of an A operand register, as csrc/weight_only/layout.cuh makes them.
 
     words: int64 [tiles, steps, words of one lane], the high plane first.
@@ -143,32 +144,15 @@ def test_every_lane_finds_the_numbers_of_its_fragments(bits, n, k):
         codes.view(-1)[: 1 << bits] = torch.arange(1 << bits)  # every code is there
     values = numbers_of(bits)[codes].half()
     tiles = tile_minifloats(values, bits)
-    row_tiles, steps = tiles.shape[:2]
     words = tiles.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-    high = words[:, :, :256].view(row_tiles, steps, 2, 32, 4)
-    low = words[:, :, 256:].view(row_tiles, steps, 32, -1)
+    high = words[:, :, :256].view(*tiles.shape[:2], 2, 32, 4)
+    low = words[:, :, 256:].view(*tiles.shape[:2], 32, -1)
 
-    found = torch.zeros(row_tiles, 16, steps, 128, dtype=torch.float64)
-    for lane in range(32):
-        of_lane = torch.cat([high[:, :, 0, lane], high[:, :, 1, lane], low[:, :, lane]], dim=2)
-        for mma in range(8):
-            for register in range(4):
-                row = lane // 4 + 8 * (register % 2)
-                at = 32 * (mma // 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register // 2)
-                first, second = operand_register(of_lane, bits, mma, register)
-                found[:, row, :, at], found[:, row, :, at + 1] = first, second
+    def of_lane(lane):
+        parts = [high[:, :, 0, lane], high[:, :, 1, lane], low[:, :, lane]]
+        return partial(operand_register, torch.cat(parts, dim=2), bits)
 
-    expected = torch.zeros(row_tiles * 16, steps * 128, dtype=torch.float64)
-    expected[:n, :k] = values.double()
-    assert torch.equal(found.view(expected.shape), expected)
-
-
-@pytest.mark.parametrize("bits", [6, 5])
-def test_packed_weights_take_their_bits_and_no_more(bits):
-    kernel = operands.linear_kernel(f"fp{bits}-w{bits}a16", "cuda")
-    weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
-
-    assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, None)
+    assert torch.equal(operands.weights_of_lanes(n, k, of_lane), values.double())
 
 
 @pytest.mark.parametrize("label", ["fp6-w6a16", "fp5-w5a16", "fp6-w6a16[fine]"])

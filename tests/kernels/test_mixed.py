@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
+from flexq_bench.kernels.formats import NumberFormat, quantize_mixed, quantize_symmetric
 from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP, default_order
 from flexq_bench.kernels.reference import reference_gemm
 
 SHAPES = [(16, 256), (37, 300), (3, 128), (1, 1)]
 
 
-def some_order(k: int, seed: int) -> torch.Tensor:
+def some_order(k, seed):
     return torch.randperm(k, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
 
 
@@ -98,33 +98,23 @@ def test_sums_are_exact_on_the_cpu(n, k):
     assert torch.equal(out, product.half())
 
 
-def test_input_is_read_in_the_calibrated_channel_order():
+OUTLIER_LAST = torch.cat([torch.arange(7), torch.arange(8, 300), torch.tensor([7])])
+
+
+@pytest.mark.parametrize(("order", "is_stored"), [(OUTLIER_LAST, True), (torch.arange(300), False)])
+def test_input_is_read_in_the_order_of_the_weight(order, is_stored):
     kernel = operands.linear_kernel("atom-w4a4", "cpu")
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(3, 300, generator=generator).half()
-    x[:, 7] *= 100  # an outlier, whose channel the order puts last
-    order = torch.cat([torch.arange(7), torch.arange(8, 300), torch.tensor([7])]).to(torch.int32)
-    w = quantize_mixed(torch.randn(8, 300, generator=generator), order)
+    x[:, 7] *= 100
+    ordered = quantize_mixed(torch.randn(8, 300, generator=generator), order.to(torch.int32))
+    w = ordered if is_stored else replace(ordered, order=None)
     packed, out = kernel.empty_activation(3, 300, x.device), torch.empty(3, 8).half()
 
     kernel.linear(x, packed, kernel.pack_weight(w), out)
 
-    reference = reference_gemm(quantize_mixed(x, order, clip=ACTIVATION_CLIP), w)
+    reference = reference_gemm(quantize_mixed(x, ordered.order, clip=ACTIVATION_CLIP), ordered)
     assert torch.equal(out, reference.y.half())
-
-
-def test_weight_without_order_keeps_channel_order():
-    kernel = operands.linear_kernel("atom-w4a4", "cpu")
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(3, 300, generator=generator).half()
-    ordered = quantize_mixed(torch.randn(8, 300, generator=generator), torch.arange(300))
-    w = replace(ordered, order=None)
-    packed, out = kernel.empty_activation(3, 300, x.device), torch.empty(3, 8).half()
-
-    kernel.linear(x, packed, kernel.pack_weight(w), out)
-
-    expected = reference_gemm(quantize_mixed(x, torch.arange(300), clip=ACTIVATION_CLIP), ordered)
-    assert torch.equal(out, expected.y.half())
 
 
 def test_atom_clips_4_bit_activation_groups():
@@ -138,10 +128,3 @@ def test_atom_clips_4_bit_activation_groups():
     expected = (x[:, :256].float().view(3, 2, 128).abs().amax(2) * 0.9 / 7).half()
     assert torch.equal(clipped.scales[:, :2], expected)
     assert torch.equal(clipped.scales[:, 2], whole.scales[:, 2])  # the group of 8 bits
-
-
-def test_an_operand_refuses_an_order_of_another_length():
-    codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, 3).half()
-
-    with pytest.raises(ShapeError, match="order of 300 columns"):
-        Operand(codes, scales, 4, 128, order=torch.arange(299, dtype=torch.int32))

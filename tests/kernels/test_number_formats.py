@@ -21,7 +21,7 @@ from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
 
 
-def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
+def a_matrix(rows, k, seed=0):
     """Values of many sizes, one row of zeros."""
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(rows, k, generator=generator, dtype=torch.float64) ** 3
@@ -83,16 +83,18 @@ def test_codes_of_other_formats_are_refused(number, shares):
         quantize(a_matrix(5, 100), number, shares=shares)
 
 
-def test_balanced_two_bits_have_five_levels():
-    row = torch.tensor([[-2.0, -1.1, 0.2, 1.4, 2.0]])
-
-    assert NumberFormat(3, None, "balanced").round(row).tolist() == [[-2.0, -1.0, 0.0, 1.0, 2.0]]
-
-
-def test_clipping_shrinks_the_range_and_saturates():
-    row = torch.tensor([[31.0, 62.0, -62.0]])
-
-    assert NumberFormat(6, None, clip=0.5).round(row).tolist() == [[31.0, 31.0, -32.0]]
+@pytest.mark.parametrize(
+    ("number", "row", "rounded"),
+    [
+        (  # five levels around zero
+            NumberFormat(3, None, "balanced"),
+            *([-2.0, -1.1, 0.2, 1.4, 2.0], [-2.0, -1.0, 0.0, 1.0, 2.0]),
+        ),
+        (NumberFormat(6, None, clip=0.5), [31.0, 62.0, -62.0], [31.0, 31.0, -32.0]),
+    ],
+)
+def test_values_are_rounded_and_saturate(number, row, rounded):
+    assert number.round(torch.tensor([row])).tolist() == [rounded]
 
 
 def test_the_largest_value_of_a_group_keeps_its_size():

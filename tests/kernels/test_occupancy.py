@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -73,7 +72,7 @@ def on_device(on_gpu, monkeypatch):
     return on_gpu
 
 
-def tuned_kernels() -> Iterator[LinearKernel]:
+def tuned_kernels():
     """The kernels whose builds tell of their blocks."""
     for label in labels("cuda"):
         kernel = resolve(label, "cuda")

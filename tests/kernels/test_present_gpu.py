@@ -13,7 +13,7 @@ from flexq_bench.kernels.runtime.gpu import Gpu, present_gpu
 driver = pytest.importorskip("cuda.bindings.driver")
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, *, khz: int, bits: int, status: int = 0) -> Gpu:
+def reported(monkeypatch, *, khz, bits, status=0):
     """The GPU of a driver that reports this clock and width of the memory's bus."""
     values = {
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024,

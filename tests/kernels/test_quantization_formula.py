@@ -17,7 +17,6 @@ from edge_cases import EDGE_CASES
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
     NumberFormat,
-    Operand,
     assembled,
     quantize,
     quantize_symmetric,
@@ -33,7 +32,7 @@ every_case = pytest.mark.parametrize("case", EDGE_CASES)
 every_format = pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)
 
 
-def by_columns(matrix: torch.Tensor, number: NumberFormat) -> Operand:
+def by_columns(matrix, number):
     """Quantized as GPTQ and AWQ do, a group of columns at a time."""
     codes, scalings = [], []
     for group in number.columns(matrix.shape[1]):
@@ -65,7 +64,7 @@ KERNELS = {
 }
 
 
-def by_the_paper(row: list[float], number: NumberFormat) -> tuple[list[int], list[np.float16]]:
+def by_the_paper(row, number):
     """Codes and scales of one row, one value at a time in double precision."""
     top = 2 ** (number.bits - 1) - 1
     length = number.group or len(row)

@@ -16,11 +16,11 @@ from flexq_bench.kernels.runtime.tensor_map import plain_rows, swizzled_rows
 class Driver:
     """Takes down what is asked for."""
 
-    def __init__(self, status: int = 0) -> None:
+    def __init__(self, status=0):
         self.status = status
         self.asked: list[tuple[Any, ...]] = []
 
-    def cuTensorMapEncodeTiled(self, words: Any, *rest: Any) -> int:  # noqa: N802
+    def cuTensorMapEncodeTiled(self, words, *rest):  # noqa: N802
         assert ctypes.addressof(words) % 64 == 0
         words[0] = 7
         self.asked.append(tuple(list(r) if isinstance(r, ctypes.Array) else r for r in rest))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,31 +50,31 @@ ALL = {"flexq": FLEXQ, "atom": ATOM, "group": GROUP_SCALED, "dgq": DUAL_GRAINED,
 class Stored(TimedCases):
     """With a table in a folder of the test."""
 
-    def __init__(self, folder: Path, table: Cases) -> None:
+    def __init__(self, folder, table):
         super().__init__("stored", COSTS)
         self._file = folder / "stored.json"
         self._file.write_text(write_cases(table))
 
     @property
-    def file(self) -> Path:
+    def file(self):
         return self._file
 
 
-def cost(config: ManyConfig, gemm: GemmWorkload, device: Device) -> float:
+def cost(config, gemm, device):
     waves = waves_of(config, COSTS[config], gemm, device.sms, SIX_BITS)
     return cost_us(COSTS[config], waves, gemm, device.memory_gbps)
 
 
-def random_cases(count: int) -> list[GemmWorkload]:
+def random_cases(count):
     drawn = random.Random(0)
     shapes = [(128 * drawn.randint(4, 200), 128 * drawn.randint(4, 120)) for _ in range(count // 2)]
     return [GemmWorkload(m, n, k) for n, k in shapes for m in (64, 128)]
 
 
-def table_of(cases: list[GemmWorkload], device: Device = H200) -> Cases:
+def table_of(cases, device=H200):
     """Clusters take 1.5 times their cost where K is long, the others always 0.9 times."""
 
-    def us(config: ManyConfig, gemm: GemmWorkload) -> float:
+    def us(config, gemm):
         factor = 0.9 if config != CLUSTER else 1.5 if gemm.k > 8192 else 1.0
         return factor * cost(config, gemm, device)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,14 +19,14 @@ CONFIGS = [WeightOnlyConfig(tiles, 8, 2, 1, 0, 1) for tiles in range(1, 9)]
 class Timed:
     """A case whose candidates take 10, 11, ... µs; a single time of the last is a lucky 5 µs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.us: dict[Config, float] = dict(zip(CONFIGS, map(float, range(10, 18)), strict=True))
         self.again: list[Config] = []
 
-    def time_candidates(self) -> Iterable[tuple[Config, float]]:
+    def time_candidates(self):
         return (self.us | {CONFIGS[-1]: 5.0}).items()
 
-    def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]:
+    def time_in_turn(self, configs, rounds):
         self.again = [*configs]
         return [[self.us[config] for config in configs] for _ in range(rounds)]
 
@@ -92,20 +91,18 @@ def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss):
     assert all(fewer < more for fewer, more in pairwise(by_size))
 
 
-def test_lucky_time_is_not_the_fastest(untuned_loss):
+@pytest.mark.parametrize(
+    ("choice", "loss", "again"),
+    [
+        (1, 0.1, [1, 7, 0, 2, 3]),  # the last has a lucky time
+        (6, 0.6, [6, 7, 0, 1, 2, 3]),  # a slow choice is timed again, too
+    ],
+)
+def test_choice_and_fastest_are_timed_again(untuned_loss, choice, loss, again):
     timed = Timed()
 
-    loss, times = untuned_loss.loss_again(timed, lambda configs: configs[1])
+    found, times = untuned_loss.loss_again(timed, lambda configs: configs[choice])
 
-    assert loss == pytest.approx(0.1)
+    assert found == pytest.approx(loss)
     assert times == timed.us
-    assert timed.again == [CONFIGS[1], CONFIGS[-1], CONFIGS[0], *CONFIGS[2:4]]
-
-
-def test_slow_choice_is_timed_again(untuned_loss):
-    timed = Timed()
-
-    loss, _ = untuned_loss.loss_again(timed, lambda configs: configs[6])
-
-    assert loss == pytest.approx(0.6)
-    assert timed.again[0] == CONFIGS[6]
+    assert timed.again == [CONFIGS[index] for index in again]

@@ -8,7 +8,7 @@ from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
 
 
-def layers(model) -> dict[str, FakeQuantizedLinear]:
+def layers(model):
     return {
         name: module
         for name, module in model.named_modules()

@@ -48,14 +48,6 @@ def test_folded_scales_leave_what_the_model_computes(architecture, build):
     torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
 
 
-def test_every_site_has_one_feed(tiny_llama, tiny_opt):
-    for build in (tiny_llama, tiny_opt):
-        layout = map_model(build())
-        for block in range(layout.blocks):
-            kinds = [kind for site_input in layout.inputs_of(block) for kind in site_input.kinds]
-            assert sorted(kinds) == sorted(layout.kinds)
-
-
 def test_conv1d_layers_become_linear_ones_of_the_same_function():
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -94,16 +86,15 @@ def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
         resolve("w4a4").quantize(model)
 
 
+def test_every_site_has_one_feed(tiny_llama, tiny_opt):
+    for model in (tiny_llama(), tiny_opt(), tiny_opt(do_layer_norm_before=False)):
+        layout = map_model(model)
+        for block in range(layout.blocks):
+            kinds = [kind for site_input in layout.inputs_of(block) for kind in site_input.kinds]
+            assert sorted(kinds) == sorted(layout.kinds)
+
+
 def test_opt_350m_norms_pass_no_scale(tiny_opt):
-    model = tiny_opt()
-    model.config.do_layer_norm_before = False
+    scalable = map_model(tiny_opt(do_layer_norm_before=False)).scalable_inputs(0)
 
-    found = map_model(model)
-
-    assert [site_input.source for site_input in found.scalable_inputs(0)] == [
-        "self_attn.v_proj",
-        "fc1",
-    ]
-    assert sorted(kind for site_input in found.inputs_of(0) for kind in site_input.kinds) == sorted(
-        found.kinds
-    )
+    assert [site_input.source for site_input in scalable] == ["self_attn.v_proj", "fc1"]

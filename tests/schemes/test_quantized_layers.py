@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flexq_bench.kernels.contract import LinearKernel
-from flexq_bench.kernels.formats import Operand, format_of, quantize
+from flexq_bench.kernels.formats import format_of, quantize
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.formats.mixed import tail_start
 from flexq_bench.kernels.reference import reference_gemm
@@ -40,7 +40,7 @@ FORMATS = {
 FAMILIES = ("tiny_llama", "tiny_opt")
 
 
-def by_hand(weight: Operand) -> torch.Tensor:
+def by_hand(weight):
     """W, a column at a time, each where its channel is."""
     values = torch.empty(weight.rows, weight.k, dtype=torch.float64)
     for column in range(weight.k):
@@ -56,7 +56,7 @@ def by_hand(weight: Operand) -> torch.Tensor:
     return values
 
 
-def check_limits(weight: Operand) -> None:
+def check_limits(weight):
     """Codes and zero points are those of as many bits as the format says."""
     number = format_of(weight)
     if number.kind == "float":
@@ -73,7 +73,7 @@ def check_limits(weight: Operand) -> None:
         assert -high <= int(weight.zero_points.min()) <= int(weight.zero_points.max()) <= 0
 
 
-def kernels_for(layer) -> list[LinearKernel]:
+def kernels_for(layer):
     """Of a CPU, that take this layer's formats; an activation's clip may be left to the caller."""
     activation = replace(layer.activation_format, clip=1.0)
     found = (resolve_kernel(label, "cpu") for label in labels("cpu"))

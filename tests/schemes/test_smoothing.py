@@ -16,7 +16,7 @@ from flexq_bench.schemes.smoothing import (
 )
 
 
-def random_scale(channels: int) -> torch.Tensor:
+def random_scale(channels):
     return torch.exp(torch.randn(channels, generator=torch.Generator().manual_seed(7)))
 
 

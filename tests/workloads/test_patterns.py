@@ -20,10 +20,14 @@ LABELS = ("abq-w2a8", "abq-w2*a8", "abq-w3a8", "abq-w8a8", "abq-w10a8", "flexq",
         ("flexq[w{5..6}a8]", ("flexq[w6a8]",)),
         ("abq-w{4..7}a8", ()),
         ("abq-w2*a8", ("abq-w2*a8",)),
-        ("flexq*", ("flexq",)),
+        ("flexq*", ("flexq",)),  # variants only where they are asked for
+        ("flexq*[*]", ("flexq[w6a8]",)),
+        ("flexq[w6a8]", ("flexq[w6a8]",)),
+        ("abq-w2*", ("abq-w2a8", "abq-w2*a8")),
+        ("fp6-*", ()),
     ],
 )
-def test_range_is_expanded(pattern, found):
+def test_pattern_selects_labels(pattern, found):
     assert select([pattern], LABELS) == found
 
 

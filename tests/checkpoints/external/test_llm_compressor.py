@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
@@ -22,13 +20,11 @@ from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
 
 
-def weights_of(**changes: Any) -> dict[str, Any]:
+def weights_of(**changes):
     return {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"} | changes
 
 
-def a_section(
-    weights: dict[str, Any], form: str, inputs: Any = None, **more: Any
-) -> dict[str, Any]:
+def a_section(weights, form, inputs=None, **more):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
@@ -39,7 +35,7 @@ def a_section(
     } | more
 
 
-def compressed(weight: torch.Tensor, weights: dict[str, Any], form: str, dtype=torch.float16):
+def compressed(weight, weights, form, dtype=torch.float16):
     """The library's tensors of a layer, and the weight that it makes of them."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     args = scheme.weights
@@ -342,7 +338,7 @@ def test_quantized_output_head_is_dequantized(library_folder, dense_tensors, cap
     assert "lm_head is quantized in it" in caplog.text
 
 
-def one_group(**changes: Any) -> dict[str, Any]:
+def one_group(**changes):
     return a_section(weights_of(strategy="group", group_size=128, **changes), "pack-quantized")
 
 
