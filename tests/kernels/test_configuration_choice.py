@@ -18,6 +18,7 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     ClusterConfig,
     ImmaConfig,
     PersistentConfig,
+    TiledConfig,
     WgmmaConfig,
 )
 from flexq_bench.kernels.runtime.gpu import Device
@@ -64,6 +65,13 @@ def test_without_clusters_the_choice_has_none():
             choose_untuned(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split
             == 1
         )
+
+
+def test_tiled_kernel_for_many_rows_above_16_tokens():
+    configs = configs_for(FLEXQ, 32, in_mma_order=False)
+
+    for n, kind in ((28672, TiledConfig), (2048, ImmaConfig)):
+        assert isinstance(choose_untuned(configs, GemmWorkload(32, n, 8192), H200, FLEXQ), kind)
 
 
 def test_mma_order_has_only_warpgroup_kernels():

@@ -423,10 +423,10 @@ def gptq_folder(a_folder):
 
 @pytest.mark.parametrize(("config", "change", "message"), WRONG)
 def test_tensors_of_another_model_are_refused(gptq_folder, config, change, message):
-    checkpoint = open_checkpoint(gptq_folder(change, tie_word_embeddings=True, **config))
+    folder = gptq_folder(change, tie_word_embeddings=True, **config)
     for load in (
-        lambda: load_checkpoint(checkpoint, device=CPU, through="reference"),
-        lambda: CheckpointWeights(checkpoint).ends(CPU),
+        lambda: load_checkpoint(open_checkpoint(folder), device=CPU, through="reference"),
+        lambda: CheckpointWeights(open_checkpoint(folder)).ends(CPU),
     ):
         with pytest.raises(UsageError, match=message) as raised:
             load()
