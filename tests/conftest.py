@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +110,24 @@ def database(tmp_path: Path) -> Iterator[Any]:
 
     with open_database(str(tmp_path / "flexq.sqlite")) as opened:
         yield opened
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., SimpleNamespace]:
+    """The command line in this process, with a database of the test's own."""
+    from flexq_bench.cli.app import main
+
+    monkeypatch.setenv("FLEXQ_BENCH_DB", str(tmp_path / "flexq.sqlite"))
+
+    def run(*arguments: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=code, out=captured.out, error=captured.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,24 +1,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from flexq_bench.accuracy.loading import load_model
-from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.checkpoints.config import Extension, StoredScheme
+from flexq_bench.checkpoints.config import Extension
+from flexq_bench.checkpoints.model_source import open_source
+from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.writer import CheckpointWriter
-from flexq_bench.cli.app import main
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import AccuracyRecord
-from flexq_bench.schemes import FakeQuantizedLinear, calibration_segments, resolve
+from flexq_bench.schemes import resolve
+from flexq_bench.schemes.model_files import find_model
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,7 +30,7 @@ def _one_thread():
 def a_model():
     """A LLaMA with random weights."""
 
-    def build(*, seed: int = 0, layers: int = 2, vocabulary: int = 96) -> LlamaForCausalLM:
+    def build(*, seed=0, layers=2, vocabulary=96):
         torch.manual_seed(seed)
         config = LlamaConfig(
             vocab_size=vocabulary,
@@ -48,103 +48,97 @@ def a_model():
 
 
 @pytest.fixture
+def an_opt():
+    """An OPT with random weights and biases, whose K are no multiples of 128."""
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=96,
+        hidden_size=48,
+        ffn_dim=200,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=48,
+        init_std=0.3,
+    )
+    model = OPTForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+@pytest.fixture
 def some_tokens():
     """tokens [count], seeded."""
 
-    def build(count: int, *, vocabulary: int = 96, seed: int = 0) -> torch.Tensor:
+    def build(count, *, vocabulary=96, seed=0):
         return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
 
     return build
 
 
 @pytest.fixture(scope="session")
-def tiny_llama() -> Path:
+def tiny_llama():
     """The folder of the model that the repository ships."""
     return Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    """The command line in this process, with a database of the test's own."""
-    monkeypatch.setenv("FLEXQ_BENCH_DB", str(tmp_path / "flexq.sqlite"))
-
-    def run(*arguments: str) -> SimpleNamespace:
-        capsys.readouterr()
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=code, out=captured.out, err=captured.err, error=captured.err)
-
-    return run
-
-
 @pytest.fixture(scope="session")
-def store_layers(tiny_llama):
-    """store_layers(folder, config, …): a checkpoint of these, with tiny-llama's tokenizer."""
+def write_checkpoint(tiny_llama):
+    """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder, without calibration."""
 
-    def store(
-        folder: Path, config: dict, extension: Extension, layers: dict, tensors: dict
-    ) -> Path:
-        with CheckpointWriter(folder, config, extension, overwrite=True) as writer:
-            for name, layer in layers.items():
-                writer.add_layer(name, layer)
-            for name, tensor in tensors.items():
-                writer.add_tensor(name, tensor)
-            for file in ("tokenizer.json", "tokenizer_config.json"):
-                writer.add_file(tiny_llama / file)
-            writer.finish()
+    def write(folder, name):
+        source, cpu = open_source(find_model(str(tiny_llama))), torch.device("cpu")
+        quantize_checkpoint(source, resolve(name), folder, device=cpu, dtype=torch.float32)
         return folder
-
-    return store
-
-
-@pytest.fixture(scope="session")
-def write_checkpoint(tiny_llama, store_layers):
-    """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder.
-
-    change: what is done to each quantized layer before it is stored, by its name.
-    """
-
-    def write(folder: Path, name: str, *, seed: int = 0, change=None) -> Path:
-        loaded = load_model(str(tiny_llama), device=torch.device("cpu"))
-        scheme = resolve(name)
-        calibration = None
-        if scheme.needs_calibration:
-            text = read_text(str(tiny_llama / "calibration.txt"))
-            tokens = tokenize(text, loaded.tokenizer)
-            calibration = calibration_segments(tokens, segments=8, length=256)
-        scheme.quantize(loaded.model, calibration, seed=seed)
-        stored = Extension(
-            scheme=StoredScheme(
-                name=name, version=scheme.version, options=asdict(scheme.options), seed=seed
-            ),
-            kv_bits=scheme.kv_bits,
-            layers={},
-        )
-        config = {**loaded.model.config.to_dict(), "_name_or_path": "tiny-llama"}
-        layers = {
-            layer: module.layer
-            for layer, module in loaded.model.named_modules()
-            if isinstance(module, FakeQuantizedLinear)
-        }
-        if change is not None:
-            layers = {layer: change(layer, quantized) for layer, quantized in layers.items()}
-        tensors = {tensor: value.detach() for tensor, value in loaded.model.named_parameters()}
-        return store_layers(folder, config, stored, layers, tensors)
 
     return write
 
 
+@pytest.fixture
+def damaged(tiny_llama, tmp_path):
+    """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
+
+    def make(folder, damage):
+        source = open_checkpoint(folder)
+        extension = Extension(
+            scheme=source.scheme,
+            kv_bits=source.kv_bits,
+            layers={},
+            calibration=source.calibration,
+        )
+        with CheckpointWriter(tmp_path / "damaged", source.config, extension) as writer:
+            for name in source.layers:
+                layer = source.layer(name)
+                if name == "model.layers.1.mlp.down_proj":
+                    layer = replace(layer, weight=damage(layer.weight))
+                writer.add_layer(name, layer)
+            for name in source.tensor_names:
+                writer.add_tensor(name, source.tensor(name))
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                writer.add_file(tiny_llama / file)
+            writer.finish()
+        return tmp_path / "damaged"
+
+    return make
+
+
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory, write_checkpoint) -> Path:
+def checkpoint(tmp_path_factory, write_checkpoint):
     """tiny-llama under flexq-w6ax, in a folder."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flexq", "flexq-w6ax")
 
 
 @pytest.fixture(scope="session")
 def gguf_writer(tiny_llama):
-    """gguf_writer(path, architecture, config, vocabulary): with sizes and tiny-llama's tokens."""
+    """gguf_writer(path, architecture, config, vocabulary): with sizes and tiny-llama's tokens.
 
-    def begin(path: Path, architecture: str, config: Any, vocabulary: int) -> Any:
+    A context manager that writes what was added at its end.
+    """
+
+    @contextmanager
+    def begin(path, architecture, config, vocabulary):
         import gguf
 
         writer = gguf.GGUFWriter(path, architecture)
@@ -164,7 +158,11 @@ def gguf_writer(tiny_llama):
         writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
         writer.add_token_types([1] * len(tokens) + [3] * (len(unused) + 1))
         writer.add_eos_token_id(len(tokens))
-        return writer
+        yield writer
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
     return begin
 
@@ -178,3 +176,15 @@ def stored(tmp_path):
             return list(queries.stored_records(s, AccuracyRecord))
 
     return load
+
+
+@pytest.fixture
+def accuracy(cli, tiny_llama):
+    """accuracy("--schemes", "w6a6"): on 5 segments of the held-out text."""
+
+    def run(*options, model=tiny_llama, data="heldout.txt"):
+        text = () if data is None else ("--data", str(tiny_llama / data))
+        quick = ("--device", "cpu", "--max-tokens", "1275")
+        return cli("accuracy", "--model", str(model), *text, *quick, *options)
+
+    return run

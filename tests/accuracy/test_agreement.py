@@ -78,14 +78,11 @@ def mean_kl_from_itself(model, tokens):
     return meter.result().mean_kl
 
 
-def test_capped_logits_are_compared(a_gemma, some_tokens):
-    assert mean_kl_from_itself(a_gemma, some_tokens(64)) == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize("scale", [0.0625, 0.3])
-def test_scaled_logits_are_compared(some_tokens, scale):
+@pytest.mark.parametrize("logit_scale", [None, 0.0625, 0.3])
+def test_capped_and_scaled_logits_are_compared(a_gemma, some_tokens, logit_scale):
     torch.manual_seed(0)
-    model = CohereForCausalLM(CohereConfig(**SIZES, logit_scale=scale)).eval()
+    config = CohereConfig(**SIZES, logit_scale=logit_scale)
+    model = a_gemma if logit_scale is None else CohereForCausalLM(config).eval()
     assert mean_kl_from_itself(model, some_tokens(64)) == pytest.approx(0, abs=1e-6)
 
 

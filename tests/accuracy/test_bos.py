@@ -81,7 +81,7 @@ def test_what_can_not_be_is_refused(plain):
 class NeedsBos(torch.nn.Module):
     """Predicts the next token surely after BOS, and nothing without it."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config):
         super().__init__()
         self.config = config
         self.weight = torch.nn.Parameter(torch.zeros(1))
@@ -96,7 +96,6 @@ def test_model_that_needs_bos_is_warned_about(a_model, plain):
     tokens = text_tokens(TEXT, plain, "none", 16)
     config = type("Config", (), {"bos_token_id": 0})
     warning = first_tokens_warning(NeedsBos(config), plain, tokens)
-    assert warning is not None
     assert "evaluate with --bos segment" in warning
     assert first_tokens_warning(a_model(vocabulary=512), plain, tokens) is None
     assert first_tokens_warning(NeedsBos(config), plain, TextTokens(tokens.ids, 0)) is None

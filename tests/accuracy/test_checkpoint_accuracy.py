@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +12,10 @@ from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
 
-@pytest.fixture
-def accuracy(cli, tiny_llama):
-    def run(model: Path, *options: str):
-        text = ("--data", str(tiny_llama / "heldout.txt"))
-        quick = ("--device", "cpu", "--max-tokens", "1275")
-        return cli("accuracy", "--model", str(model), *text, *quick, *options)
-
-    return run
-
-
 def test_checkpoint_equals_its_scheme_in_memory(accuracy, stored, checkpoint, tiny_llama):
-    ran = accuracy(checkpoint)
-    assert ran.code == ExitCode.PASS, ran.err
-    accuracy(tiny_llama, "--schemes", "flexq-w6ax")
+    ran = accuracy(model=checkpoint)
+    assert ran.code == ExitCode.PASS, ran.error
+    accuracy("--schemes", "flexq-w6ax", model=tiny_llama)
     of_folder, in_memory = (
         r for r in stored() if (r.metric, r.scheme) == ("perplexity", "flexq-w6ax")
     )
@@ -38,8 +27,8 @@ def test_checkpoint_equals_its_scheme_in_memory(accuracy, stored, checkpoint, ti
 
 
 def test_checkpoint_is_compared_with_the_given_original(accuracy, stored, checkpoint, tiny_llama):
-    ran = accuracy(tiny_llama, "--checkpoint", str(checkpoint))
-    assert ran.code == ExitCode.PASS, ran.err
+    ran = accuracy("--checkpoint", str(checkpoint), model=tiny_llama)
+    assert ran.code == ExitCode.PASS, ran.error
     records = {(r.scheme, r.metric): r for r in stored()}
     of_both = {"perplexity", "perplexity_from_0", "perplexity_from_128"}
     compared = set(OF_TEXTS) - set(AT_POSITIONS) - {LAYER_ERROR}
@@ -52,12 +41,12 @@ def test_checkpoint_is_compared_with_the_given_original(accuracy, stored, checkp
     assert hashes == {open_checkpoint(checkpoint).content_hash}
 
 
-def fewer_positions(folder: Path) -> None:
+def fewer_positions(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
 
 
-def fewer_merges(folder: Path) -> None:
+def fewer_merges(folder):
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     del tokenizer["model"]["merges"][50:]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -88,8 +77,8 @@ def test_checkpoint_with_other_tokenization_is_refused(cli, tiny_llama, tmp_path
 
 def test_kernels_agree_with_the_reference(accuracy, stored, write_checkpoint, tmp_path):
     folder = write_checkpoint(tmp_path / "w8a16", "w8a16")
-    accuracy(folder, "--through", "kernels", "--max-tokens", "255")
-    accuracy(folder, "--through", "reference", "--max-tokens", "255")
+    accuracy("--through", "kernels", "--max-tokens", "255", model=folder)
+    accuracy("--through", "reference", "--max-tokens", "255", model=folder)
     of = {r.through: r for r in stored()}
     assert of["kernels"].value == pytest.approx(of["reference"].value, rel=1e-3)
     assert of["kernels"].value != of["reference"].value
@@ -99,8 +88,8 @@ def test_kernels_agree_with_the_reference(accuracy, stored, write_checkpoint, tm
 
 
 def test_run_is_not_resumed_through_another_implementation(accuracy, stored, checkpoint):
-    accuracy(checkpoint)
-    ran = accuracy(checkpoint, "--through", "kernels", "--resume", stored()[0].run.uuid)
+    accuracy(model=checkpoint)
+    ran = accuracy("--through", "kernels", "--resume", stored()[0].run.uuid, model=checkpoint)
     assert ran.code == ExitCode.USAGE
     assert "was evaluated with other options" in ran.error
 
@@ -115,14 +104,14 @@ def test_run_is_not_resumed_through_another_implementation(accuracy, stored, che
     ],
 )
 def test_options_contradicting_a_checkpoint_are_refused(accuracy, checkpoint, options, message):
-    ran = accuracy(checkpoint, *options)
+    ran = accuracy(*options, model=checkpoint)
     assert ran.code == ExitCode.USAGE
     assert message in ran.error
     assert len(ran.error.splitlines()) == 1
 
 
 def test_scheme_without_kernels_is_refused_before_evaluation(accuracy, stored, tiny_llama):
-    ran = accuracy(tiny_llama, "--schemes", "w6a6,w5a6", "--through", "kernels")
+    ran = accuracy("--schemes", "w6a6,w5a6", "--through", "kernels", model=tiny_llama)
     assert ran.code == ExitCode.USAGE
     assert "w5a6: q_proj: no kernel reads int5/128 weights: evaluate --through ref" in ran.error
     assert stored() == []

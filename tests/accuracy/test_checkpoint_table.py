@@ -13,13 +13,11 @@ from flexq_bench.stats import is_clear, mean_difference_interval
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "checkpoints.py"
 QUICK = ("w8a16", "fp6")  # whose kernels are fast on a CPU
 _SPEC = importlib.util.spec_from_file_location("checkpoints", SCRIPT)
-assert _SPEC is not None
-assert _SPEC.loader is not None
 checkpoints = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(checkpoints)
 
 
-def rows(tiny_llama: Path, out: Path, *options: str) -> list[dict]:
+def rows(tiny_llama, out, *options):
     data = ("--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
     calibration = ("--calibration", str(tiny_llama / "calibration.txt"), "--segments", "8")
     sizes = ("--context", "256", "--prompt", "32", "--new", "16", "--device", "cpu")
@@ -27,7 +25,7 @@ def rows(tiny_llama: Path, out: Path, *options: str) -> list[dict]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def differs(row: dict) -> bool:
+def differs(row):
     """Return True if perplexities clearly differ, by 0.1 % at least.
 
     Where inputs are rounded to 6 bits, sums in another order give other codes now and then.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -143,7 +142,7 @@ def family(tmp_path, tiny_llama):
     With tiny-llama's tokenizer and blocks that matter to what is predicted.
     """
 
-    def build(architecture: str, **changes) -> tuple[nn.Module, Path]:
+    def build(architecture, **changes):
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
         known = PARTLY_DENSE | FAMILIES | FOLDED | ALIKE
@@ -166,19 +165,24 @@ def family(tmp_path, tiny_llama):
 
 
 @torch.no_grad()
-def logits(model: nn.Module) -> torch.Tensor:
+def logits(model):
     return model(input_ids=IDS).logits
 
 
-def divergence(original: torch.Tensor, other: torch.Tensor) -> float:
+def divergence(original, other):
     p, q = original.log_softmax(-1), other.log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
-def quantized(path: Path, scheme: str) -> nn.Module:
+def quantized(path, scheme):
     model = load_model(str(path), device=CPU).model
     resolve(scheme).quantize(model)
     return model
+
+
+def write_checkpoint(path, scheme, out, dtype=torch.float32):
+    source = open_source(find_model(str(path)))
+    return quantize_checkpoint(source, resolve(scheme), out, device=CPU, dtype=dtype)
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -236,12 +240,7 @@ def test_folded_scales_cancel_out(family, architecture):
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_checkpoint_equals_the_quantized_model(family, tmp_path, architecture):
     _, path = family(architecture)
-    scheme = resolve("flexq-w6ax")
-
-    written = quantize_checkpoint(
-        open_source(find_model(str(path))), scheme, tmp_path / "out",
-        device=CPU, dtype=torch.float32,
-    )  # fmt: skip
+    written = write_checkpoint(path, "flexq-w6ax", tmp_path / "out")
 
     stored = open_checkpoint(written.folder)
     expected = logits(quantized(path, "flexq-w6ax"))
@@ -266,10 +265,7 @@ def test_missing_sizes_are_the_defaults_of_transformers(family, tmp_path, archit
     kept = {key: value for key, value in config.items() if key not in defaults}
     (path / "config.json").write_text(json.dumps(kept))
 
-    written = quantize_checkpoint(
-        open_source(find_model(str(path))), resolve("w8a16"), tmp_path / "out",
-        device=CPU, dtype=torch.float32,
-    )  # fmt: skip
+    written = write_checkpoint(path, "w8a16", tmp_path / "out")
 
     again = load_checkpoint(open_checkpoint(written.folder), device=CPU, through="reference")
     assert 0 < divergence(logits(original), logits(again.model)) < 1e-3
@@ -280,10 +276,7 @@ def test_missing_sizes_are_the_defaults_of_transformers(family, tmp_path, archit
     [("PhiForCausalLM", False), ("GPT2LMHeadModel", True), ("MixtralForCausalLM", True)],
 )
 def test_separated_layers_are_stored_in_own_format(family, tmp_path, architecture, own):
-    written = quantize_checkpoint(
-        open_source(find_model(str(family(architecture)[1]))), resolve("w8a16"), tmp_path / "out",
-        device=CPU, dtype=torch.float32,
-    )  # fmt: skip
+    written = write_checkpoint(family(architecture)[1], "w8a16", tmp_path / "out")
 
     section = json.loads((written.folder / "config.json").read_text())["quantization_config"]
 
@@ -339,7 +332,7 @@ def test_shared_expert_is_trained(family):
     assert 0 < divergence(expected, logits(model)) < 1e-3
 
 
-def with_stored_weights(model: nn.Module, folder: Path) -> nn.Module:
+def with_stored_weights(model, folder):
     """A model of transformers with the codes times scales of a w8a16 checkpoint.
 
     Each row is one group; its codes plus 128 are the bytes of its words. The experts of a block are
@@ -349,11 +342,11 @@ def with_stored_weights(model: nn.Module, folder: Path) -> nn.Module:
     for file in folder.glob("*.safetensors"):
         tensors |= load_file(file)
 
-    def weight(layer: str) -> torch.Tensor:
+    def weight(layer):
         codes = tensors[f"{layer}.weight_packed"].view(torch.uint8).double() - 128
         return (codes * tensors[f"{layer}.weight_scale"].double()).float()
 
-    def named(name: str) -> torch.Tensor:
+    def named(name):
         experts, _, packed = name.rpartition(".")
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
         if name in tensors:
@@ -381,10 +374,7 @@ def test_mixture_with_dense_block_equals_its_stored_codes(family, tmp_path, arch
     model.save_pretrained(path)
     before = logits(model)
 
-    written = quantize_checkpoint(
-        open_source(find_model(str(path))), resolve("w8a16"), tmp_path / "out",
-        device=CPU, dtype=torch.float16,
-    )  # fmt: skip
+    written = write_checkpoint(path, "w8a16", tmp_path / "out", torch.float16)
 
     stored = open_checkpoint(written.folder)
     assert len(stored.layers) == layers
@@ -488,7 +478,7 @@ SCALED_LAYERS = ("_proj", "c_fc", "fc1", "fc2")
 def odd_model(tmp_path, tiny_llama):
     """odd_model(architecture): a model in BF16 and several files, with tiny-llama's tokenizer."""
 
-    def build(architecture: str) -> str:
+    def build(architecture):
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
         model = cls(cls.config_class(**(ODD_SIZES | WHOLE_MODELS[architecture])))
@@ -512,7 +502,7 @@ def odd_model(tmp_path, tiny_llama):
 def run_all_verbs(cli, tiny_llama, tmp_path):
     """run_all_verbs(model): evaluate and gate a model; return the report of `sensitivity`."""
 
-    def run(model: str, eight_bits: tuple[str, ...] = EIGHT_BITS) -> dict:
+    def run(model, eight_bits=EIGHT_BITS):
         where = ("--model", model, "--data", str(tiny_llama / "heldout.txt"), "--device", "cpu")
         calibration = ("--calibration", str(tiny_llama / "calibration.txt"))
         few = (*calibration, "--calibration-segments", "2", "--calibration-length", "32")

@@ -40,7 +40,7 @@ tolerance = 0.001
 def gate(cli, tiny_llama, tmp_path):
     """gate("--scheme", "w6a6", policy="…"): the gate with tiny-llama's policy, or another one."""
 
-    def run(*options: str, policy: str | None = None, data: str | None = "heldout.txt"):
+    def run(*options, policy=None, data="heldout.txt"):
         path = tiny_llama / "policy.toml"
         if policy is not None:
             path = tmp_path / "mine.toml"
@@ -69,7 +69,7 @@ def test_flexq_passes_with_registry_kernels(gate, monkeypatch):
 
     monkeypatch.setattr(BitPlaneGemm, "gemm", noting)
     ran = gate("--scheme", "flexq-w6ax")
-    assert ran.code == ExitCode.PASS, ran.out + ran.err
+    assert ran.code == ExitCode.PASS, ran.out + ran.error
     assert "passed: 10 pass; tiny-llama against fp16" in ran.out
     assert used == {"flexq-w6a6", "flexq-w6a8"}
 
@@ -183,7 +183,7 @@ def test_gate_stores_the_hash_of_its_checkpoint(gate, checkpoint, tmp_path, thro
     ran = gate(
         *("--checkpoint", str(checkpoint), "--through", through, *options), policy=LIMITS_ALONE
     )
-    assert ran.code == ExitCode.PASS, ran.out + ran.err
+    assert ran.code == ExitCode.PASS, ran.out + ran.error
     digest = open_checkpoint(checkpoint).content_hash
     document = json.loads(files["json"].read_text())
     assert document["content_hashes"] == {"flexq-w6ax": digest}
@@ -209,18 +209,12 @@ def test_checkpoint_with_damaged_bytes_is_refused(gate, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("through", ["reference", "kernels"])
-def test_damaged_layer_with_valid_hash_fails(gate, write_checkpoint, tmp_path, through):
-    def damage(name, layer):
-        if name != "model.layers.1.mlp.down_proj":
-            return layer
-        reversed_codes = layer.weight.values.flip(1).contiguous()
-        return replace(layer, weight=replace(layer.weight, values=reversed_codes))
-
-    damaged = write_checkpoint(tmp_path / "damaged", "flexq-w6ax", change=damage)
-    judged = ("--checkpoint", str(damaged), "--through", through)
+def test_damaged_layer_with_valid_hash_fails(gate, checkpoint, damaged, through):
+    folder = damaged(checkpoint, lambda w: replace(w, values=w.values.flip(1).contiguous()))
+    judged = ("--checkpoint", str(folder), "--through", through)
     ran = gate(*judged, "--no-diagnosis", policy=LIMITS_ALONE)
-    assert ran.code == ExitCode.REGRESSION, ran.out + ran.err
-    assert "look first at" not in ran.out + ran.err
+    assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
+    assert "look first at" not in ran.out + ran.error
 
 
 def test_wrong_kernel_scale_fails_through_kernels_only(gate, checkpoint, monkeypatch):

@@ -9,14 +9,11 @@ import json
 import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from flexq_bench.checkpoints.config import Extension
-from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import calibration_segments
 
@@ -31,7 +28,6 @@ percent = 0.4
 kl_percent = 8
 kl = 0.0002
 """
-DAMAGED = "model.layers.1.mlp.down_proj"
 
 
 def scale_up(operand, factor=1.05):
@@ -58,7 +54,7 @@ def reverse_channels(operand):
 def quantize(cli, tiny_llama, tmp_path):
     """quantize("awq-w4a16", "--kv-bits", "8"): tiny-llama's checkpoint, of 2 short segments."""
 
-    def run(scheme: str, *options: str, segments=("2", "64")) -> Path:
+    def run(scheme, *options, segments=("2", "64")):
         folder = tmp_path / "checkpoint"
         text = str(tiny_llama / "calibration.txt")
         given = ("--calibration", text, "--calibration-segments", segments[0])
@@ -73,30 +69,10 @@ def quantize(cli, tiny_llama, tmp_path):
 
 
 @pytest.fixture
-def damaged(store_layers, tmp_path):
-    """damaged(checkpoint, damage): a copy after `damage(weight)` of one layer, hashes made anew."""
-
-    def make(folder: Path, damage) -> Path:
-        source = open_checkpoint(folder)
-        layers = {name: source.layer(name) for name in source.layers}
-        layers[DAMAGED] = replace(layers[DAMAGED], weight=damage(layers[DAMAGED].weight))
-        extension = Extension(
-            scheme=source.scheme,
-            kv_bits=source.kv_bits,
-            layers={},
-            calibration=source.calibration,
-        )
-        tensors = {name: source.tensor(name) for name in source.tensor_names}
-        return store_layers(tmp_path / "damaged", source.config, extension, layers, tensors)
-
-    return make
-
-
-@pytest.fixture
 def fidelity(cli, tiny_llama, tmp_path):
     """fidelity(checkpoint, "calibration.txt"): exit code, and the two checks of the gate."""
 
-    def run(checkpoint: Path, text: str | None, *options: str, tokens: int = 1275):
+    def run(checkpoint, text, *options, tokens=1275):
         path = tmp_path / "mine.toml"
         path.write_text(POLICY.format(tokens=tokens))
         given = () if text is None else ("--calibration", str(tiny_llama / text))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flexq_bench.accuracy.agreement import Agreement
+from flexq_bench.accuracy.diagnosis import worst_tokens
+from flexq_bench.accuracy.perplexity import segments
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
@@ -73,7 +77,7 @@ def made(tiny_llama, tmp_path):
     config: settings of config.json that are others.
     """
 
-    def make(damage=None, **config) -> Path:
+    def make(damage=None, **config):
         folder = tmp_path / "made"
         shutil.copytree(tiny_llama, folder)
         weights = {n: w.float() for n, w in load_file(tiny_llama / "model.safetensors").items()}
@@ -89,7 +93,7 @@ def made(tiny_llama, tmp_path):
 
 @pytest.fixture
 def gate(cli, tiny_llama, tmp_path):
-    def run(model: Path, *options: str, policy: str = POLICY, reference: Path = tiny_llama):
+    def run(model, *options, policy=POLICY, reference=tiny_llama):
         path = tmp_path / "mine.toml"
         path.write_text(policy)
         where = ("--model", str(model), "--policy", str(path), "--device", "cpu")
@@ -217,3 +221,17 @@ def test_failing_scheme_does_not_stop_the_others(gate, made):
     assert set(judged) == {"fp16", "w6a6", "w8a16"}
     assert "FP16" in judged["w6a6"]["reason"]
     assert judged["fp16"]["value"] is not None
+
+
+@pytest.mark.parametrize("bos", [None, 99])
+def test_worst_token_has_its_place_in_the_text(bos):
+    text = torch.arange(24)  # the token at each place is the place
+    cut = torch.stack(list(segments(text, 6, bos=bos)))
+    losses = np.random.default_rng(0).random((len(cut), 5), dtype=np.float32)
+    agreement = Agreement((), (), (), (), losses, losses)
+    tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+
+    losses = worst_tokens(agreement, cut, tokenizer, bos=bos is not None)
+
+    assert len(losses) > 5
+    assert [loss.token for loss in losses] == [str(loss.place) for loss in losses]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -38,7 +34,7 @@ SHAPES = {  # of a block's layers, as llama.cpp calls them
 }
 
 
-def codes(weight: np.ndarray, kind: Any) -> np.ndarray:
+def codes(weight, kind):
     """The bytes of a quantized matrix; of Q6_K, which gguf only dequantizes, made up."""
     if kind is not gguf.GGMLQuantizationType.Q6_K:
         return gguf.quants.quantize(weight, kind)
@@ -51,29 +47,23 @@ def codes(weight: np.ndarray, kind: Any) -> np.ndarray:
 
 
 @pytest.fixture
-def a_file(
-    gguf_writer: Callable[..., Any], tmp_path: Path
-) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
+def a_file(gguf_writer, tmp_path):
     """a_file(type): a LLaMA of one block, its layers of this type; and the layers' values."""
 
-    def build(kind: Any) -> tuple[Path, dict[str, np.ndarray]]:
+    def build(kind):
         path = tmp_path / f"model.{kind.name}.gguf"
-        writer = gguf_writer(path, "llama", CONFIG, VOCABULARY)
-        generator = np.random.default_rng(0)
-        values = {}
-        for name, shape in SHAPES.items():
-            weight = generator.normal(0, 0.05, shape).astype(np.float32)
-            stored = codes(weight, kind)
-            values[name] = gguf.quants.dequantize(stored, kind)
-            writer.add_tensor(f"blk.0.{name}.weight", stored, raw_dtype=kind)
-        embedding = generator.normal(0, 0.05, (VOCABULARY, HIDDEN)).astype(np.float32)
-        writer.add_tensor("token_embd.weight", embedding)
-        for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
-            writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with gguf_writer(path, "llama", CONFIG, VOCABULARY) as writer:
+            generator = np.random.default_rng(0)
+            values = {}
+            for name, shape in SHAPES.items():
+                weight = generator.normal(0, 0.05, shape).astype(np.float32)
+                stored = codes(weight, kind)
+                values[name] = gguf.quants.dequantize(stored, kind)
+                writer.add_tensor(f"blk.0.{name}.weight", stored, raw_dtype=kind)
+            embedding = generator.normal(0, 0.05, (VOCABULARY, HIDDEN)).astype(np.float32)
+            writer.add_tensor("token_embd.weight", embedding)
+            for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+                writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
         return path, values
 
     return build

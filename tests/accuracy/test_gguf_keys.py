@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +34,7 @@ SIZES = {
 IDS = (torch.arange(3, 3 + CONTEXT) * 7 % VOCABULARY).view(1, CONTEXT)
 
 
-def a_model(kind: str, settings: dict[str, Any]) -> Any:
+def a_model(kind, settings):
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -49,51 +46,42 @@ def a_model(kind: str, settings: dict[str, Any]) -> Any:
     return model
 
 
-def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleaved(weight, heads):
     # llama.cpp, convert_hf_to_gguf.py, LlamaModel.permute: pairs of channels side by side.
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
 @pytest.fixture
-def a_file(gguf_writer: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:
+def a_file(gguf_writer, tmp_path):
     """a_file(architecture, model): the model in FP32; keys and tensors: more of them."""
 
-    def build(
-        architecture: str,
-        model: Any,
-        keys: dict[str, Any] | None = None,
-        tensors: dict[str, Any] | None = None,
-    ) -> Path:
+    def build(architecture, model, keys=None, tensors=None):
         config, path = model.config, tmp_path / "model.gguf"
-        writer = gguf_writer(path, architecture, config, VOCABULARY)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-        more = {"rope.dimension_count": HEAD_DIM, "attention.key_length": HEAD_DIM, **(keys or {})}
-        for key, value in more.items():
-            add = {str: writer.add_string, int: writer.add_uint32}.get(
-                type(value), writer.add_float32
-            )
-            add(f"{architecture}.{key}", value)
-        kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-        names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-        for name, tensor in model.state_dict().items():
-            module, _, part = name.rpartition(".")
-            values = tensor.numpy()
-            if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
-                values = interleaved(values, values.shape[0] // HEAD_DIM)
-            writer.add_tensor(f"{names.get_name(module)}.{part}", np.ascontiguousarray(values))
-        for name, values in (tensors or {}).items():
-            writer.add_tensor(name, np.asarray(values, np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        with gguf_writer(path, architecture, config, VOCABULARY) as writer:
+            writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+            given = {"rope.dimension_count": HEAD_DIM, "attention.key_length": HEAD_DIM}
+            for key, value in (given | (keys or {})).items():
+                add = {str: writer.add_string, int: writer.add_uint32}.get(
+                    type(value), writer.add_float32
+                )
+                add(f"{architecture}.{key}", value)
+            kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+            names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+            for name, tensor in model.state_dict().items():
+                module, _, part = name.rpartition(".")
+                values = tensor.numpy()
+                if architecture == "llama" and module.endswith(("q_proj", "k_proj")):
+                    values = interleaved(values, values.shape[0] // HEAD_DIM)
+                writer.add_tensor(f"{names.get_name(module)}.{part}", np.ascontiguousarray(values))
+            for name, values in (tensors or {}).items():
+                writer.add_tensor(name, np.asarray(values, np.float32))
         return path
 
     return build
 
 
-def llama3_factors(factor: float) -> list[float]:
+def llama3_factors(factor):
     # llama.cpp, convert_hf_to_gguf.py, LlamaModel.generate_extra_tensors
     factors = []
     for channel in range(0, HEAD_DIM, 2):
@@ -105,7 +93,7 @@ def llama3_factors(factor: float) -> list[float]:
     return factors
 
 
-def scaled(kind: str, **more: float) -> dict[str, Any]:
+def scaled(kind, **more):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
 
 

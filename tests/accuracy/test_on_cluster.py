@@ -138,7 +138,7 @@ def test_cluster_has_the_results_of_one_process(cli, tiny_llama):
     options = ("accuracy", "--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
     options += ("--max-tokens", "1275", "--schemes", "w6a6,w4a4", "--device", "cpu", "--json", "-")
     alone, together = cli(*options), cli(*options, "--cluster", "local")
-    assert together.code == ExitCode.PASS, together.err
+    assert together.code == ExitCode.PASS, together.error
     values = []
     for ran in (alone, together):
         records = [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
@@ -147,4 +147,4 @@ def test_cluster_has_the_results_of_one_process(cli, tiny_llama):
     assert values[1] == pytest.approx(values[0], rel=1e-5)
     wrong = cli(*options[:2], "nowhere", *options[3:], "--cluster", "local")
     assert wrong.code == ExitCode.USAGE
-    assert "flexq-bench: no model nowhere" in wrong.err.splitlines()[-1]
+    assert "flexq-bench: no model nowhere" in wrong.error.splitlines()[-1]

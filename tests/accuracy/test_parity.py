@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from transformers import OPTConfig, OPTForCausalLM
 
 from flexq_bench.accuracy.parity import kernel_parity
 from flexq_bench.kernels.errors import UnknownKernelError
@@ -14,28 +13,7 @@ KERNELS = ("flexq-w6a6", "flexq-w6a8")
 SEGMENT = torch.arange(3, 19)
 
 
-@pytest.fixture
-def an_opt():
-    """An OPT with random weights and biases, whose K are no multiples of 128."""
-    torch.manual_seed(0)
-    config = OPTConfig(
-        vocab_size=96,
-        hidden_size=48,
-        ffn_dim=200,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        word_embed_proj_dim=48,
-        init_std=0.3,
-    )
-    model = OPTForCausalLM(config).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter)
-    return model
-
-
-def under(model, scheme: str):
+def under(model, scheme):
     copied = copy.deepcopy(model)
     resolve(scheme).quantize(copied)
     return copied

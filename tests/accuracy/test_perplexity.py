@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
 from flexq_bench.accuracy.positions import first_positions
+from flexq_bench.accuracy.texts import read_text, tokenize
+
+SHARED = Path(__file__).parents[3] / "shared"
+SMOLLM2 = SHARED / "models" / "smollm2-135m-instruct"
 
 
-def plain_loop(model: LlamaForCausalLM, tokens: torch.Tensor, context: int) -> float:
+def plain_loop(model, tokens, context):
     """As people write it with transformers: the model's own loss, a mean over whole segments."""
     losses = []
     for start in range(0, len(tokens) - context + 1, context):
@@ -90,3 +95,16 @@ def test_loss_is_reported_by_position(a_model, some_tokens):
     assert found.by_position[1] == pytest.approx([sum(p) / len(p) for p in parts], rel=1e-4)
     assert first_positions(128) == (0,)
     assert first_positions(129) == (0, 128)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2 is not in shared/")
+def test_smollm2_has_its_known_perplexity():
+    pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
+    loaded = load_model(str(SMOLLM2), device=torch.device("cpu"))
+    text = read_text(str(SHARED / "data" / "wikitext2" / "wiki.test.raw"))
+    tokens = tokenize(text, loaded.tokenizer)
+    assert tokens.numel() == 304_986
+    found = perplexity(loaded.model, tokens, context=loaded.context(), max_tokens=8188)
+    assert found.tokens == 8188
+    assert found.perplexity == pytest.approx(24.15, abs=0.01)

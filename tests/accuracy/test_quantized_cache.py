@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import OPTConfig, OPTForCausalLM
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
@@ -32,7 +31,7 @@ def test_cache_equals_that_of_decode_bit_for_bit(a_model, bits):
 def test_fewer_cache_bits_cost_more_and_sixteen_nothing(a_model, some_tokens):
     tokens = some_tokens(128)
 
-    def nll(bits: int) -> float:
+    def nll(bits):
         model = a_model()
         quantize_cache(model, bits)
         return perplexity(model, tokens, context=32).mean_nll
@@ -42,23 +41,11 @@ def test_fewer_cache_bits_cost_more_and_sixteen_nothing(a_model, some_tokens):
     assert 0 < abs(nll(8) - plain) < abs(nll(4) - plain)
 
 
-def test_learned_positions_follow_the_cache_length(some_tokens):
-    torch.manual_seed(0)
-    config = OPTConfig(
-        vocab_size=96,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        word_embed_proj_dim=32,
-        init_std=0.3,
-    )
-    model = OPTForCausalLM(config).eval()
+def test_learned_positions_follow_the_cache_length(an_opt, some_tokens):
     tokens = some_tokens(64)
-    plain = perplexity(model, tokens, context=32).mean_nll
-    quantize_cache(model, 8)
-    rounded = perplexity(model, tokens, context=32).mean_nll
+    plain = perplexity(an_opt, tokens, context=32).mean_nll
+    quantize_cache(an_opt, 8)
+    rounded = perplexity(an_opt, tokens, context=32).mean_nll
     assert rounded != plain
     assert rounded == pytest.approx(plain, rel=0.02)
 

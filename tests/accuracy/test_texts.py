@@ -14,7 +14,7 @@ from flexq_bench.accuracy.texts import drawn_windows, read_text, tokenize
 
 @pytest.fixture
 def a_file(tmp_path):
-    def write(name: str, content: str) -> str:
+    def write(name, content):
         path = tmp_path / name
         path.write_bytes(content.encode())
         return str(path)
@@ -45,13 +45,16 @@ def test_documents_may_contain_line_separators(a_file):
     assert read_text(path).content == "one\u2028two\x85three four"
 
 
-def test_lines_of_ptb_are_joined_by_spaces(a_file):
-    assert read_text(a_file("ptb.test.txt", " no it was \n n't \n")).content == "no it was n't"
-
-
-def test_ptb_gptq_joins_lines_by_two_newlines(a_file):
-    path = a_file("ptb.valid.txt", " no it was \n n't \n")
-    assert read_text(f"ptb-gptq:{path}").content == "no it was\n\nn't"
+@pytest.mark.parametrize(
+    ("kind", "name", "content"),
+    [
+        ("", "ptb.test.txt", "no it was n't"),
+        ("ptb:", "lines.txt", "no it was n't"),
+        ("ptb-gptq:", "ptb.valid.txt", "no it was\n\nn't"),
+    ],
+)
+def test_kind_of_text_says_how_lines_are_joined(a_file, kind, name, content):
+    assert read_text(kind + a_file(name, " no it was \n n't \n")).content == content
 
 
 def test_c4_gptq_draws_windows_like_gptqs_code(a_file):
@@ -85,9 +88,8 @@ def test_other_files_are_unchanged(a_file):
 
 
 def test_kind_and_name_can_be_given(a_file):
-    path = a_file("lines.txt", "a\nb")
-    text = read_text(f"mine=ptb:{path}")
-    assert (text.name, text.kind, text.content) == ("mine", "ptb", "a b")
+    text = read_text("mine=ptb:" + a_file("lines.txt", "a"))
+    assert (text.name, text.kind) == ("mine", "ptb")
 
 
 @pytest.mark.parametrize(

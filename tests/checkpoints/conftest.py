@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,39 +11,37 @@ import torch
 from flexq_bench.checkpoints.config import Extension, StoredScheme
 from flexq_bench.checkpoints.writer import SHARD_BYTES, CheckpointWriter
 from flexq_bench.schemes.calibration import Calibration
-from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helper same_layers
 
-Layers = dict[str, QuantizedLayer]
 SCHEME = StoredScheme(name="w6a6", version=1, options={"w_bits": 6}, seed=3)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     """Matrices this small take longest where several threads share them."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
+def write(tmp_path):
     """write(layers): a folder with these layers, and a norm; other arguments are of its Extension.
 
     at: where. tensors: that are not quantized. files: copied into it.
     """
 
     def build(
-        layers: Layers,
+        layers,
         *,
-        at: str = "checkpoint",
-        config: dict[str, Any] | None = None,
-        scheme: StoredScheme = SCHEME,
-        tensors: dict[str, torch.Tensor] | None = None,
-        files: tuple[Path, ...] = (),
-        shard_bytes: int = SHARD_BYTES,
-        overwrite: bool = False,
-        **extension: Any,
-    ) -> Path:
+        at="checkpoint",
+        config=None,
+        scheme=SCHEME,
+        tensors=None,
+        files=(),
+        shard_bytes=SHARD_BYTES,
+        overwrite=False,
+        **extension,
+    ):
         folder = tmp_path / at
         with CheckpointWriter(
             folder,
@@ -67,7 +63,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_llama(tmp_path_factory):
     """A folder: 3 blocks, 4 heads on 2 key-value heads, K of 64 and 160; FP32, no tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -89,6 +85,6 @@ def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def calibration() -> Calibration:
+def calibration():
     generator = torch.Generator().manual_seed(1)
     return Calibration(torch.randint(0, 96, (3, 16), generator=generator))

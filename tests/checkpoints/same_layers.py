@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-
-def same_tensor(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+def same_tensor(first, second):
     """Equal in type, shape and bits: -0 is not 0."""
     if first is None or second is None:
         return first is second
@@ -16,13 +14,13 @@ def same_tensor(first: torch.Tensor | None, second: torch.Tensor | None) -> bool
     return _bytes(first) == _bytes(second)
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes(tensor):
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
     flat.copy_(tensor.reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes()
 
 
-def same_layer(first: QuantizedLayer, second: QuantizedLayer) -> bool:
+def same_layer(first, second):
     tensors = ("values", "scales", "zero_points", "row_scales", "order")
     return (
         all(same_tensor(getattr(first.weight, n), getattr(second.weight, n)) for n in tensors)
@@ -34,5 +32,5 @@ def same_layer(first: QuantizedLayer, second: QuantizedLayer) -> bool:
     )
 
 
-def _rotation(layer: QuantizedLayer) -> torch.Tensor | None:
+def _rotation(layer):
     return None if layer.rotation is None else layer.rotation.apply(torch.eye(layer.weight.k))

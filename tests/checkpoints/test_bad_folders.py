@@ -40,7 +40,7 @@ UP = "model.layers.0.mlp.up_proj"
 
 
 @pytest.fixture
-def folder(write) -> Path:
+def folder(write):
     """Two blocks in two shards and more: codes with a tail, dual ones, a static activation."""
     matrix = torch.randn(96, 128, generator=torch.Generator().manual_seed(0))
     static = StaticActivation(NumberFormat(8), 0.5)
@@ -56,11 +56,11 @@ def folder(write) -> Path:
     return write(layers, config=CONFIG, shard_bytes=12000)
 
 
-def shards(folder: Path) -> list[Path]:
+def shards(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
-def change_config(folder: Path, change) -> None:
+def change_config(folder, change):
     """Change config.json, without a new content hash."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -69,7 +69,7 @@ def change_config(folder: Path, change) -> None:
     path.write_text(json.dumps(config))
 
 
-def with_tensor(folder: Path, name: str, change) -> None:
+def with_tensor(folder, name, change):
     """Change one tensor, and digests and hash with it: what a wrong writer would write."""
     path = next(shard for shard in shards(folder) if name in load_file(shard))
     tensors = load_file(path)
@@ -83,7 +83,7 @@ def with_tensor(folder: Path, name: str, change) -> None:
     change_config(folder, rehash)
 
 
-def read_all(folder: Path) -> None:
+def read_all(folder):
     checkpoint = open_checkpoint(folder)
     for name in checkpoint.layers:
         checkpoint.layer(name)
@@ -91,7 +91,7 @@ def read_all(folder: Path) -> None:
         checkpoint.tensor(name)
 
 
-def complaint(folder: Path) -> str:
+def complaint(folder):
     with pytest.raises(UsageError) as caught:
         read_all(folder)
     assert "\n" not in str(caught.value)
@@ -105,11 +105,11 @@ def test_intact_folder_is_read(folder):
     assert len(shards(folder)) > 1
 
 
-def cut(path: Path, end: int) -> None:
+def cut(path, end):
     path.write_bytes(path.read_bytes()[:end])
 
 
-def nest(path: Path) -> None:
+def nest(path):
     header = b"[" * 100_000
     path.write_bytes(struct.pack("<Q", len(header)) + header)
 
@@ -179,7 +179,7 @@ def test_invalid_configuration_is_refused(folder, change, message):
     assert message in complaint(folder)
 
 
-def nan(tensor: torch.Tensor) -> torch.Tensor:
+def nan(tensor):
     changed = tensor.clone()
     if tensor.dtype == torch.float8_e4m3fn:
         changed.view(torch.uint8)[0, 0] = 0xFF

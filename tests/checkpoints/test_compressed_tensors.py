@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors import safe_open
 
+from flexq_bench.checkpoints.packing import pack_codes, unpack_codes
 from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -46,7 +48,7 @@ OWN = {
 NAME = "model.layers.0.mlp.up_proj"
 
 
-def a_layer(weight: str, activation=None) -> QuantizedLayer:
+def a_layer(weight, activation=None):
     matrix = torch.randn(24, 256, generator=torch.Generator().manual_seed(2))
     return QuantizedLayer(quantize(matrix, NumberFormat.parse(weight)), activation)
 
@@ -143,3 +145,16 @@ def test_dense_layers_with_quantized_activations_have_own_format(write):
     layer = QuantizedLayer(quantize(torch.ones(4, 32), FP16), INT8)
 
     assert section_of(write({NAME: layer}))["format"] == "flexq-bench"
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("k", [1, 31, 32, 100])
+def test_packed_words_are_those_of_compressed_tensors(bits, k):
+    generator = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (3, k), generator=generator)
+
+    words = pack_codes(codes, bits)
+
+    signed = (codes - (1 << (bits - 1))).to(torch.int8)
+    assert torch.equal(words, pack_to_int32(signed, bits))
+    assert torch.equal(unpack_codes(words, bits, k), codes.to(torch.uint8))

@@ -19,7 +19,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 SCHEME = StoredScheme(name="w6a6", version=1, seed=3)
 
 
-def layers(scale: float = 1.0):
+def layers(scale=1.0):
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.randn(16, 128, generator=generator) * scale for _ in range(2)]
     return {
@@ -28,7 +28,7 @@ def layers(scale: float = 1.0):
     }
 
 
-def hash_of(folder) -> str:
+def hash_of(folder):
     return open_checkpoint(folder).content_hash
 
 

@@ -89,6 +89,7 @@ def test_group_integer_beyond_six_bits_is_refused(scale):
 
 SCHEMES = (
     *("flexq-w6ax", "w4a16", "w8a16", "fp5", "fp6[gptq=true]", "gptq-w3a16", "awq-w4a16"),
+    *("smoothquant-w6a6[alpha=none]", "dual-w6a8[search=none]", "omniquant-w4a16[epochs=1]"),
     *("smoothquant-w8a8", "omniquant-w6a6[epochs=1]", "abq-w2*a8[epochs=1]", "atom-w4a4+kv4"),
     *("dgq-w4a8[row_steps=8]", "dgq-w4a8[static=true,search=false]", "flexq-w6ax[a8_budget=0.25]"),
     *("dual-w6a8[row_steps=2]", "quarot-w6a6", "omniquant-w4a8[epochs=1,symmetric=false]"),

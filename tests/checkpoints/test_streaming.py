@@ -22,11 +22,11 @@ from flexq_bench.schemes.registry import resolve
 CPU = torch.device("cpu")
 
 
-def streamed(folder) -> StreamedModel:
+def streamed(folder):
     return StreamedModel(open_source(find_model(str(folder))), CPU, torch.float32)
 
 
-def resident(model: StreamedModel) -> list[int]:
+def resident(model):
     """Blocks with a weight in memory."""
     return [
         index
@@ -119,7 +119,9 @@ def test_peak_is_below_two_blocks_and_the_embedding(tmp_path):
     assert json.loads(ran.stdout)["peak_bytes"] < 2 * block + 49152 * 576 * 2
 
 
-def test_one_block_is_in_memory_during_quantization(small_llama, calibration, tmp_path):
+def test_one_block_is_in_memory_during_quantization(
+    small_llama, calibration, tmp_path, monkeypatch
+):
     loaded, counts = set(), []
 
     class Watched(StreamedModel):
@@ -128,18 +130,8 @@ def test_one_block_is_in_memory_during_quantization(small_llama, calibration, tm
             counts.append(len(resident(self)))
             super().leave(index)
 
-    scheme = resolve("smoothquant-w8a8")
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr("flexq_bench.checkpoints.quantizing.StreamedModel", Watched)
-        quantize_checkpoint(
-            open_source(find_model(str(small_llama))),
-            scheme,
-            tmp_path / "out",
-            calibration=calibration,
-            device=CPU,
-            dtype=torch.float32,
-        )
+    monkeypatch.setattr("flexq_bench.checkpoints.quantizing.StreamedModel", Watched)
+    quantized(small_llama, tmp_path, "smoothquant-w8a8", calibration=calibration)
 
     assert loaded == {0, 1, 2}
     assert max(counts) == 1
@@ -163,12 +155,12 @@ def changed(small_llama, tmp_path):
     return build
 
 
-def quantized(folder, tmp_path, scheme="w6a6", kv_bits=None):
+def quantized(folder, tmp_path, scheme="w6a6", **options):
     return quantize_checkpoint(
         open_source(find_model(str(folder))),
         resolve(scheme),
         tmp_path / "out",
-        kv_bits=kv_bits,
+        **options,
         device=CPU,
         dtype=torch.float16,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ NAME = "model.layers.0.x"
 EXTENSION = Extension(scheme=StoredScheme(name="w6a6", version=1), kv_bits=16, layers={})
 
 
-def a_layer() -> QuantizedLayer:
+def a_layer():
     return QuantizedLayer(quantize(torch.ones(4, 32), NumberFormat(6)))
 
 
@@ -108,7 +107,7 @@ def test_shards_are_closed_at_a_size(write):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~_umask()}
 
 
-def _umask() -> int:
+def _umask():
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -147,7 +146,7 @@ def test_static_scale_below_fp16_is_refused(write):
         write({NAME: QuantizedLayer(a_layer().weight, tiny)})
 
 
-def test_duplicate_name_is_refused(tmp_path: Path):
+def test_duplicate_name_is_refused(tmp_path):
     layer = QuantizedLayer(a_layer().weight, DynamicActivation(NumberFormat(8)))
     with CheckpointWriter(tmp_path / "out", {}, EXTENSION) as writer:
         writer.add_layer(NAME, layer)

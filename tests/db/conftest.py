@@ -7,20 +7,20 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.engine import Database, open_database, upgrade
+from flexq_bench.db.engine import open_database, upgrade
+from flexq_bench.db.store import add_record
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgresql_server() -> Iterator[str]:
+def postgresql_server():
     """URL of a PostgreSQL server of our own, without the database's name; skips without one."""
     try:
         with warnings.catch_warnings():
@@ -46,7 +46,7 @@ def postgresql_server() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def postgresql_template(postgresql_server: str) -> str:
+def postgresql_template(postgresql_server):
     """The server's URL form, after a database `ours` with our tables was made to copy from."""
     _execute(postgresql_server, "CREATE DATABASE ours")
     with open_database(postgresql_server.format(database="ours"), check_schema=False) as template:
@@ -54,7 +54,7 @@ def postgresql_template(postgresql_server: str) -> str:
     return postgresql_server
 
 
-def _execute(server: str, statement: str) -> None:
+def _execute(server, statement):
     engine = create_engine(server.format(database="postgres"), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(text(statement))
@@ -62,7 +62,7 @@ def _execute(server: str, statement: str) -> None:
 
 
 @pytest.fixture
-def empty_postgresql(postgresql_server: str) -> str:
+def empty_postgresql(postgresql_server):
     """URL of a new PostgreSQL database without tables."""
     name = f"empty_{next(_numbers)}"
     _execute(postgresql_server, f"CREATE DATABASE {name}")
@@ -70,12 +70,10 @@ def empty_postgresql(postgresql_server: str) -> str:
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
-def make_url(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[], str]:
+def make_url(request, tmp_path_factory):
     """Makes URLs of new databases with our tables (SQLite: made when opened), each kind in turn."""
 
-    def make() -> str:
+    def make():
         name = f"made_{next(_numbers)}"
         if request.param == "sqlite":
             return str(tmp_path_factory.mktemp(name) / "db.sqlite")
@@ -87,21 +85,33 @@ def make_url(
 
 
 @pytest.fixture
-def database(make_url: Callable[[], str]) -> Iterator[Database]:
+def database(make_url):
     """A new database with our tables."""
     with open_database(make_url()) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def shared_database(make_url: Callable[[], str]) -> Iterator[Database]:
+def shared_database(make_url):
     """A database that stays empty: see `session`."""
     with open_database(make_url()) as opened:
         yield opened
 
 
 @pytest.fixture
-def session(shared_database: Database) -> Iterator[Session]:
+def session(shared_database):
     """A session on an empty database, rolled back at the end: much cheaper than a new one."""
     with Session(shared_database.engine) as opened:
         yield opened
+
+
+@pytest.fixture
+def add(session, build):
+    """add("name", m=8): stores a record of build.a_record, and returns it."""
+
+    def store(name="record", **changes):
+        record = build.a_record(name, **changes)
+        add_record(session, record)
+        return record
+
+    return store

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import network_file_system, open_database
@@ -22,7 +22,6 @@ from flexq_bench.db.errors import (
 )
 from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
-from flexq_bench.db.tables import Measurement
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
 
 NOBODY = 65534
@@ -58,13 +57,6 @@ def test_missing_file_is_created_with_folder_and_tables(tmp_path, build):
 
     with open_database(f"sqlite:///{path}") as database, database.session() as session:
         assert list(queries.stored_records(session, Record)) == [build.a_record()]
-
-
-def test_empty_file_gets_its_tables(path):
-    path.touch()
-
-    with open_database(str(path)) as database, database.session() as session:
-        assert session.scalars(select(Measurement.id)).all() == []
 
 
 def test_sqlite_uses_wal_and_foreign_keys(path):

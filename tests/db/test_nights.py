@@ -11,7 +11,6 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import add_alert_note, add_decision, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import NightRow, OutcomeRow
-from flexq_bench.db.store import add_record
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -56,12 +55,12 @@ def test_latest_nights_exclude_pull_requests_and_canaries(session, decide):
     assert night.created_at == NOW + timedelta(days=1)
 
 
-def test_outcomes_are_grouped_by_status_and_reason(session, build):
+def test_outcomes_are_grouped_by_status_and_reason(session, build, add):
     boom = {"status": "failed", "detail": "boom", "accepted": False}
     for m in (1, 2, 4):
-        add_record(session, build.a_record(m=m, **boom))
-    add_record(session, build.a_record(m=8))
-    add_record(session, build.a_record("other", run=build.a_run("other"), m=8))
+        add(m=m, **boom)
+    add(m=8)
+    add("other", run=build.a_run("other"), m=8)
 
     run = build.a_run().uuid
     case = "flexq-w6a6 gemm cold m{}n4096k4096"
@@ -71,25 +70,25 @@ def test_outcomes_are_grouped_by_status_and_reason(session, build):
     ]
 
 
-def test_run_outcomes_count_only_the_last_attempt(session, build):
+def test_run_outcomes_count_only_the_last_attempt(session, build, add):
     first = {"status": "failed", "detail": "boom", "accepted": False}
-    add_record(session, build.a_record("first", **first))
-    add_record(session, build.a_record("second", created_at="2025-11-21T11:00:00+00:00"))
+    add("first", **first)
+    add("second", created_at="2025-11-21T11:00:00+00:00")
 
     (outcome,) = queries.run_outcomes(session, [build.a_run().uuid])
     assert (outcome.status, outcome.cases) == ("ok", 1)
 
 
-def test_latest_run_of_each_gpu_includes_failed_runs(session, build):
+def test_latest_run_of_each_gpu_includes_failed_runs(session, build, add):
     def run(name, day, **changes):
         return build.a_run(name, created_at=f"2025-11-2{day}T10:00:00+00:00", **changes)
 
     done, broken = run("done", 1), run("broken", 2, status="failed", suite="nightly")
     static = run("static", 3, suite="static")
-    add_record(session, build.a_record(run=done))
-    add_record(session, build.a_record(run=broken))
-    add_record(session, build.a_record("other", run=done, gpu="NVIDIA A100"))
-    add_record(session, build.a_record(run=static, gpu="sm_90"))
+    add(run=done)
+    add(run=broken)
+    add("other", run=done, gpu="NVIDIA A100")
+    add(run=static, gpu="sm_90")
 
     def latest(**narrowed):
         return {gpu: run.uuid for gpu, run in queries.latest_runs(session, **narrowed).items()}
@@ -100,21 +99,21 @@ def test_latest_run_of_each_gpu_includes_failed_runs(session, build):
     assert queries.suite_names(session) == ("nightly", "smoke", "static")
 
 
-def test_commits_between_excludes_the_first_and_includes_the_last(session, build):
+def test_commits_between_excludes_the_first_and_includes_the_last(session, build, add):
     for order in (4, 2, 3, 1, 5):
         commit = build.a_commit(order)
-        add_record(session, build.a_record(run=build.a_run(str(order)), commit=commit))
+        add(run=build.a_run(str(order)), commit=commit)
     dirty = build.a_commit(3, dirty=True)
-    add_record(session, build.a_record(run=build.a_run("dirty"), commit=dirty))
+    add(run=build.a_run("dirty"), commit=dirty)
 
     commits = queries.commits_between(session, 2, 4)
 
     assert [commit.subject for commit in commits] == ["Change 3", "Change 4"]
 
 
-def test_series_names_need_no_measurement(session, build, decide):
+def test_series_names_need_no_measurement(session, add, decide):
     decide()
-    add_record(session, build.a_record(kernel="abq-w6a6", m=8))
+    add(kernel="abq-w6a6", m=8)
 
     named = queries.series_names(session)
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import streamlit as st
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Engine, event
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import current_database
-from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, add_records
@@ -47,7 +46,7 @@ class Query:
 
 
 @pytest.fixture(scope="session")
-def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any) -> str:
+def filled(make_url, build, compared, commits):
     """URL of a database with three runs on two GPUs, samples and an alert."""
     url = make_url()
     with open_database(url) as database, database.session() as session:
@@ -76,15 +75,15 @@ def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any)
 
 
 @pytest.fixture
-def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Query]]]:
+def opened(filled, monkeypatch):
     """Open a page and return its queries: opened("history", show="levels")."""
     monkeypatch.setenv("FLEXQ_BENCH_DB", filled)
     queries: list[Query] = []
 
-    def listen(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+    def listen(_c, _cursor, statement, parameters, *_):
         queries.append(Query(statement, parameters))
 
-    def open_page(page: str, **link: str) -> list[Query]:
+    def open_page(page, **link):
         app = AppTest.from_string(
             f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
         )
@@ -106,12 +105,12 @@ def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 
 @pytest.fixture
-def database(filled: str) -> Iterator[Database]:
+def database(filled):
     with open_database(filled) as opened_database:
         yield opened_database
 
 
-def scans(connection: Connection, query: Query) -> list[str]:
+def scans(connection, query):
     """Return the parts of the plan that scan all measurements."""
     if connection.dialect.name == "sqlite":
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query.statement}", query.parameters)
@@ -124,13 +123,13 @@ def scans(connection: Connection, query: Query) -> list[str]:
     return [str(node) for node in _nodes(root[0]["Plan"]) if _scans_all(node)]
 
 
-def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _nodes(node):
     yield node
     for part in node.get("Plans", ()):
         yield from _nodes(part)
 
 
-def _scans_all(node: dict[str, Any]) -> bool:
+def _scans_all(node):
     """Return True unless a node looks up values in an index; an index can be scanned too."""
     reads = node.get("Relation Name") == "measurement"
     return reads and not {"Index Cond", "Recheck Cond"} & node.keys()
@@ -139,9 +138,7 @@ def _scans_all(node: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("page", "link"), [*((page, LINKS.get(page, {})) for page in PAGES), *MORE]
 )
-def test_no_page_scans_the_measurements_or_reads_samples(
-    opened: Callable[..., list[Query]], database: Database, page: str, link: dict[str, str]
-) -> None:
+def test_no_page_scans_the_measurements_or_reads_samples(opened, database, page, link):
     queries = opened(page, **link)
 
     assert queries
@@ -151,7 +148,7 @@ def test_no_page_scans_the_measurements_or_reads_samples(
         assert [scan for query in queries for scan in scans(connection, query)] == []
 
 
-def test_scan_of_measurements_is_detected(database: Database) -> None:
+def test_scan_of_measurements_is_detected(database):
     everything = Query("SELECT median_us FROM measurement WHERE detail = ''", ())
     through_an_index = Query("SELECT created_at FROM measurement ORDER BY created_at", ())
 

@@ -96,10 +96,10 @@ def test_tag_of_one_project_leaves_other_projects(filled, build):
     assert shas == {**dict.fromkeys(PROJECTS, build.a_commit(1).sha), "acme": moved["v1"]}
 
 
-def test_commit_is_stored_in_the_project_of_its_record(session, build):
+def test_commit_is_stored_in_the_project_of_its_record(session, build, add):
     """As files that were exported while projects shared the rows of commits have it."""
     commit = build.a_commit(project="acme")
-    add_record(session, build.a_record(project="gemm", commit=commit))
+    add(project="gemm", commit=commit)
 
     [record] = queries.stored_records(session, Record)
     assert record.commit.project == "gemm"

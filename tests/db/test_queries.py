@@ -8,6 +8,8 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.queries import Filters
+from flexq_bench.db.reference_store import ReferenceInfo, store_reference_values
+from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, begin_run, finish_run
 
 
@@ -16,15 +18,14 @@ def only_series(session):
     return series.id
 
 
-def test_history_is_ordered_by_ancestry_not_by_clock(session, build):
+def test_history_is_ordered_by_ancestry_not_by_clock(session, build, add):
     for order, hour in ((3, 1), (1, 3), (2, 2)):
-        record = build.a_record(
+        add(
             f"at {order}",
             commit=build.a_commit(order, committed_at=f"2025-11-0{9 - order}T00:00:00+00:00"),
             created_at=f"2025-11-21T0{hour}:00:00+00:00",
             median_us=float(order),
         )
-        add_record(session, record)
 
     points = queries.series_history(session, only_series(session))
 
@@ -32,34 +33,34 @@ def test_history_is_ordered_by_ancestry_not_by_clock(session, build):
     assert [p.median_us for p in points] == [1.0, 2.0, 3.0]
 
 
-def test_history_has_accepted_results_and_commits_without_order_last(session, build):
+def test_history_has_accepted_results_and_commits_without_order_last(session, build, add):
     wheel = build.a_commit(None, sha="pkg-1.0.0-abc")
-    add_record(session, build.a_record("wheel", commit=wheel))
-    add_record(session, build.a_record("tree", commit=build.a_commit(5)))
+    add("wheel", commit=wheel)
+    add("tree", commit=build.a_commit(5))
     dirty = build.a_commit(5, dirty=True)
-    add_record(session, build.a_record("dirty", commit=dirty, accepted=False))
+    add("dirty", commit=dirty, accepted=False)
 
     points = queries.series_history(session, only_series(session))
 
     assert [p.commit for p in points] == [build.a_commit(5).sha, "pkg-1.0.0-abc"]
 
 
-def test_missing_cases_are_planned_and_not_received_in_plan_order(session, build):
+def test_missing_cases_are_planned_and_not_received_in_plan_order(session, build, add):
     run = build.a_run(plan=("c", "b", "a"))
     begin_run(session, run, build.a_commit())
-    add_record(session, build.a_record(run=run, case="b", status="failed", median_us=None))
-    add_record(session, build.a_record(run=run, case="not planned"))
+    add(run=run, case="b", status="failed", median_us=None)
+    add(run=run, case="not planned")
 
     assert queries.missing_cases(session, run.uuid) == ("c", "a")
 
 
-def test_runs_are_newest_first_with_their_progress(session, build):
+def test_runs_are_newest_first_with_their_progress(session, build, add):
     old = build.a_run("old", created_at="2025-11-20T00:00:00+00:00", suite="nightly")
     new = build.a_run("new", status="running", plan=("a", "b", "c"))
-    add_record(session, build.a_record(run=old, gpu="NVIDIA A100"))
+    add(run=old, gpu="NVIDIA A100")
     begin_run(session, new, build.a_commit(2))
-    add_record(session, build.a_record(run=new, case="a", status="noisy"))
-    add_record(session, build.a_record(run=new, case="b"))
+    add(run=new, case="a", status="noisy")
+    add(run=new, case="b")
 
     first, second = queries.runs(session)
 
@@ -73,14 +74,14 @@ def test_runs_are_newest_first_with_their_progress(session, build):
     assert first.created_at == datetime(2025, 11, 21, 10, tzinfo=UTC)
 
 
-def test_runs_are_filtered_by_suite_status_gpu_and_limit(session, build):
+def test_runs_are_filtered_by_suite_status_gpu_and_limit(session, build, add):
     for name, suite, status, gpu in (
         ("one", "smoke", "complete", "NVIDIA H200"),
         ("two", "nightly", "complete", "NVIDIA A100"),
         ("three", "smoke", "failed", "NVIDIA A100"),
     ):
         run = build.a_run(name, suite=suite, status=status)
-        add_record(session, build.a_record(run=run, gpu=gpu))
+        add(run=run, gpu=gpu)
 
     def uuids(**options):
         return {run.uuid for run in queries.runs(session, **options)}
@@ -106,10 +107,10 @@ def test_run_is_found_by_a_unique_prefix(session, build):
         queries.run_by_uuid_prefix(session, "%")
 
 
-def test_latest_complete_run_skips_runs_with_missing_cases(session, build):
+def test_latest_complete_run_skips_runs_with_missing_cases(session, build, add):
     def a_run(name, hour, gpu, **changes):
         run = build.a_run(name, created_at=f"2025-11-21T0{hour}:00:00+00:00", **changes)
-        add_record(session, build.a_record(run=run, gpu=gpu, case="a"))
+        add(run=run, gpu=gpu, case="a")
         return run
 
     a_run("old", 1, "NVIDIA H200")
@@ -128,23 +129,21 @@ def test_latest_complete_run_skips_runs_with_missing_cases(session, build):
     assert queries.latest_runs(session, complete=True, suite="nightly") == {}
 
 
-def test_repeated_case_counts_once_with_its_last_result(session, build):
+def test_repeated_case_counts_once_with_its_last_result(session, build, add):
     run = build.a_run()
     hours = {"third": "12", "second": "11", "first": "10"}
     for name, hour in hours.items():
         status = "ok" if name == "third" else "noisy"
         created_at = f"2025-11-21T{hour}:00:00+00:00"
-        record = build.a_record(name, run=run, status=status, detail=name, created_at=created_at)
-        add_record(session, record)
+        add(name, run=run, status=status, detail=name, created_at=created_at)
 
     assert [row.detail for row in queries.run_results(session, run.uuid)] == ["third"]
     assert queries.runs(session)[0].statuses == {"ok": 1}
     assert len(list(queries.run_records(session, run.uuid))) == 3
 
 
-def test_result_row_says_what_the_record_says(session, build):
-    record = build.a_record(commit=build.a_commit(4, dirty=True), accepted=False)
-    add_record(session, record)
+def test_result_row_says_what_the_record_says(session, build, add):
+    record = add(commit=build.a_commit(4, dirty=True), accepted=False)
 
     (row,) = queries.run_results(session, record.run.uuid)
 
@@ -177,28 +176,37 @@ def test_result_row_says_what_the_record_says(session, build):
         (Filters(kernels=("flexq-w6a6",), statuses=("ok",)), {"plain"}),
     ],
 )
-def test_results_table_applies_each_filter(session, build, filters, names):
-    add_record(session, build.a_record(detail="plain"))
+def test_results_table_applies_each_filter(session, build, add, filters, names):
+    add(detail="plain")
     nightly = build.a_run("nightly", suite="nightly")
-    other = build.a_record(
-        detail="other", kernel="abq-w6a6", gpu="NVIDIA A100", model="opt-6.7b", layer="fc1",
-        stage="linear", cache="hot", m=8, run=nightly,
-    )  # fmt: skip
-    add_record(session, other)
-    bad = build.a_record(
-        "bad", detail="bad", case="bad", status="incorrect", accepted=False,
+    add(
+        detail="other",
+        kernel="abq-w6a6",
+        gpu="NVIDIA A100",
+        model="opt-6.7b",
+        layer="fc1",
+        stage="linear",
+        cache="hot",
+        m=8,
+        run=nightly,
+    )
+    add(
+        "bad",
+        detail="bad",
+        case="bad",
+        status="incorrect",
+        accepted=False,
         created_at="2025-11-22T00:00:00+00:00",
-    )  # fmt: skip
-    add_record(session, bad)
+    )
 
     assert {row.detail for row in queries.results_table(session, filters)} == names
 
 
-def test_series_are_listed_with_the_number_of_matching_results(session, build):
+def test_series_are_listed_with_the_number_of_matching_results(session, add):
     for name in ("one", "two"):
-        add_record(session, build.a_record(name, group=None))
-    add_record(session, build.a_record("dirty", group=None, accepted=False))
-    add_record(session, build.a_record(kernel="abq-w6a6", gpu="NVIDIA A100"))
+        add(name, group=None)
+    add("dirty", group=None, accepted=False)
+    add(kernel="abq-w6a6", gpu="NVIDIA A100")
 
     abq, flexq = queries.list_series(session)
     assert (abq.kernel, abq.measurements, flexq.kernel, flexq.measurements) == (
@@ -209,9 +217,9 @@ def test_series_are_listed_with_the_number_of_matching_results(session, build):
     assert accepted.measurements == 2
 
 
-def test_filter_values_are_those_that_occur(session, build):
-    add_record(session, build.a_record(model="", layer=""))
-    add_record(session, build.a_record(kernel="abq-w6a6", m=8))
+def test_filter_values_are_those_that_occur(session, add):
+    add(model="", layer="")
+    add(kernel="abq-w6a6", m=8)
 
     values = queries.filter_values(session)
 
@@ -220,10 +228,9 @@ def test_filter_values_are_those_that_occur(session, build):
     assert (values.suites, values.statuses) == (("smoke",), ("ok",))
 
 
-def test_kernel_names_are_distinct_without_variants(session, build):
+def test_kernel_names_are_distinct_without_variants(session, add):
     for kernel, variant in (("flexq-w6a6", ""), ("flexq-w6a6", "vanilla"), ("abq-w6a6", "")):
-        record = build.a_record(kernel=kernel, variant=variant, case=f"{kernel}[{variant}]")
-        add_record(session, record)
+        add(kernel=kernel, variant=variant, case=f"{kernel}[{variant}]")
 
     assert queries.kernel_names(session) == ("abq-w6a6", "flexq-w6a6")
 
@@ -256,15 +263,14 @@ def test_finished_run_has_its_time(session, build):
     assert (summary.status, summary.finished_at) == ("interrupted", moment)
 
 
-def test_last_attempt_is_chosen_per_gpu(session, build):
+def test_last_attempt_is_chosen_per_gpu(session, build, add):
     run = build.a_run(plan=("a",))
     for name, gpu, status in (
         ("h200 first", "NVIDIA H200", "failed"),
         ("h200 again", "NVIDIA H200", "ok"),
         ("a100", "NVIDIA A100", "noisy"),
     ):
-        record = build.a_record(name, run=run, case="a", gpu=gpu, status=status)
-        add_record(session, record)
+        add(name, run=run, case="a", gpu=gpu, status=status)
 
     rows = queries.run_results(session, run.uuid)
 
@@ -275,46 +281,43 @@ def test_last_attempt_is_chosen_per_gpu(session, build):
     assert summary.statuses == {"ok": 1, "noisy": 1}
 
 
-def test_later_attempt_replaces_one_of_an_unknown_kernel(session, build):
+def test_later_attempt_replaces_one_of_an_unknown_kernel(session, build, add):
     run = build.a_run(plan=("a",))
-    unknown = build.a_record("1", run=run, case="a", status="failed", kernel_version=0)
-    add_record(session, unknown)
-    add_record(session, build.a_record("2", run=run, case="a"))
+    add("1", run=run, case="a", status="failed", kernel_version=0)
+    add("2", run=run, case="a")
 
     (row,) = queries.run_results(session, run.uuid)
 
     assert row.status == "ok"
 
 
-def created_at(hour: int, **changes):
+def created_at(hour, **changes):
     """Return changes of a record with the hour of its measurement."""
     return {"created_at": f"2025-11-21T{hour:02}:00:00+00:00", **changes}
 
 
-def test_latest_results_are_the_newest_accepted_of_each_series(session, build):
-    add_record(session, build.a_record("old", run=build.a_run("1"), median_us=9.0, **created_at(1)))
-    add_record(session, build.a_record("new", run=build.a_run("2"), median_us=8.0, **created_at(2)))
+def test_latest_results_are_the_newest_accepted_of_each_series(session, build, add):
+    add("old", run=build.a_run("1"), median_us=9.0, **created_at(1))
+    add("new", run=build.a_run("2"), median_us=8.0, **created_at(2))
     rejected = created_at(3, median_us=1.0, accepted=False)
-    add_record(session, build.a_record("bad", run=build.a_run("3"), **rejected))
-    add_record(
-        session, build.a_record("other", m=8, run=build.a_run("1"), median_us=7.0, **created_at(1))
-    )
+    add("bad", run=build.a_run("3"), **rejected)
+    add("other", m=8, run=build.a_run("1"), median_us=7.0, **created_at(1))
 
     rows = queries.latest_results(session)
 
     assert [(row.m, row.median_us) for row in rows] == [(1, 8.0), (8, 7.0)]
 
 
-def test_static_metrics_are_not_times(session, build):
-    add_record(session, build.a_record(metric="registers", unit="", gpu="sm_90"))
+def test_static_metrics_are_not_times(session, add):
+    add(metric="registers", unit="", gpu="sm_90")
 
     assert queries.latest_results(session) == []
     assert queries.gpu_names(session) == ()
 
 
-def test_series_filters_narrow(session, build):
+def test_series_filters_narrow(session, build, add):
     for gpu in ("NVIDIA H200", "NVIDIA A100"):
-        add_record(session, build.a_record(gpu, run=build.a_run(gpu), gpu=gpu))
+        add(gpu, run=build.a_run(gpu), gpu=gpu)
 
     rows = queries.latest_results(session, Filters(gpus=("NVIDIA A100",)))
 
@@ -322,22 +325,18 @@ def test_series_filters_narrow(session, build):
     assert queries.gpu_names(session) == ("NVIDIA A100", "NVIDIA H200")
 
 
-def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build):
+def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build, add):
     for order, median in ((1, 9.0), (2, 8.0)):
         commit = build.a_commit(order)
-        record = build.a_record(
+        add(
             str(order),
             run=build.a_run(str(order)),
             commit=commit,
             median_us=median,
             **created_at(order),
         )
-        add_record(session, record)
     dirty = build.a_commit(1, dirty=True)
-    add_record(
-        session,
-        build.a_record("d", run=build.a_run("d"), commit=dirty, median_us=1.0, **created_at(5)),
-    )
+    add("d", run=build.a_run("d"), commit=dirty, median_us=1.0, **created_at(5))
 
     sha = build.a_commit(1).sha
     assert [row.median_us for row in queries.results_at_commit(session, sha)] == [9.0]
@@ -345,9 +344,8 @@ def test_results_at_a_commit_exclude_dirty_trees_and_other_suites(session, build
     assert queries.results_at_commit(session, sha, other) == []
 
 
-def test_result_detail_has_device_environment_and_extra(session, build):
-    record = build.a_record(extra={"before": {"sm_clock_mhz": 1980.0}})
-    add_record(session, record)
+def test_result_detail_has_device_environment_and_extra(session, add):
+    record = add(extra={"before": {"sm_clock_mhz": 1980.0}})
 
     detail = queries.result_detail(session, record.uuid)
 
@@ -362,3 +360,50 @@ def test_result_detail_has_device_environment_and_extra(session, build):
 def test_measurement_that_is_not_stored_is_an_error(session):
     with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
         queries.result_detail(session, "nowhere")
+
+
+def stated(m=1, **changes):
+    fields = {"source": "Paper", "source_table": "Table 1", "kernel": "flexq-w6a6", "unit": "×"}
+    return ReferenceInfo(**fields | {"metric": "speedup", "value": 1.5, "m": m} | changes)
+
+
+def test_storing_the_same_values_twice_writes_nothing(session):
+    values = [stated(1), stated(4)]
+
+    assert store_reference_values(session, values) is True
+    assert store_reference_values(session, values) is False
+    assert queries.reference_values(session) == values
+
+
+def test_corrected_value_replaces_the_old_one(session):
+    store_reference_values(session, [stated(value=1.5), stated(4)])
+
+    assert store_reference_values(session, [stated(value=1.6)]) is True
+
+    assert [row.value for row in queries.reference_values(session)] == [1.6]
+
+
+def test_duplicate_published_value_is_refused(session):
+    with pytest.raises(ValueError, match="two published values"):
+        store_reference_values(session, [stated(value=1.5), stated(value=1.6)])
+
+
+def test_releases_are_tags_of_stored_clean_commits(session, build, add):
+    for order in (1, 2):
+        add(f"{order}", commit=build.a_commit(order))
+    add("dirty", m=2, commit=build.a_commit(3, dirty=True))
+    tags = {"v1": build.a_commit(1).sha, "v2": build.a_commit(2).sha,
+            "dirty": build.a_commit(3).sha, "never-measured": "f" * 40}  # fmt: skip
+
+    assert store_releases(session, tags) == ["v1", "v2"]
+    assert [(r.name, r.topo_order) for r in queries.releases(session)] == [("v2", 2), ("v1", 1)]
+
+
+def test_moved_tag_is_updated_and_an_equal_one_changes_nothing(session, build, add):
+    for order in (1, 2):
+        add(f"{order}", commit=build.a_commit(order))
+    store_releases(session, {"v1": build.a_commit(1).sha})
+
+    assert store_releases(session, {"v1": build.a_commit(1).sha}) == []
+    assert store_releases(session, {"v1": build.a_commit(2).sha}) == ["v1"]
+    assert [r.sha for r in queries.releases(session)] == [build.a_commit(2).sha]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import streamlit as st
@@ -25,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "dashboard.md"
 
 
 @pytest.fixture(scope="session")
-def owned(postgresql_template: str, build: Any) -> str:
+def owned(postgresql_template, build):
     """URL of the owner of a PostgreSQL database with a result and an alert."""
     admin = create_engine(
         postgresql_template.format(database="postgres"), isolation_level="AUTOCOMMIT"
@@ -42,7 +40,7 @@ def owned(postgresql_template: str, build: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def reader(owned: str) -> str:
+def reader(owned):
     """URL of the user that the documentation makes."""
     (statements,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.S)
     engine = create_engine(owned)
@@ -54,7 +52,7 @@ def reader(owned: str) -> str:
 
 
 @pytest.fixture
-def app_as_reader(reader: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def app_as_reader(reader, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_DB", reader)
     st.cache_resource.clear()
     yield
@@ -62,7 +60,7 @@ def app_as_reader(reader: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     st.cache_resource.clear()
 
 
-def test_reader_role_reads_and_can_not_write(reader: str, build: Any) -> None:
+def test_reader_role_reads_and_can_not_write(reader, build):
     with open_database(reader) as database:
         with database.session() as session:
             assert len(queries.runs(session)) == 1
@@ -76,7 +74,7 @@ def test_reader_role_reads_and_can_not_write(reader: str, build: Any) -> None:
                 session.execute(text(f"DELETE FROM {table}"))
 
 
-def test_user_reads_what_later_migrations_add(owned: str, reader: str) -> None:
+def test_user_reads_what_later_migrations_add(owned, reader):
     engine = create_engine(owned)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE added_later (id integer)"))
@@ -87,9 +85,7 @@ def test_user_reads_what_later_migrations_add(owned: str, reader: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
-def test_pages_work_as_that_user(
-    app_as_reader: None, one_scan_for_components: None, page: str
-) -> None:
+def test_pages_work_as_that_user(app_as_reader, one_scan_for_components, page):
     app = AppTest.from_string(
         f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30
     ).run()
@@ -98,6 +94,6 @@ def test_pages_work_as_that_user(
     assert not app.error
 
 
-def test_write_is_refused_for_the_reader_role(app_as_reader: None) -> None:
+def test_write_is_refused_for_the_reader_role(app_as_reader):
     with pytest.raises(ReadOnlyError):
         write_alert(1, "fixed", seen_events=1, person="Ada", note="")

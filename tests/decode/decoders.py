@@ -27,7 +27,7 @@ from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.registry import resolve
 
 VOCAB = 320
-_OWN, _GROUP = "own.", 128
+_OWN = "own."
 TRAINED = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 # "The following functions are", which that model goes on with 64 tokens that no other one is near.
 SURE = [467, 277, 79, 76, 508, 281, 443, 83, 376]
@@ -199,16 +199,8 @@ class FakeQuantized(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.copy_from(self.pack_activation(self._kernel.quantize_activation(x)))
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        y = x.buffers["values"] @ w.buffers["values"].T
+    def gemm(self, x: PackedOperand, w: PackedOperand, out: torch.Tensor, **given: Any) -> None:
+        y, bias = x.buffers["values"] @ w.buffers["values"].T, given.get("bias")
         out.copy_(y if bias is None else y + bias.double())
 
 
@@ -240,17 +232,9 @@ class RoundedAlike(FakeQuantized):
         values = super().empty_activation(m, k, device)
         return _both(values, self._kernel.empty_activation(m, k, device))
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        theirs = torch.empty_like(out)
-        self._kernel.gemm(_own(x), _own(w), theirs, bias=bias, config=config)
+    def gemm(self, x: PackedOperand, w: PackedOperand, out: torch.Tensor, **given: Any) -> None:
+        theirs, bias = torch.empty_like(out), given.get("bias")
+        self._kernel.gemm(_own(x), _own(w), theirs, **given)
         super().gemm(x, w, out, bias=bias)
         xs, ws = x.buffers["values"], w.buffers["values"]
         exact, terms = xs @ ws.T, xs.abs() @ ws.abs().T
@@ -279,39 +263,3 @@ def _own(both: PackedOperand) -> PackedOperand:
         if name.startswith(_OWN)
     }
     return PackedOperand(buffers, both.rows, both.k)
-
-
-class SumsInFp32(FakeQuantized):
-    """A kernel as a GPU has them: integer sums of groups, scaled and added up in FP32."""
-
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return self._packed(weight)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return self._packed(x)
-
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        return self.pack_activation(self.quantize_activation(torch.zeros(m, k, device=device)))
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        (xs, of_x), (ws, of_w) = ((o.buffers["codes"], o.buffers["scales"]) for o in (x, w))
-        total = torch.zeros(out.shape)
-        length = _GROUP if of_x.shape[1] > 1 else x.k
-        for g, (a, b) in enumerate(zip(xs.split(length, 1), ws.split(length, 1), strict=True)):
-            total += (a @ b.T) * of_w[:, g] * of_x[:, g : g + 1]
-        out.copy_(total if bias is None else total + bias.float())
-
-    def _packed(self, operand: Operand) -> PackedOperand:
-        scales = operand.scales
-        if scales is None:
-            scales = torch.ones(operand.rows, 1)
-        buffers = {"codes": operand.values.float(), "scales": scales.float()}
-        return PackedOperand(buffers, operand.rows, operand.k)

@@ -16,7 +16,7 @@ from flexq_bench.schemes.registry import resolve
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> ModelFiles:
+def files(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -25,13 +25,13 @@ def files(tmp_path: Path) -> ModelFiles:
     return ModelFiles("model", folder, None, (weights,))
 
 
-def test_key_covers_all_that_affects_the_bytes(files: ModelFiles, tmp_path: Path) -> None:
+def test_key_covers_all_that_affects_the_bytes(files, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("a b")
     calibration = CalibrationText(f"text:{text}", 8, None)
     usual = (files, resolve("smoothquant-w8a8"), 0, calibration, "cpu")
 
-    def key(**changes: object) -> str:
+    def key(**changes):
         names = ("files", "scheme", "seed", "calibration", "backend")
         return key_of(*({**dict(zip(names, usual, strict=True)), **changes}.values()))
 
@@ -53,14 +53,12 @@ def test_key_covers_all_that_affects_the_bytes(files: ModelFiles, tmp_path: Path
     assert key(scheme=nearest) == key(scheme=nearest, calibration=None)
 
 
-def test_cached_checkpoint_is_reused_and_the_oldest_evicted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_checkpoint_is_reused_and_the_oldest_evicted(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_cache, "_is_complete", lambda path: path.is_dir())
     cache = CheckpointCache(tmp_path / "kept", max_bytes=250)
     made: list[str] = []
 
-    def make(folder: Path) -> None:
+    def make(folder):
         made.append(folder.name)
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"x" * 100)
@@ -74,7 +72,7 @@ def test_cached_checkpoint_is_reused_and_the_oldest_evicted(
     assert sorted(path.name for path in cache.folder.iterdir() if path.is_dir()) == ["a", "c"]
 
 
-def test_damaged_checkpoint_is_written_again(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_written_again(tmp_path):
     cache = CheckpointCache(tmp_path / "kept")
     folder = cache.folder / "a"
     folder.mkdir(parents=True)
@@ -82,7 +80,7 @@ def test_damaged_checkpoint_is_written_again(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(described))
     made: list[Path] = []
 
-    def make(path: Path) -> None:
+    def make(path):
         path.mkdir()  # nothing of the damaged one is left
         made.append(path)
 

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +22,10 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.rounded_weights import RoundedWeights
-from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import UsageError
-from flexq_bench.kernels.contract import Backend, Config, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
-from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes import Calibration
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -57,7 +55,7 @@ QUICK = {
 ALSO = ("gptq-w4a16[symmetric=true]", "awq-w4a16[symmetric=true]", "atom-w4a4")
 
 
-def with_kernels() -> list[tuple[str, str]]:
+def with_kernels():
     """Examples that kernels run: of each method one with each kernel, as LLaMA, and as OPT one of
     each kernel.
     """
@@ -76,7 +74,7 @@ def with_kernels() -> list[tuple[str, str]]:
     return cases
 
 
-def _quick(name: str) -> str:
+def _quick(name):
     """The same with a calibration that takes no time."""
     options = next((given for start, given in QUICK.items() if name.startswith(start)), "")
     if not options:
@@ -93,15 +91,15 @@ class Stored:
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Stored]:
+def stored(tmp_path_factory):
     @cache
-    def saved(kind: str) -> tuple[Small, Path]:
+    def saved(kind):
         small, folder = BUILD[kind](), tmp_path_factory.mktemp(kind)
         small.reference.save_pretrained(folder)
         return small, folder
 
     @cache
-    def make(kind: str, name: str) -> Stored:
+    def make(kind, name):
         small, folder = saved(kind)
         scheme, out = resolve(name), tmp_path_factory.mktemp("checkpoints") / "checkpoint"
         generator = torch.Generator().manual_seed(7)
@@ -122,45 +120,33 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Sto
 class InTorch(LinearKernel):
     """The layer of an evaluation through the reference, in place of a kernel."""
 
-    def __init__(self, kernel: LinearKernel) -> None:
+    def __init__(self, kernel):
         self.spec = kernel.spec
+        self._layers = {}
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
+    def pack_weight(self, weight):
         number = self.spec.activation
         activation = None if number.is_dense else DynamicActivation(number)
-        self._layers = {**getattr(self, "_layers", {})}
-        buffer = weight.values
-        self._layers[buffer.data_ptr()] = FakeQuantizedLinear(
-            "layer", QuantizedLayer(weight, activation)
-        )
-        return PackedOperand({"values": buffer}, weight.rows, weight.k)
+        layer = FakeQuantizedLinear("layer", QuantizedLayer(weight, activation))
+        self._layers[weight.values.data_ptr()] = layer
+        return PackedOperand({"values": weight.values}, weight.rows, weight.k)
 
-    def pack_activation(self, x: Operand) -> PackedOperand:
+    def pack_activation(self, x):
         return PackedOperand({"values": x.values}, x.rows, x.k)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+    def empty_activation(self, m, k, device):
         return PackedOperand({"values": torch.zeros(m, k, dtype=torch.float16)}, m, k)
 
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+    def activate(self, x, packed):
         packed.buffers["values"].copy_(x)
 
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
+    def gemm(self, x, w, out, *, bias=None, config=None):
         y = self._layers[w.buffers["values"].data_ptr()](x.buffers["values"].float())
         out.copy_(y if bias is None else y + bias.float())
 
 
-def logits(
-    source: WeightSource, kv_bits: int = 16, instead: Callable[[LinearKernel], Any] | None = None
-) -> torch.Tensor:
-    def find(label: str, backend: Backend) -> LinearKernel:
+def logits(source, kv_bits=16, instead=None):
+    def find(label, backend):
         kernel = linear_kernel(label, backend)
         return kernel if instead is None else instead(kernel)
 
@@ -172,7 +158,7 @@ def logits(
 
 
 @torch.no_grad()
-def in_transformers(stored: Stored, kv_bits: int = 16) -> torch.Tensor:
+def in_transformers(stored, kv_bits=16):
     """Transformers' FP16 forward pass, quantized layers in torch."""
     model: Any = copy.deepcopy(stored.small.reference)
     for name in stored.checkpoint.layers:
@@ -183,12 +169,12 @@ def in_transformers(stored: Stored, kv_bits: int = 16) -> torch.Tensor:
     return model(IDS.long()).logits.float()
 
 
-def rms(values: torch.Tensor) -> float:
+def rms(values):
     return float(values.square().mean().sqrt())
 
 
 @pytest.mark.parametrize(("kind", "name"), with_kernels())
-def test_logits_equal_those_of_the_codes_in_torch(stored, kind: str, name: str) -> None:
+def test_logits_equal_those_of_the_codes_in_torch(stored, kind, name):
     made = stored(kind, name)
     source = CheckpointWeights(made.checkpoint)
     got, in_torch, whole = logits(source), logits(source, instead=InTorch), in_transformers(made)
@@ -205,7 +191,7 @@ def test_logits_equal_those_of_the_codes_in_torch(stored, kind: str, name: str) 
     "name",
     ["smoothquant-w8a8", "dgq-w4a8", "awq-w4a16[symmetric=true]", "atom-w4a4"],
 )
-def test_calibration_affects_the_decoded_weights(stored, name: str) -> None:
+def test_calibration_affects_the_decoded_weights(stored, name):
     made = stored("llama", _quick(name))
     with_it, with_other = (
         CheckpointWeights(made.checkpoint),
@@ -221,7 +207,7 @@ def test_calibration_affects_the_decoded_weights(stored, name: str) -> None:
 
 @pytest.mark.parametrize("kv_bits", [8, 4])
 @pytest.mark.parametrize("kind", BUILD)
-def test_cache_is_rounded_as_in_accuracy(stored, kind: str, kv_bits: int) -> None:
+def test_cache_is_rounded_as_in_accuracy(stored, kind, kv_bits):
     made = stored(kind, "w8a16")
     source = CheckpointWeights(made.checkpoint)
     got = logits(source, kv_bits)
@@ -229,7 +215,7 @@ def test_cache_is_rounded_as_in_accuracy(stored, kind: str, kv_bits: int) -> Non
     assert rms(got - in_transformers(made, kv_bits)) < 0.5 * rms(got - logits(source))
 
 
-def test_fused_layer_keeps_the_codes_of_its_parts(stored) -> None:
+def test_fused_layer_keeps_the_codes_of_its_parts(stored):
     checkpoint = stored("opt", "w6a6").checkpoint
     names = [f"model.decoder.layers.1.self_attn.{kind}_proj" for kind in "qkv"]
     parts = [checkpoint.layer(name) for name in names]
@@ -241,7 +227,7 @@ def test_fused_layer_keeps_the_codes_of_its_parts(stored) -> None:
     assert torch.equal(whole.bias, torch.cat([part.bias for part in parts]))
 
 
-def test_different_parts_are_not_fused() -> None:
+def test_different_parts_are_not_fused():
     weight = torch.randn(4, 160, generator=torch.Generator().manual_seed(0))
     six, eight = (quantize(weight, NumberFormat(bits, 128)) for bits in (6, 8))
     activation = DynamicActivation(NumberFormat(6, 128))
@@ -258,18 +244,17 @@ def test_different_parts_are_not_fused() -> None:
         fused([("q", q), ("k", k)])
     biased = QuantizedLayer(six, activation, torch.ones(4, dtype=torch.float16))
     bias = fused([("q", first), ("k", biased)]).bias
-    assert bias is not None
     assert bias.tolist() == [0.0] * 4 + [1.0] * 4
 
 
-def test_a_layer_without_a_kernel_is_named(stored) -> None:
+def test_a_layer_without_a_kernel_is_named(stored):
     made = stored("llama", "w6a16")
 
     with pytest.raises(UsageError, match="qkv_proj of llama0, block 0 is int6/128 x fp16: no"):
         logits(CheckpointWeights(made.checkpoint))
 
 
-def test_dense_layers_run_in_fp16(stored) -> None:
+def test_dense_layers_run_in_fp16(stored):
     made = stored("llama", "w8a16")
     kept = "model.layers.1.mlp.down_proj"
     checkpoint = copy.copy(made.checkpoint)
@@ -284,7 +269,7 @@ def test_dense_layers_run_in_fp16(stored) -> None:
     assert model.kernels()["down_proj"] == "w8a16,fp16"
 
 
-def test_a_checkpoint_of_another_shape_is_refused(stored) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(stored):
     checkpoint = copy.copy(stored("llama", "w8a16").checkpoint)
     checkpoint.config = {**checkpoint.config, "intermediate_size": 128}
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
 
 import pytest
 
-from flexq_bench.db.records import CommitInfo, DecodeRecord, ServingRecord
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
 from flexq_bench.decode.records import ServingCase
@@ -27,23 +25,23 @@ SETUP = Setup("llama-7b", SCHEMES, "cpu", processes=3, long_processes=2)
 class Workers:
     """Stands for worker processes. Steps take 1 ms and a thousandth more in each process."""
 
-    def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
+    def __init__(self, *, refused="", sku="CPU"):
         self.requests: list[tuple[int, str, int, int]] = []
         self.loaded: list[tuple[str, list[int]]] = []
         self.refused, self.sku = refused, sku
         self.started = -1
 
-    def __call__(self, *_: object, **__: object) -> Self:
+    def __call__(self, *_, **__):
         self.started += 1
         return self
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+    def ask(self, what, **given):
         if what == "describe":
             device = dict.fromkeys(
                 ("vbios", "power_limit_w", "ecc", "mig", "memory_bytes", "l2_bytes", "sm_count")
@@ -75,12 +73,9 @@ class Workers:
         return {}
 
 
-Start = Callable[..., Workers]
-
-
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Start:
-    def begin(**changes: Any) -> Workers:
+def start(monkeypatch):
+    def begin(**changes):
         workers = Workers(**changes)
         monkeypatch.setattr(measuring, "WorkerProcess", workers)
         return workers
@@ -88,15 +83,13 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     return begin
 
 
-def decoded(
-    setup: Setup = SETUP, new: tuple[int, ...] = (8,), before: dict[str, DecodeRecord] | None = None
-) -> Iterator[DecodeRecord]:
+def decoded(setup=SETUP, new=(8,), before=None):
     cases = measuring.cases_of(setup, (1, 4), 15, new)
     run = new_run("decode", "manual", [case.key for case in cases])
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
 
 
-def test_record_is_updated_after_each_process(start: Start) -> None:
+def test_record_is_updated_after_each_process(start):
     start()
 
     records = list(decoded())
@@ -115,7 +108,7 @@ def test_record_is_updated_after_each_process(start: Start) -> None:
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
 
-def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
+def test_long_decodes_use_fewer_processes_and_come_last(start):
     workers = start()
 
     last = {record.case: record for record in decoded(new=(1024, 128))}
@@ -127,7 +120,7 @@ def test_long_decodes_use_fewer_processes_and_come_last(start: Start) -> None:
     assert new_tokens == [128, 128, 1024, 1024]
 
 
-def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
+def test_resumed_run_measures_missing_processes_only(start):
     start()
     stopped = {}
     for record in decoded():
@@ -146,7 +139,7 @@ def test_resumed_run_measures_missing_processes_only(start: Start) -> None:
     assert list(decoded(before=last)) == []
 
 
-def test_run_with_other_seed_or_device_is_not_resumed(start: Start) -> None:
+def test_run_with_other_seed_or_device_is_not_resumed(start):
     start()
     before = {record.case: record for record in decoded(replace(SETUP, processes=1))}
 
@@ -157,7 +150,7 @@ def test_run_with_other_seed_or_device_is_not_resumed(start: Start) -> None:
         list(decoded(before=before))
 
 
-def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
+def test_refused_scheme_does_not_stop_the_others(start):
     workers = start(refused="fp16")
 
     records = list(decoded())
@@ -167,7 +160,7 @@ def test_refused_scheme_does_not_stop_the_others(start: Start) -> None:
     assert {scheme for _, scheme, *_ in workers.requests} == {"flexq-w6ax"}
 
 
-def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
+def test_a_scheme_is_loaded_once_for_all_its_caches(start):
     workers = start()
     schemes = tuple(read_scheme(name, 16) for name in ("fp16", "flexq-w6ax+kv8", "flexq-w6ax+kv4"))
 
@@ -179,7 +172,7 @@ def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
     assert [scheme for scheme, _ in workers.loaded] == ["fp16", "flexq-w6ax"] * 3
 
 
-def test_scheme_suffix_overrides_the_cache_bits() -> None:
+def test_scheme_suffix_overrides_the_cache_bits():
     assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
     assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
     assert read_scheme("atom-w4a4") == CachedScheme("atom-w4a4", 4)
@@ -193,20 +186,18 @@ def test_scheme_suffix_overrides_the_cache_bits() -> None:
         read_scheme("fp17+kv8", 16)
 
 
-def test_refusal_of_all_cases_is_a_usage_error(start: Start) -> None:
+def test_refusal_of_all_cases_is_a_usage_error(start):
     start(refused="fp16")
 
     with pytest.raises(UsageError, match="fp16 doesn't fit"):
         list(decoded(replace(SETUP, schemes=SCHEMES[:1])))
 
 
-def test_refused_batch_does_not_stop_the_others(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_batch_does_not_stop_the_others(start, monkeypatch):
     workers = start()
     ask = workers.ask
 
-    def crowded(what: str, **given: Any) -> dict[str, Any]:
+    def crowded(what, **given):
         if what == "check" and given["batch"] == 4:
             raise RefusedError("decode: batch 4 doesn't fit")
         return ask(what, **given)
@@ -217,7 +208,7 @@ def test_refused_batch_does_not_stop_the_others(
     assert {(r.batch, r.status) for r in last.values()} == {(1, "ok"), (4, "refused")}
 
 
-def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
+def served(limits, requests=100):
     wanted = tuple([ServingRequest(10, 20)] * requests)
     cases = [
         ServingCase(cached.scheme, limit, None, wanted, "made up", 512, cached.kv_bits)
@@ -228,7 +219,7 @@ def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
     return list(measuring.serve_all(SETUP, cases, run, COMMIT))
 
 
-def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
+def test_a_scheme_is_loaded_once_for_all_its_servings(start):
     workers = start()
 
     records = served((8, 40))
@@ -240,13 +231,13 @@ def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
     assert [r.tokens_per_s for r in records] == [1000.0] * 4
 
 
-def test_slots_do_not_exceed_requests(start: Start) -> None:
+def test_slots_do_not_exceed_requests(start):
     start()
 
     assert served((256,), requests=12)[0].parameters["slots"] == 12
 
 
-def test_refused_serving_does_not_stop_the_others(start: Start) -> None:
+def test_refused_serving_does_not_stop_the_others(start):
     start(refused="fp16")
 
     records = served((8, 256))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,28 +23,26 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def operations() -> DecodeWorkerOperations:
+def operations():
     return DecodeWorkerOperations("cpu", 0)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     small_llama(CPU).reference.save_pretrained(tmp_path, max_shard_size="200KB")
     return tmp_path
 
 
-def asked(folder: Path, **changes: Any) -> dict[str, Any]:
+def asked(folder, **changes):
     usual = {"scheme": "fp16", "batch": 1, "capacity": 20, "kv_bits": 16}
     return {"model": str(folder), **usual, **changes}
 
 
-def load(operations: DecodeWorkerOperations, folder: Path) -> dict[str, Any]:
+def load(operations, folder):
     return operations.load(str(folder), "fp16", [1], 20, "none")
 
 
-def test_intact_folder_is_loaded_and_decoded(
-    operations: DecodeWorkerOperations, folder: Path
-) -> None:
+def test_intact_folder_is_loaded_and_decoded(operations, folder):
     operations.check(**asked(folder))
     assert load(operations, folder)["weights_bytes"] > 0
     assert len(operations.decode(1, 4, 5, 16, profiled=False)["step_ms"]) == 4
@@ -57,13 +53,11 @@ class PowerMeter:
 
     default_sm_clock_mhz = 1.0
 
-    def read(self) -> DeviceState:
+    def read(self):
         return DeviceState(energy_j=20.0 * (time.perf_counter() // 0.1))
 
 
-def test_energy_is_time_multiplied_by_power_of_long_steps(
-    folder: Path,
-) -> None:
+def test_energy_is_time_multiplied_by_power_of_long_steps(folder):
     operations = DecodeWorkerOperations("cpu", 0)
     operations._sensor = PowerMeter()  # a CPU has none
     load(operations, folder)
@@ -82,9 +76,7 @@ def test_energy_is_time_multiplied_by_power_of_long_steps(
         ({"scheme": "flexq-w6a"}, "no scheme 'flexq-w6a': there are flexq-w6a"),
     ],
 )
-def test_what_can_not_be_is_said(
-    operations: DecodeWorkerOperations, folder: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_can_not_be_is_said(operations, folder, changes, message):
     with pytest.raises((UsageError, WorkloadError, KernelError), match=message):
         operations.check(**asked(folder, **changes))
 
@@ -99,16 +91,14 @@ def test_what_can_not_be_is_said(
         ),
     ],
 )
-def test_damaged_shard_is_refused_before_loading(
-    operations: DecodeWorkerOperations, folder: Path, damage: Callable[[Path], Any], message: str
-) -> None:
+def test_damaged_shard_is_refused_before_loading(operations, folder, damage, message):
     damage(next(folder.glob("model-00002*")))
 
     with pytest.raises(UsageError, match=message):
         operations.check(**asked(folder))
 
 
-def test_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_path: Path) -> None:
+def test_damaged_gguf_file_is_named(operations, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF and nothing more")
 
@@ -116,9 +106,7 @@ def test_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_path
         operations.check(**asked(path))
 
 
-def test_refused_batch_reports_needed_and_free_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refused_batch_reports_needed_and_free_memory(monkeypatch):
     monkeypatch.setattr(loading, "available_memory", lambda device: 23 * GIB)
     needed = Footprint(12 * GIB, 10 * GIB, 2 * GIB)
 
@@ -132,10 +120,8 @@ def test_refused_batch_reports_needed_and_free_memory(
     )
 
 
-def test_model_loads_after_running_out_of_memory(
-    operations: DecodeWorkerOperations, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_out(*_: object) -> None:
+def test_model_loads_after_running_out_of_memory(operations, folder, monkeypatch):
+    def run_out(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:

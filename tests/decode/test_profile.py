@@ -21,7 +21,7 @@ BLOCK = (
 STEP = ("index_select", *BLOCK, *BLOCK, "decode_norm", "gemm", "scale", "decode_pick")
 
 
-def test_linear_layers_are_identified_by_fused_kernels_around_them() -> None:
+def test_linear_layers_are_identified_by_fused_kernels_around_them():
     parts = parts_of(STEP, "llama", 2)
 
     one = ["norm", "qkv_proj", "attention", "attention", "o_proj", "o_proj"]
@@ -30,7 +30,7 @@ def test_linear_layers_are_identified_by_fused_kernels_around_them() -> None:
     assert parts == ["embedding", *one, *one, *ends]
 
 
-def test_overlapping_kernels_count_their_added_time() -> None:
+def test_overlapping_kernels_count_their_added_time():
     launches = [
         Launch(name, start_us=10.0 * i, end_us=10.0 * i + 15.0) for i, name in enumerate(STEP)
     ]
@@ -42,6 +42,6 @@ def test_overlapping_kernels_count_their_added_time() -> None:
     assert {s.part: (s.count, s.us) for s in found}["o_proj"] == (4, 40.0)
 
 
-def test_a_profile_of_another_depth_is_refused() -> None:
+def test_a_profile_of_another_depth_is_refused():
     with pytest.raises(ValueError, match="3 layers has 7 norms, the profile has 5"):
         parts_of(STEP, "llama", 3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from decoders import an_engine, prompts, small_llama
@@ -18,7 +16,7 @@ CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
-def test_finished_request_is_replaced_at_once_in_order() -> None:
+def test_finished_request_is_replaced_at_once_in_order():
     scheduler = Scheduler(
         [ServingRequest(5, 2), ServingRequest(3, 4), ServingRequest(4, 1), ServingRequest(6, 2)],
         2,
@@ -43,33 +41,31 @@ def test_finished_request_is_replaced_at_once_in_order() -> None:
     assert scheduler.is_done
 
 
-def read_all(scheduler: Scheduler) -> list[int]:
+def read_all(scheduler):
     started = []
     while (prefill := scheduler.next_prefill()) is not None:
         started += scheduler.read(prefill)
     return started
 
 
-def test_prompts_are_prefilled_in_order_within_step_tokens() -> None:
+def test_prompts_are_prefilled_in_order_within_step_tokens():
     scheduler = Scheduler(
         [ServingRequest(100, 2), ServingRequest(300, 2), ServingRequest(60, 2)], 3, 512
     )
     scheduler.admit()
 
     first = scheduler.next_prefill()
-    assert first is not None
     assert (first.rows, first.tokens) == (2, 256)
     assert [(p.index, p.start, p.count) for p in first.chunks] == [(0, 0, 100), (1, 0, 256)]
     assert scheduler.read(first) == [0]  # the second has 44 tokens left
     second = scheduler.next_prefill()
-    assert second is not None
     assert (second.rows, second.tokens, second.longest) == (2, 64, 300)
     assert [(p.index, p.start, p.count) for p in second.chunks] == [(1, 256, 44), (2, 0, 60)]
     assert scheduler.read(second) == [1, 2]
     assert scheduler.next_prefill() is None
 
 
-def test_step_computes_slots_up_to_the_last_decoding() -> None:
+def test_step_computes_slots_up_to_the_last_decoding():
     scheduler = Scheduler(
         [ServingRequest(2, 9), ServingRequest(2, 2), ServingRequest(2, 9)], 3, 192
     )
@@ -84,7 +80,7 @@ def test_step_computes_slots_up_to_the_last_decoding() -> None:
     assert step_sizes(3) == [3]
 
 
-def test_prefills_and_steps_alternate() -> None:
+def test_prefills_and_steps_alternate():
     requests = [ServingRequest(100, 2), ServingRequest(30, 3)]
 
     iterations = list(Scheduler(requests, 1, 64).iterations())
@@ -105,7 +101,7 @@ def test_prefills_and_steps_alternate() -> None:
 
 
 @pytest.mark.parametrize(("step_tokens", "kv_bits"), [(64, 16), (8, 16), (3, 4)])
-def test_each_request_has_its_answer_alone(step_tokens: int, kv_bits: int) -> None:
+def test_each_request_has_its_answer_alone(step_tokens, kv_bits):
     small = small_llama(CPU)
     engine = an_engine(small, "fp16", TorchOperations(), slots=3, kv_bits=kv_bits)
     lengths = [(9, 12), (20, 3), (5, 1), (14, 20), (7, 9), (3, 5)]
@@ -122,17 +118,17 @@ def test_each_request_has_its_answer_alone(step_tokens: int, kv_bits: int) -> No
     assert 1000 * served.seconds >= max(served.latency_ms)
 
 
-def test_memory_limits_the_slots() -> None:
+def test_memory_limits_the_slots():
     assert slots_within(24 * GIB, 12 * GIB, GIB, GIB // 2, 256) == 22
     assert slots_within(24 * GIB, 12 * GIB, GIB, GIB // 2, 8) == 8
 
 
-def test_memory_below_one_sequence_is_refused() -> None:
+def test_memory_below_one_sequence_is_refused():
     with pytest.raises(MeasureError, match=r"one sequence needs 27\.0 GiB \(25\.0 of weights\)"):
         slots_within(24 * GIB, 25 * GIB, GIB, GIB, 8)
 
 
-def test_drawn_lengths_have_their_means_and_fit() -> None:
+def test_drawn_lengths_have_their_means_and_fit():
     requests = drawn_requests(20000, 1 << 20, seed=1)
 
     mean = sum(request.prompt_tokens for request in requests) / len(requests)
@@ -140,7 +136,7 @@ def test_drawn_lengths_have_their_means_and_fit() -> None:
     assert max(r.length for r in drawn_requests(1000, 100, seed=1)) <= 100
 
 
-def test_lengths_come_from_a_file(tmp_path: Path) -> None:
+def test_lengths_come_from_a_file(tmp_path):
     path = tmp_path / "lengths.csv"
     path.write_text("12,30\n7,1\n")
 
@@ -148,7 +144,7 @@ def test_lengths_come_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["12", "12,x", "0,5", "1,2,3"])
-def test_a_wrong_line_is_named(tmp_path: Path, text: str) -> None:
+def test_a_wrong_line_is_named(tmp_path, text):
     path = tmp_path / "lengths.csv"
     path.write_text(f"1,1\n{text}\n")
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 from decoders import small_llama
 
 from flexq_bench.decode import tuning
-from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner, step_us
-from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.measure.tuning import Tuning
 
@@ -32,7 +29,7 @@ CHOICES = [Choice(number) for number in range(4)]
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
+def model(monkeypatch, tmp_path):
     """A small model whose linear layers have a choice."""
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
@@ -45,13 +42,11 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
 
 
 @pytest.fixture
-def timed(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config | None, ...]]:
+def timed(model, monkeypatch):
     """The choices of each step that was timed: of widen, down, qkv and out."""
     seen: list[tuple[Config | None, ...]] = []
 
-    def fake(
-        some: Model, operations: object, choose: Callable[..., Config], m: int, samples: int
-    ) -> float:
+    def fake(some, operations, choose, m, samples):
         block = some.blocks[0]
         linears = (block.widen, block.down, block.qkv, block.out)
         of = [choose(li.kernel, m, li.weights.rows, li.weights.k) for li in linears]
@@ -66,7 +61,7 @@ def timed(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config | 
     return seen
 
 
-def chosen(tuner: StepTuner, model: Model, m: int) -> list[int]:
+def chosen(tuner, model, m):
     block = model.blocks[0]
     found = [
         tuner(li.kernel, m, li.weights.rows, li.weights.k)
@@ -75,9 +70,7 @@ def chosen(tuner: StepTuner, model: Model, m: int) -> list[int]:
     return [config.number for config in found if isinstance(config, Choice)]
 
 
-def test_each_layer_is_tuned_with_earlier_choices(
-    model: Model, timed: list[tuple[Config | None, ...]]
-) -> None:
+def test_each_layer_is_tuned_with_earlier_choices(model, timed):
     tuner = StepTuner(CPU, TorchOperations(), Tuning.REMEMBERED, frozenset((1,)))
     assert chosen(tuner, model, 1) == [0, 0, 0, 0]
 
@@ -89,14 +82,10 @@ def test_each_layer_is_tuned_with_earlier_choices(
     assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody requested for 7 tokens
 
 
-def test_near_candidates_are_timed_again_for_longer(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_candidates_are_timed_again_for_longer(model, monkeypatch):
     looks: list[tuple[int, int]] = []
 
-    def late_once(
-        some: Model, operations: object, choose: Callable[..., Config], m: int, samples: int
-    ) -> float:
+    def late_once(some, operations, choose, m, samples):
         widen = some.blocks[0].widen
         config = choose(widen.kernel, m, widen.weights.rows, widen.weights.k)
         looks.append((config.number, samples))
@@ -113,9 +102,7 @@ def test_near_candidates_are_timed_again_for_longer(
     assert {number for number, samples in looks[4:7] if samples > looks[0][1]} == {0, 1, 2}
 
 
-def test_choices_are_reused_unless_fresh_is_requested(
-    model: Model, timed: list[tuple[Config | None, ...]]
-) -> None:
+def test_choices_are_reused_unless_fresh_is_requested(model, timed):
     for how, expected in ((Tuning.REMEMBERED, True), (Tuning.REMEMBERED, False)):
         timed.clear()
         tuner = StepTuner(CPU, TorchOperations(), how, frozenset((1,)))
@@ -126,9 +113,7 @@ def test_choices_are_reused_unless_fresh_is_requested(
     assert timed
 
 
-def test_heuristic_is_used_without_tuning(
-    model: Model, timed: list[tuple[Config | None, ...]]
-) -> None:
+def test_heuristic_is_used_without_tuning(model, timed):
     tuner = StepTuner(CPU, TorchOperations(), Tuning.NONE, frozenset((1,)))
 
     tuner.tune(model)
@@ -137,12 +122,12 @@ def test_heuristic_is_used_without_tuning(
     assert chosen(tuner, model, 1) == [0, 0, 0, 0]
 
 
-def test_timed_step_is_a_step_of_the_engine(model: Model) -> None:
+def test_timed_step_is_a_step_of_the_engine(model):
     requested: set[tuple[int, int, int]] = set()
 
-    def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
+    def choose(kernel, m, n, k):
         requested.add((m, n, k))
-        return None
+        return
 
     assert step_us(model, TorchOperations(), choose, 2) > 0.0
     block, head = model.blocks[0], model.head

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -128,3 +130,26 @@ def int_gemm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     Sums below 2^53 are exact in float64, whose products are much faster than those of int64.
     """
     return (x.double() @ w.double().T).long()
+
+
+def weights_of_lanes(
+    n: int, k: int, of_lane: Callable[[int], Callable[[int, int], list[torch.Tensor]]]
+) -> torch.Tensor:
+    """Weights [n, k] in float64 of what lanes of a warp have in the registers of operand A.
+
+    of_lane: for a lane, its two weights [row tiles, steps] by MMA of a step and register. PTX ISA,
+    mma.m16n8k16: lane l has rows l/4 and l/4 + 8 of A in registers 0, 2 and 1, 3. Which k its
+    halves stand for is the kernels' own choice, the same for both operands.
+    """
+    row_tiles, steps = -(-n // 16), -(-k // 128)
+    found = torch.zeros(row_tiles, 16, steps, 128, dtype=torch.float64)
+    for lane in range(32):
+        weights = of_lane(lane)
+        for mma, register in product(range(8), range(4)):
+            row = lane // 4 + 8 * (register % 2)
+            at = 32 * (mma // 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register // 2)
+            found[:, row, :, at], found[:, row, :, at + 1] = weights(mma, register)
+    whole = found.view(row_tiles * 16, steps * 128)
+    assert not whole[n:].any()
+    assert not whole[:, k:].any()
+    return whole[:n, :k]

@@ -15,12 +15,12 @@ from flexq_bench.workloads.gemm import GemmWorkload
 GEMM = GemmWorkload(1, 4096, 4096)
 
 
-def defines_of(label: str, gemm: GemmWorkload = GEMM) -> dict[str, int]:
+def defines_of(label, gemm=GEMM):
     *_, main = operands.linear_kernel(label, "cuda").builds_for(gemm, None)
     return dict(main.defines)
 
 
-def test_abq_label_states_bits_with_row_scales() -> None:
+def test_abq_label_states_bits_with_row_scales():
     for w_bits, a_bits in product(range(2, 9), repeat=2):
         label = f"abq-w{w_bits}a{a_bits}"
         spec, defines = resolve(label, "cuda").spec, defines_of(label)
@@ -30,7 +30,7 @@ def test_abq_label_states_bits_with_row_scales() -> None:
 
 
 @pytest.mark.parametrize(("label", "longest"), [("abq-w8a8", 131_071), ("abq-w6a6", 2_097_151)])
-def test_k_that_could_overflow_int32_is_refused(label: str, longest: int) -> None:
+def test_k_that_could_overflow_int32_is_refused(label, longest):
     kernel, device = operands.linear_kernel(label, "cuda"), torch.device("cpu")
     product = 4 ** (kernel.spec.weight.bits - 1)
 
@@ -42,7 +42,7 @@ def test_k_that_could_overflow_int32_is_refused(label: str, longest: int) -> Non
 
 
 @pytest.mark.parametrize("kernel", ["abq-w6a6", "abq-w2a8"])
-def test_each_step_of_the_ablation_adds_one_thing(kernel: str) -> None:
+def test_each_step_of_the_ablation_adds_one_thing(kernel):
     steps = ["native", "+pipeline", "+gemv-elimination", "+auto-search"]
 
     defines = [defines_of(f"{kernel}[{step}]") for step in steps]

@@ -33,13 +33,6 @@ def fresh(build):
     return compile_build(build, "sm_90").code
 
 
-def test_a_second_process_takes_what_the_first_compiled(cache):
-    _, compiled = cache
-
-    assert fresh(BUILD) == fresh(BUILD)
-    assert len(compiled) == 1
-
-
 @pytest.mark.parametrize("spoil", ["emptied", "cut off", "of another build", "a byte changed"])
 def test_a_bad_entry_is_compiled_again(cache, spoil):
     folder, compiled = cache

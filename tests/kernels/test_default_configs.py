@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-
 import pytest
 
-from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.registry import resolve
-from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
 from flexq_bench.workloads.gemm import GemmWorkload
 
 SHAPES = [
@@ -29,26 +24,11 @@ LABELS = (
 )
 
 
-@pytest.fixture
-def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
-    """A kernel whose configurations are chosen for a target's GPU."""
-    with ExitStack() as described:
-
-        def kernel(label: str, target: str) -> LinearKernel:
-            described.enter_context(chosen_for(OF_TARGET[target]))
-            found = resolve(label, "cuda")
-            assert isinstance(found, LinearKernel)
-            return found
-
-        yield kernel
-
-
 @pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("label", LABELS)
-def test_untuned_configuration_is_a_candidate(
-    kernel_on: Callable[[str, str], LinearKernel], label: str, target: str
-) -> None:
-    kernel = kernel_on(label, target)
+def test_untuned_configuration_is_a_candidate(on_gpu, label, target):
+    on_gpu(target)
+    kernel = resolve(label, "cuda")
 
     for m in TOKENS:
         for n, k in SHAPES:
@@ -57,10 +37,9 @@ def test_untuned_configuration_is_a_candidate(
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
-def test_few_rows_per_sm_use_more_warps(
-    kernel_on: Callable[[str, str], LinearKernel], label: str
-) -> None:
-    kernel = kernel_on(label, "sm_90")
+def test_few_rows_per_sm_use_more_warps(on_gpu, label):
+    on_gpu("sm_90")
+    kernel = resolve(label, "cuda")
     configs = [kernel.default_config(GemmWorkload(1, n, 8192)) for n in (4096, 12288, 28672)]
 
     warps = [config.as_dict()["warps"] for config in configs if config is not None]

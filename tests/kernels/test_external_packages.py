@@ -123,7 +123,6 @@ def test_int8_is_called_with_largest_magnitudes(monkeypatch):
     kernel, gemm = Int8Gemm(), GemmWorkload(3, 40, 256)
     inputs = realistic_inputs(kernel, gemm, torch.device("cpu"), 1)
     out = torch.full((3, 40), torch.nan, dtype=torch.float16)
-    assert inputs.x_real is not None
 
     empty = kernel.empty_activation(3, 256, torch.device("cpu"))
     bias = torch.randn(40).half()
@@ -223,7 +222,6 @@ def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):
 
 def test_humming_refuses_padding_and_code_minus_eight(monkeypatch):
     kernel = resolve("humming-w4a16", "cuda")
-    assert isinstance(kernel, HummingGemm)
     with pytest.raises(UnsupportedError, match="multiples of 64"):
         kernel.pack_weight(quantize_symmetric(torch.ones(40, 128), 4))
     install(monkeypatch, HUMMING, "0.1.19", humming={}, humming__layer={"HummingLayer": _Layer})

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import pytest
 import torch
 
@@ -18,14 +15,14 @@ from flexq_bench.kernels.runtime.launch_flags import launch_flags
 class Machine:
     """A current stream, and the driver that knows what is being captured."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stream = 0
         self.capturing: dict[int, int] = {}
         self.error = 0
 
     def cuStreamGetCaptureInfo_v2(  # noqa: N802
-        self, stream: Any, status: Any, capture: Any, *rest: None
-    ) -> int:
+        self, stream, status, capture, *rest
+    ):
         assert rest == (None, None, None)
         number = self.capturing.get(stream.value or 0)
         status._obj.value = int(number is not None)
@@ -34,7 +31,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+def machine(monkeypatch):
     fake = Machine()
     monkeypatch.setattr(module, "cuda_driver", lambda: fake)
     monkeypatch.setattr(module, "_current_stream", lambda: (torch.device("cpu"), fake.stream))
@@ -42,9 +39,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return fake
 
 
-def test_consecutive_launches_share_flags_with_different_numbers(
-    machine: Machine,
-) -> None:
+def test_consecutive_launches_share_flags_with_different_numbers(machine):
     launches = [launch_flags(264) for _ in range(5)]
 
     words, _ = launches[0]
@@ -54,7 +49,7 @@ def test_consecutive_launches_share_flags_with_different_numbers(
     assert not set(words.tolist()) & {number for _, number in launches}
 
 
-def test_flags_of_an_aborted_launch_are_harmless(machine: Machine) -> None:
+def test_flags_of_an_aborted_launch_are_harmless(machine):
     words, aborted = launch_flags(8)
     words[:3] = aborted
 
@@ -64,7 +59,7 @@ def test_flags_of_an_aborted_launch_are_harmless(machine: Machine) -> None:
     assert not bool((again == number).any())
 
 
-def test_streams_have_flags_of_their_own(machine: Machine) -> None:
+def test_streams_have_flags_of_their_own(machine):
     first, _ = launch_flags(8)
     machine.stream = 7
     second, _ = launch_flags(8)
@@ -74,7 +69,7 @@ def test_streams_have_flags_of_their_own(machine: Machine) -> None:
     assert launch_flags(8)[0] is first
 
 
-def test_captured_graph_has_own_flags_on_each_stream(machine: Machine) -> None:
+def test_captured_graph_has_own_flags_on_each_stream(machine):
     eager, _ = launch_flags(8)
     machine.capturing = {0: 41, 7: 41}
     captured = [launch_flags(8) for _ in range(2)]
@@ -92,9 +87,7 @@ def test_captured_graph_has_own_flags_on_each_stream(machine: Machine) -> None:
     assert not any(bool(words.any()) for words in flags)
 
 
-def test_flags_begin_anew_when_the_numbers_end(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flags_begin_anew_when_the_numbers_end(machine, monkeypatch):
     monkeypatch.setattr(module, "_NUMBERS", range(1, 3))
 
     launches = [launch_flags(8) for _ in range(5)]
@@ -103,20 +96,20 @@ def test_flags_begin_anew_when_the_numbers_end(
     assert len({words.data_ptr() for words, _ in launches}) == 3
 
 
-def test_kernels_that_want_more_flags_have_others(machine: Machine) -> None:
+def test_kernels_that_want_more_flags_have_others(machine):
     assert launch_flags(8)[0].shape == (8,)
     assert launch_flags(16)[0].shape == (16,)
 
 
-def test_a_refusal_says_so(machine: Machine) -> None:
+def test_a_refusal_says_so(machine):
     machine.error = 906
 
     with pytest.raises(KernelError, match="cuStreamGetCaptureInfo failed with 906"):
         launch_flags(8)
 
 
-def test_a_missing_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> ctypes.CDLL:
+def test_a_missing_driver_says_so(monkeypatch):
+    def missing(name):
         raise OSError(name)
 
     monkeypatch.setattr(driver_module.ctypes, "CDLL", missing)

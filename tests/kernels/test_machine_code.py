@@ -12,7 +12,7 @@ from stored_resources import stored_resources
 
 from flexq_bench.kernels.cuda.imma.configuration_choice import FLEXQ
 from flexq_bench.kernels.cuda.imma.configurations import SIX_BITS, ClusterConfig
-from flexq_bench.kernels.errors import CompileError, KernelError
+from flexq_bench.kernels.errors import CompileError
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.kernels.resource_table import (
     all_builds,
@@ -21,44 +21,34 @@ from flexq_bench.kernels.resource_table import (
     measure_table,
 )
 from flexq_bench.kernels.runtime import nvrtc
-from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions, resources
+from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
-from flexq_bench.kernels.runtime.resource_row import ResourceRow
 
 ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
-def tools_are_missing() -> str:
-    """Why this machine can't compile and disassemble; empty where it can."""
-    try:
-        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
-    except KernelError as error:
-        return str(error)
-    return ""
-
-
 pytestmark = [
-    pytest.mark.skipif(bool(tools_are_missing()), reason=tools_are_missing()),
+    pytest.mark.usefixtures("toolchain"),
     pytest.mark.timeout(900),  # every build for every target: six minutes of two idle cores
 ]
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[ResourceRow]:
+def measured(toolchain):
     """The largest build of each source for every target, and for Hopper, which has most, others."""
     others = measure_resources(all_builds()[ONE_IN_EIGHT], ("sm_90",))
     return sorted({*measure_table(whole=()), *others})
 
 
-def test_no_build_spills_on_any_target(measured: list[ResourceRow]) -> None:
+def test_no_build_spills_on_any_target(measured):
     rows = [*measured, *stored_resources()]
 
     assert [row for row in rows if row.stack_bytes or row.local_bytes] == []
 
 
-def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]) -> None:
+def test_resources_are_those_of_the_checked_in_table(measured):
     of_measured = {(row.build, row.target) for row in measured}
     stored = [row for row in stored_resources() if (row.build, row.target) in of_measured]
 
@@ -67,7 +57,7 @@ def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
 
 
-def test_resource_table_has_every_build_of_every_target() -> None:
+def test_resource_table_has_every_build_of_every_target():
     builds = {(b.name, t) for b in all_builds() for t in RUN_TARGETS if b.runs_on(t)}
     builds |= {(b.name, target) for target in COMPILED_ONLY for b in largest_builds(target)}
 
@@ -75,18 +65,16 @@ def test_resource_table_has_every_build_of_every_target() -> None:
 
 
 @pytest.mark.slow
-def test_whole_resource_table_equals_compiled_builds() -> None:
+def test_whole_resource_table_equals_compiled_builds():
     changed = sorted(set(measure_table()) ^ set(stored_resources()))
 
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
 
 
-def test_two_workers_of_one_machine_compile_a_build_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_two_workers_of_one_machine_compile_a_build_once(monkeypatch, tmp_path):
     runs: list[str] = []
 
-    def slow_nvrtc(text: bytes, source: str, options: tuple[str, ...]) -> bytes:
+    def slow_nvrtc(text, source, options):
         runs.append(source)
         time.sleep(0.2)
         return b"machine code"
@@ -101,7 +89,7 @@ def test_two_workers_of_one_machine_compile_a_build_once(
     assert {cubin.code for cubin in compiled} == {b"machine code"}
 
 
-def test_every_source_is_some_kernels() -> None:
+def test_every_source_is_some_kernels():
     csrc = Path(nvrtc.__file__).parents[1] / "csrc"
     sources = [path.relative_to(csrc).as_posix() for path in csrc.rglob("*.cu")]
     assert {build.source for build in all_builds()} == set(sources)
@@ -126,9 +114,7 @@ def test_every_source_is_some_kernels() -> None:
         ("atom-w4a4", "flexq_imma", "IMMA"),
     ],
 )
-def test_a_kernel_runs_on_its_tensor_core(
-    label: str, function: str, instruction: str, target: str
-) -> None:
+def test_a_kernel_runs_on_its_tensor_core(label, function, instruction, target):
     every = resolve(label, "cuda").builds()
     of_function = [b for b in every if b.block is not None and b.block.function == function]
     builds = [b for b in of_function if b.runs_on(target)]
@@ -140,12 +126,11 @@ def test_a_kernel_runs_on_its_tensor_core(
 
 
 @pytest.mark.parametrize("target", COMPILED_ONLY)
-def test_binary_mma_is_emulated_on_blackwell(target: str) -> None:
+def test_binary_mma_is_emulated_on_blackwell(target):
     largest = {build.source: build for build in largest_builds(target)}
     found = {}
     for source in ("btc/gemm.cu", "imma/group_gemm.cu"):
         block = largest[source].block
-        assert block is not None
         counts = instructions(compile_build(largest[source], target))[block.function]
         found[source] = (counts["BMMA"], counts["IMMA"] > 0, counts["CALL"] > 0)
 
@@ -155,7 +140,7 @@ def test_binary_mma_is_emulated_on_blackwell(target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", COMPILED_ONLY)
-def test_every_build_compiles_where_none_ever_ran(target: str) -> None:
+def test_every_build_compiles_where_none_ever_ran(target):
     rows = measure_resources(all_builds(), (target,))
 
     assert {row.build for row in rows} == {b.name for b in all_builds() if b.runs_on(target)}
@@ -177,20 +162,19 @@ ONE_IN_FOUR, ALL = slice(None, None, 4), slice(None)
         ),
     ],
 )
-def test_warpgroup_mmas_are_issued_without_waiting(label: str, some: slice) -> None:
+def test_warpgroup_mmas_are_issued_without_waiting(label, some):
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
     sources = [f"imma/group_gemm_{name}.cu" for name in HOPPERS]
     builds = [build for build in resolve(label, "cuda").builds() if build.source in sources]
     assert len(builds) > 5
 
     for build in builds[some]:
-        assert build.block is not None
         counts = instructions(compile_build(build, "sm_90"))[build.block.function]
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
 
 
 @pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8", "atom-w4a4"])
-def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
+def test_sums_of_two_scales_are_floats_without_a_conversion(label):
     builds = [
         b for b in resolve(label, "cuda").builds() if b.source == "imma/group_gemm_persistent.cu"
     ]
@@ -212,7 +196,7 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
         pytest.param("flexq-imma-w6a8", ALL, marks=pytest.mark.slow),
     ],
 )
-def test_sums_of_clusters_begin_again_by_one_ffma(label: str, some: slice) -> None:
+def test_sums_of_clusters_begin_again_by_one_ffma(label, some):
     builds = resolve(label, "cuda").builds()
     of_clusters = [b for b in builds if b.source == "imma/group_gemm_cluster.cu"]
 
@@ -224,7 +208,7 @@ def test_sums_of_clusters_begin_again_by_one_ffma(label: str, some: slice) -> No
     assert of_clusters
 
 
-def test_cluster_step_has_few_instructions_besides_scaling() -> None:
+def test_cluster_step_has_few_instructions_besides_scaling():
     """Instructions and tensor cores take turns: what is no FFMA costs as much."""
     clusters = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
     # The loop depends on these two settings only.
@@ -240,6 +224,6 @@ def test_cluster_step_has_few_instructions_besides_scaling() -> None:
     assert configs
 
 
-def test_defines_that_are_missing_are_a_compile_error() -> None:
+def test_defines_that_are_missing_are_a_compile_error():
     with pytest.raises(CompileError, match="define A_BITS, TOKENS"):
         compile_build(Build.of("btc/gemm.cu"), "sm_90")

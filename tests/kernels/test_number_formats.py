@@ -16,13 +16,12 @@ from flexq_bench.kernels.formats import (
     format_of,
     quantization,
     quantize,
-    quantize_minifloat,
 )
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
 
 
-def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
+def a_matrix(rows, k, seed=0):
     """Values of many sizes, one row of zeros."""
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(rows, k, generator=generator, dtype=torch.float64) ** 3
@@ -30,25 +29,22 @@ def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
     return matrix
 
 
-@pytest.mark.parametrize("bits", [6, 5])
-@pytest.mark.parametrize("group", [None, 128])
-def test_small_floats_are_what_kernels_are_given(bits: int, group: int | None) -> None:
-    matrix = a_matrix(5, 300).float()
+@pytest.mark.parametrize("name", ["fp5/row", "fp5/128", "fp6/row", "fp6/128", "fp8/row"])
+def test_small_floats_are_what_kernels_are_given(name):
+    matrix, number = a_matrix(5, 300).float(), NumberFormat.parse(name)
+    matrix[1] *= 1e-6
 
-    rounded = NumberFormat(bits, group, "float").round(matrix)
-
-    assert torch.equal(rounded.double(), quantize_minifloat(matrix, bits, group).dequantize())
+    assert torch.equal(number.round(matrix).double(), quantize(matrix, number).dequantize())
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_asymmetric_rounding_is_its_definition(bits: int) -> None:
+def test_asymmetric_rounding_is_its_definition(bits):
     matrix = a_matrix(4, 100) + torch.tensor([[0.0], [3.0], [-5.0], [0.0]])
     matrix[1:3] = matrix[1:3].abs() * torch.tensor([[1.0], [-1.0]])  # of one sign: zero at an end
     top, number = 2**bits - 1, NumberFormat(bits, 64, "asymmetric")
 
     rounded, operand = number.round(matrix), quantize(matrix, number)
 
-    assert operand.zero_points is not None
     assert format_of(operand) == number
     assert torch.equal(operand.dequantize(), rounded.double())
     for row in range(4):
@@ -64,7 +60,7 @@ def test_asymmetric_rounding_is_its_definition(bits: int) -> None:
                 assert rounded[row, start + place] == np.float32((code - zero) * scale)
 
 
-def test_the_reference_multiplies_codes_with_zero_points() -> None:
+def test_the_reference_multiplies_codes_with_zero_points():
     x, w = a_matrix(3, 100).half(), quantize(a_matrix(5, 100, 1), NumberFormat(4, 64, "asymmetric"))
 
     found = reference_gemm(quantize(x, FP16), w).y
@@ -82,26 +78,26 @@ def test_the_reference_multiplies_codes_with_zero_points() -> None:
         (NumberFormat(4, 64), torch.ones(2, 5)),
     ],
 )
-def test_codes_of_other_formats_are_refused(
-    number: NumberFormat, shares: torch.Tensor | None
-) -> None:
+def test_codes_of_other_formats_are_refused(number, shares):
     with pytest.raises(ShapeError):
         quantize(a_matrix(5, 100), number, shares=shares)
 
 
-def test_balanced_two_bits_have_five_levels() -> None:
-    row = torch.tensor([[-2.0, -1.1, 0.2, 1.4, 2.0]])
+@pytest.mark.parametrize(
+    ("number", "row", "rounded"),
+    [
+        (  # five levels around zero
+            NumberFormat(3, None, "balanced"),
+            *([-2.0, -1.1, 0.2, 1.4, 2.0], [-2.0, -1.0, 0.0, 1.0, 2.0]),
+        ),
+        (NumberFormat(6, None, clip=0.5), [31.0, 62.0, -62.0], [31.0, 31.0, -32.0]),
+    ],
+)
+def test_values_are_rounded_and_saturate(number, row, rounded):
+    assert number.round(torch.tensor([row])).tolist() == [rounded]
 
-    assert NumberFormat(3, None, "balanced").round(row).tolist() == [[-2.0, -1.0, 0.0, 1.0, 2.0]]
 
-
-def test_clipping_shrinks_the_range_and_saturates() -> None:
-    row = torch.tensor([[31.0, 62.0, -62.0]])
-
-    assert NumberFormat(6, None, clip=0.5).round(row).tolist() == [[31.0, 31.0, -32.0]]
-
-
-def test_the_largest_value_of_a_group_keeps_its_size() -> None:
+def test_the_largest_value_of_a_group_keeps_its_size():
     matrix = a_matrix(3, 256).half()
 
     rounded = NumberFormat(6, 128, "float").round(matrix)
@@ -112,7 +108,7 @@ def test_the_largest_value_of_a_group_keeps_its_size() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_nan_and_infinity_are_refused(bad: float) -> None:
+def test_nan_and_infinity_are_refused(bad):
     matrix = a_matrix(2, 100)
     matrix[1, 5] = bad
 
@@ -126,9 +122,9 @@ def test_nan_and_infinity_are_refused(bad: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "float"])
-def test_values_past_an_fp16_scale_are_refused(kind: str) -> None:
+def test_values_past_an_fp16_scale_are_refused(kind):
     with pytest.raises(ValueError, match="FP16 scale"):
-        NumberFormat(6, None, kind).round(torch.full((1, 4), 1e9))  # type: ignore[arg-type]
+        NumberFormat(6, None, kind).round(torch.full((1, 4), 1e9))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +140,9 @@ def test_values_past_an_fp16_scale_are_refused(kind: str) -> None:
         (4, None, "mixed", 1.0),
     ],
 )
-def test_formats_that_make_no_sense_are_refused(
-    bits: int, group: int | None, kind: str, clip: float
-) -> None:
+def test_formats_that_make_no_sense_are_refused(bits, group, kind, clip):
     with pytest.raises(ShapeError):
-        NumberFormat(bits, group, kind, clip)  # type: ignore[arg-type]
+        NumberFormat(bits, group, kind, clip)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +160,13 @@ def test_formats_that_make_no_sense_are_refused(
         (FP16, "fp16"),
     ],
 )
-def test_format_name_parses_to_the_format(number: NumberFormat, name: str) -> None:
+def test_format_name_parses_to_the_format(number, name):
     assert number.name == name
     assert NumberFormat.parse(name) == number
 
 
 @pytest.mark.parametrize("name", ["", "int6", "int6/", "fp16/row", "bf16", "int9/128", "int6/0"])
-def test_what_names_no_format_is_refused(name: str) -> None:
+def test_what_names_no_format_is_refused(name):
     with pytest.raises(ShapeError):
         NumberFormat.parse(name)
 
@@ -187,14 +181,12 @@ def test_what_names_no_format_is_refused(name: str) -> None:
         (NumberFormat(6, 128, "dual"), (-31, 31)),
     ],
 )
-def test_integer_codes_lie_within_the_formats_limits(
-    number: NumberFormat, limits: tuple[int, int]
-) -> None:
+def test_integer_codes_lie_within_the_formats_limits(number, limits):
     assert number.limits == limits
 
 
 @pytest.mark.parametrize("label", labels("cpu"))
-def test_a_kernels_operands_have_the_formats_of_its_specification(label: str) -> None:
+def test_a_kernels_operands_have_the_formats_of_its_specification(label):
     kernel = resolve(label, "cpu")
     if not isinstance(kernel, LinearKernel):
         pytest.skip("a probe takes no operands")
@@ -212,9 +204,7 @@ def test_a_kernels_operands_have_the_formats_of_its_specification(label: str) ->
 @pytest.mark.parametrize(
     "name", ["int4/48", "uint4/48", "fp6/row", "dual4/48", "mixed4/48", "fp16"]
 )
-def test_rows_are_rounded_the_same_alone_and_together(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_rounded_the_same_alone_and_together(name, monkeypatch):
     matrix, number = a_matrix(7, 100), NumberFormat.parse(name)
     whole = quantize(matrix, number)
 

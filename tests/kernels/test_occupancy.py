@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,6 @@ from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cuda.cublas import dense
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.registry import labels, resolve
-from flexq_bench.kernels.runtime.gpu import OF_TARGET, chosen_for
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
 from flexq_bench.kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -55,29 +52,27 @@ SHAPES = [GemmWorkload(m, 512, 512) for m in (1, 2, 4, 8, 16, 64)]
     ],
 )
 def test_occupancy_is_limited_by_the_scarcest_resource(
-    target: str, registers: int, threads: int, shared: int, expected: Occupancy
-) -> None:
+    target, registers, threads, shared, expected
+):
     found = occupancy(target, registers=registers, threads=threads, shared_bytes=shared)
 
     assert found == expected
 
 
-def test_a_target_without_known_limits_is_refused() -> None:
+def test_a_target_without_known_limits_is_refused():
     with pytest.raises(UnsupportedError, match="no limits of sm_70 are known: there are sm_80"):
         occupancy("sm_70", registers=32, threads=32, shared_bytes=0)
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Let configurations be chosen for a target's GPU."""
-    # What a library would run is not ours to look at, and without a driver it has no answer.
+def on_device(on_gpu, monkeypatch):
+    """`on_gpu` without a driver, which can't say what a library would run."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(dense, "lt_candidates", lambda *_: [])
-    with ExitStack() as described:
-        yield lambda target: described.enter_context(chosen_for(OF_TARGET[target]))
+    return on_gpu
 
 
-def tuned_kernels() -> Iterator[LinearKernel]:
+def tuned_kernels():
     """The kernels whose builds tell of their blocks."""
     for label in labels("cuda"):
         kernel = resolve(label, "cuda")
@@ -87,9 +82,7 @@ def tuned_kernels() -> Iterator[LinearKernel]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_candidate_needs_more_than_the_target_has(
-    on_device: Callable[[str], None], target: str
-) -> None:
+def test_no_candidate_needs_more_than_the_target_has(on_device, target):
     on_device(target)
     too_large = {row.build for row in stored_resources() if row.target == target and not row.fits}
     limit = LIMITS[target].block_shared_bytes
@@ -103,11 +96,8 @@ def test_no_candidate_needs_more_than_the_target_has(
             assert too_large.isdisjoint(build.name for build in builds)
 
 
-def test_smaller_gpus_have_fewer_candidates(
-    on_device: Callable[[str], None],
-) -> None:
+def test_smaller_gpus_have_fewer_candidates(on_device):
     kernel = resolve("abq-w8a8", "cuda")
-    assert isinstance(kernel, LinearKernel)
     counts = {}
     for target in ("sm_86", "sm_80", "sm_90"):
         on_device(target)
@@ -116,7 +106,7 @@ def test_smaller_gpus_have_fewer_candidates(
     assert 0 < counts["sm_86"] < counts["sm_80"] < counts["sm_90"]
 
 
-def test_the_table_marks_what_does_not_fit() -> None:
+def test_the_table_marks_what_does_not_fit():
     rows = stored_resources()
     small = [r for r in rows if r.dynamic_bytes is not None and r.target == "sm_86"]
 
@@ -126,13 +116,11 @@ def test_the_table_marks_what_does_not_fit() -> None:
         assert row.fits or needed > 99 * KB or row.registers * (row.threads or 0) > 65536
 
 
-def test_build_states_the_launched_block(
-    on_device: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_states_the_launched_block(on_device, monkeypatch):
     launched: dict[tuple[Build, str], set[tuple[int, int]]] = {}
 
-    def load(build: Build, name: str) -> SimpleNamespace:
-        def launch(_grid: object, threads: int, _arguments: object, **options: int) -> None:
+    def load(build, name):
+        def launch(_grid, threads, _arguments, **options):
             shared = options.get("shared_bytes", 0)
             launched.setdefault((build, name), set()).add((threads, shared))
 

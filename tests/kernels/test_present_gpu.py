@@ -13,7 +13,7 @@ from flexq_bench.kernels.runtime.gpu import Gpu, present_gpu
 driver = pytest.importorskip("cuda.bindings.driver")
 
 
-def reported(monkeypatch: pytest.MonkeyPatch, *, khz: int, bits: int, status: int = 0) -> Gpu:
+def reported(monkeypatch, *, khz, bits, status=0):
     """The GPU of a driver that reports this clock and width of the memory's bus."""
     values = {
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 * 1024,
@@ -38,18 +38,14 @@ def reported(monkeypatch: pytest.MonkeyPatch, *, khz: int, bits: int, status: in
     [(2619000, 5120, 3352), (3201000, 6144, 4917), (10501000, 384, 1008)],
     ids=["H100", "H200", "RTX 3090 Ti"],
 )
-def test_bandwidth_is_that_of_two_transfers_per_clock(
-    monkeypatch: pytest.MonkeyPatch, khz: int, bits: int, gbps: int
-) -> None:
+def test_bandwidth_is_that_of_two_transfers_per_clock(monkeypatch, khz, bits, gbps):
     assert reported(monkeypatch, khz=khz, bits=bits) == Gpu("sm_90", 132, 227 * 1024, gbps)
 
 
-def test_unknown_memory_clock_has_default_bandwidth(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unknown_memory_clock_has_default_bandwidth(monkeypatch):
     assert reported(monkeypatch, khz=0, bits=0).memory_gbps > 0
 
 
-def test_a_failing_driver_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_driver_call_is_an_error(monkeypatch):
     with pytest.raises(KernelError, match="cuDeviceGetAttribute failed with 999"):
         reported(monkeypatch, khz=1, bits=1, status=999)

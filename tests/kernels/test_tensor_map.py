@@ -16,11 +16,11 @@ from flexq_bench.kernels.runtime.tensor_map import plain_rows, swizzled_rows
 class Driver:
     """Takes down what is asked for."""
 
-    def __init__(self, status: int = 0) -> None:
+    def __init__(self, status=0):
         self.status = status
         self.asked: list[tuple[Any, ...]] = []
 
-    def cuTensorMapEncodeTiled(self, words: Any, *rest: Any) -> int:  # noqa: N802
+    def cuTensorMapEncodeTiled(self, words, *rest):  # noqa: N802
         assert ctypes.addressof(words) % 64 == 0
         words[0] = 7
         self.asked.append(tuple(list(r) if isinstance(r, ctypes.Array) else r for r in rest))
@@ -28,7 +28,7 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def driver(monkeypatch):
     fake = Driver()
     monkeypatch.setattr(tensor_map, "cuda_driver", lambda: fake)
     tensor_map._encoded.cache_clear()
@@ -36,7 +36,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     tensor_map._encoded.cache_clear()
 
 
-def test_codes_are_boxes_of_rows_in_the_swizzle(driver: Driver) -> None:
+def test_codes_are_boxes_of_rows_in_the_swizzle(driver):
     found = swizzled_rows(torch.zeros(300, 512, dtype=torch.int8), 256, 128)
 
     kind, rank, _, sizes, strides, box, steps, _, swizzle, _, _ = driver.asked[0]
@@ -45,7 +45,7 @@ def test_codes_are_boxes_of_rows_in_the_swizzle(driver: Driver) -> None:
     assert (sizes, strides, box, steps) == ([512, 300], [512], [128, 256], [1, 1])
 
 
-def test_whole_tiles_are_rows_of_eight_bytes(driver: Driver) -> None:
+def test_whole_tiles_are_rows_of_eight_bytes(driver):
     plain_rows(torch.zeros(20, 32, 1536, dtype=torch.uint8), 8, 1536)
 
     kind, _, _, sizes, strides, box, _, _, swizzle, _, _ = driver.asked[0]
@@ -53,21 +53,21 @@ def test_whole_tiles_are_rows_of_eight_bytes(driver: Driver) -> None:
     assert (sizes, strides, box) == ([32 * 192, 20], [32 * 1536], [192, 8])
 
 
-def test_a_group_of_tokens_scales_is_a_row(driver: Driver) -> None:
+def test_a_group_of_tokens_scales_is_a_row(driver):
     plain_rows(torch.zeros(7, 264), 1, 4 * 256)
 
     _, _, _, sizes, strides, box, _, _, _, _, _ = driver.asked[0]
     assert (sizes, strides, box) == ([132, 7], [4 * 264], [128, 1])
 
 
-def test_the_same_memory_is_encoded_once(driver: Driver) -> None:
+def test_the_same_memory_is_encoded_once(driver):
     codes = torch.zeros(8, 128, dtype=torch.int8)
 
     assert swizzled_rows(codes, 8, 128) == swizzled_rows(codes, 8, 128)
     assert len(driver.asked) == 1
 
 
-def test_a_refusal_says_so(driver: Driver) -> None:
+def test_a_refusal_says_so(driver):
     driver.status = 1
 
     with pytest.raises(KernelError, match="cuTensorMapEncodeTiled failed with 1"):

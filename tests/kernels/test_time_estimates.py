@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     GROUP_SCALED,
     TWO_LEVEL,
-    Candidates,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
@@ -52,31 +50,31 @@ ALL = {"flexq": FLEXQ, "atom": ATOM, "group": GROUP_SCALED, "dgq": DUAL_GRAINED,
 class Stored(TimedCases):
     """With a table in a folder of the test."""
 
-    def __init__(self, folder: Path, table: Cases) -> None:
+    def __init__(self, folder, table):
         super().__init__("stored", COSTS)
         self._file = folder / "stored.json"
         self._file.write_text(write_cases(table))
 
     @property
-    def file(self) -> Path:
+    def file(self):
         return self._file
 
 
-def cost(config: ManyConfig, gemm: GemmWorkload, device: Device) -> float:
+def cost(config, gemm, device):
     waves = waves_of(config, COSTS[config], gemm, device.sms, SIX_BITS)
     return cost_us(COSTS[config], waves, gemm, device.memory_gbps)
 
 
-def random_cases(count: int) -> list[GemmWorkload]:
+def random_cases(count):
     drawn = random.Random(0)
     shapes = [(128 * drawn.randint(4, 200), 128 * drawn.randint(4, 120)) for _ in range(count // 2)]
     return [GemmWorkload(m, n, k) for n, k in shapes for m in (64, 128)]
 
 
-def table_of(cases: list[GemmWorkload], device: Device = H200) -> Cases:
+def table_of(cases, device=H200):
     """Clusters take 1.5 times their cost where K is long, the others always 0.9 times."""
 
-    def us(config: ManyConfig, gemm: GemmWorkload) -> float:
+    def us(config, gemm):
         factor = 0.9 if config != CLUSTER else 1.5 if gemm.k > 8192 else 1.0
         return factor * cost(config, gemm, device)
 
@@ -84,7 +82,7 @@ def table_of(cases: list[GemmWorkload], device: Device = H200) -> Cases:
     return Cases(tuple(COSTS), tuple(cases), (device,) * len(cases), times)
 
 
-def test_a_table_is_read_as_it_was_written() -> None:
+def test_a_table_is_read_as_it_was_written():
     cases = random_cases(6)
     table = Cases(
         tuple(COSTS),
@@ -103,7 +101,7 @@ def test_a_table_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(("k", "factor"), [(2048, 1.0), (14336, 1.5)])
-def test_costs_are_corrected_by_similar_cases(tmp_path: Path, k: int, factor: float) -> None:
+def test_costs_are_corrected_by_similar_cases(tmp_path, k, factor):
     timed = Stored(tmp_path, table_of(random_cases(80)))
     gemm = GemmWorkload(64, 9984, k)
 
@@ -114,7 +112,7 @@ def test_costs_are_corrected_by_similar_cases(tmp_path: Path, k: int, factor: fl
     assert us[WARPGROUPS] == pytest.approx(0.9 * cost(WARPGROUPS, gemm, H200), rel=0.03)
 
 
-def test_timed_case_is_estimated_near_its_time(tmp_path: Path) -> None:
+def test_timed_case_is_estimated_near_its_time(tmp_path):
     table = table_of(random_cases(80))
     timed = Stored(tmp_path, table)
 
@@ -123,7 +121,7 @@ def test_timed_case_is_estimated_near_its_time(tmp_path: Path) -> None:
         assert found == pytest.approx(us.tolist(), rel=0.12)
 
 
-def test_unseen_estimate_equals_one_without_its_cases(tmp_path: Path) -> None:
+def test_unseen_estimate_equals_one_without_its_cases(tmp_path):
     whole = table_of(random_cases(40))
     left_out = whole.cases[6]
     kept = [i for i, case in enumerate(whole.cases) if (case.n, case.k) != (left_out.n, left_out.k)]
@@ -155,8 +153,8 @@ def test_unseen_estimate_equals_one_without_its_cases(tmp_path: Path) -> None:
     ],
 )
 def test_operands_that_stream_k_reads_again_are_in_the_coordinates(
-    n: int, k: int, *, is_shared: bool, is_read_again: bool
-) -> None:
+    n, k, *, is_shared, is_read_again
+):
     gemm = GemmWorkload(128, n, k)
 
     found = coordinates(PERSISTENT, COSTS[PERSISTENT], gemm, H100, SIX_BITS)
@@ -168,7 +166,7 @@ def test_operands_that_stream_k_reads_again_are_in_the_coordinates(
     assert (found.reread_share > without.reread_share) == is_read_again
 
 
-def test_without_times_an_estimate_is_the_cost(tmp_path: Path) -> None:
+def test_without_times_an_estimate_is_the_cost(tmp_path):
     timed = Stored(tmp_path, table_of([]))
     gemm = GemmWorkload(64, 4096, 4096)
 
@@ -177,7 +175,7 @@ def test_without_times_an_estimate_is_the_cost(tmp_path: Path) -> None:
         assert us == pytest.approx(cost(config, gemm, H100))
 
 
-def test_faster_memory_shortens_what_reads_weights() -> None:
+def test_faster_memory_shortens_what_reads_weights():
     gemm = GemmWorkload(33, 28672, 8192)
     config = ClusterConfig(3, 64, 7, 1, 1)
 
@@ -187,7 +185,7 @@ def test_faster_memory_shortens_what_reads_weights() -> None:
 
 
 @pytest.mark.parametrize("candidates", ALL.values(), ids=ALL)
-def test_tables_have_most_candidates_of_every_case(candidates: Candidates) -> None:
+def test_tables_have_most_candidates_of_every_case(candidates):
     table = load_cases(candidates.many)
     numbers = {gemm.m for gemm in table.cases}
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -21,27 +19,27 @@ CONFIGS = [WeightOnlyConfig(tiles, 8, 2, 1, 0, 1) for tiles in range(1, 9)]
 class Timed:
     """A case whose candidates take 10, 11, ... µs; a single time of the last is a lucky 5 µs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.us: dict[Config, float] = dict(zip(CONFIGS, map(float, range(10, 18)), strict=True))
         self.again: list[Config] = []
 
-    def time_candidates(self) -> Iterable[tuple[Config, float]]:
+    def time_candidates(self):
         return (self.us | {CONFIGS[-1]: 5.0}).items()
 
-    def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]:
+    def time_in_turn(self, configs, rounds):
         self.again = [*configs]
         return [[self.us[config] for config in configs] for _ in range(rounds)]
 
 
 @pytest.fixture(scope="module")
-def untuned_loss() -> Iterator[ModuleType]:
+def untuned_loss():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module("untuned_loss")
 
 
 @pytest.fixture(scope="module")
-def lost(untuned_loss: ModuleType) -> dict[tuple[str, int], list[float]]:
+def lost(untuned_loss):
     """By kernel and column tiles."""
     return {
         (kernel, col_tiles): losses
@@ -50,9 +48,7 @@ def lost(untuned_loss: ModuleType) -> dict[tuple[str, int], list[float]]:
     }
 
 
-def test_shapes_that_were_not_timed_lose_little(
-    untuned_loss: ModuleType, lost: dict[tuple[str, int], list[float]]
-) -> None:
+def test_shapes_that_were_not_timed_lose_little(untuned_loss, lost):
     large = {key: losses for key, losses in lost.items() if len(losses) >= 50}
     means = {key: statistics.mean(losses) for key, losses in large.items()}
     worst = {key: untuned_loss.expected_worst(losses) for key, losses in large.items()}
@@ -63,7 +59,7 @@ def test_shapes_that_were_not_timed_lose_little(
     assert statistics.mean(worst.values()) < 0.079, worst
 
 
-def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: ModuleType) -> None:
+def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss):
     """At each number of tokens; the cost model alone loses 2 to 5 % in the mean."""
     lost = {kernel: untuned_loss.left_out_cases(kernel) for kernel in untuned_loss.OF_CASES}
     means = {kernel: [*map(statistics.mean, of.values())] for kernel, of in lost.items()}
@@ -78,9 +74,7 @@ def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss: Mo
     assert statistics.mean(map(statistics.mean, worst.values())) < 0.075
 
 
-def test_report_has_a_line_per_number_of_tokens(
-    untuned_loss: ModuleType, lost: dict[tuple[str, int], list[float]]
-) -> None:
+def test_report_has_a_line_per_number_of_tokens(untuned_loss, lost):
     _, _, *lines = untuned_loss.report_rows(["w4a16"])
 
     assert [line.split(" | ")[:3] for line in lines] == [
@@ -88,7 +82,7 @@ def test_report_has_a_line_per_number_of_tokens(
     ]
 
 
-def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss: ModuleType) -> None:
+def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss):
     assert untuned_loss.expected_worst([0.4, 0.0, 0.1], drawn=2) == pytest.approx(0.9 / 3)
     assert untuned_loss.expected_worst([0.4, 0.0, 0.1], drawn=5) == 0.4
     losses = [0.001 * i * i for i in range(30)]
@@ -97,20 +91,18 @@ def test_the_expected_worst_is_the_mean_over_all_subsets(untuned_loss: ModuleTyp
     assert all(fewer < more for fewer, more in pairwise(by_size))
 
 
-def test_lucky_time_is_not_the_fastest(untuned_loss: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("choice", "loss", "again"),
+    [
+        (1, 0.1, [1, 7, 0, 2, 3]),  # the last has a lucky time
+        (6, 0.6, [6, 7, 0, 1, 2, 3]),  # a slow choice is timed again, too
+    ],
+)
+def test_choice_and_fastest_are_timed_again(untuned_loss, choice, loss, again):
     timed = Timed()
 
-    loss, times = untuned_loss.loss_again(timed, lambda configs: configs[1])
+    found, times = untuned_loss.loss_again(timed, lambda configs: configs[choice])
 
-    assert loss == pytest.approx(0.1)
+    assert found == pytest.approx(loss)
     assert times == timed.us
-    assert timed.again == [CONFIGS[1], CONFIGS[-1], CONFIGS[0], *CONFIGS[2:4]]
-
-
-def test_slow_choice_is_timed_again(untuned_loss: ModuleType) -> None:
-    timed = Timed()
-
-    loss, _ = untuned_loss.loss_again(timed, lambda configs: configs[6])
-
-    assert loss == pytest.approx(0.6)
-    assert timed.again[0] == CONFIGS[6]
+    assert timed.again == [CONFIGS[index] for index in again]

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
 
 
-def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
+def operand_register(words, bits, mma, register):
     """The two codes of an A operand register, as kernels/csrc/weight_only/gemm.cu reads them.
 
     words: int64 [tiles, steps, words of one lane].
@@ -26,30 +27,19 @@ def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) ->
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_the_fragments_of_the_mma(bits: int, n: int, k: int) -> None:
+def test_every_lane_finds_the_fragments_of_the_mma(bits, n, k):
     codes = operands.random_codes(n, k, bits, seed=n)
     tiles = tile_weights(codes, bits)
-    row_tiles, steps = tiles.shape[:2]
-    vectors = tiles.view(torch.int32).view(row_tiles, steps, -1, 32, 4).to(torch.int64)
+    vectors = tiles.view(torch.int32).view(*tiles.shape[:2], -1, 32, 4).to(torch.int64)
 
-    # PTX ISA, mma.m16n8k16: lane l has rows l/4 and l/4 + 8 of A in registers 0, 2 and 1, 3. Which
-    # k its halves stand for is the kernel's own choice, the same for both operands.
-    found = torch.zeros(row_tiles, 16, steps, 128, dtype=torch.int64)
-    for lane in range(32):
-        words = vectors[:, :, :, lane].reshape(row_tiles, steps, -1)
-        for mma in range(8):
-            for register in range(4):
-                row = lane // 4 + 8 * (register % 2)
-                at = 32 * (mma // 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register // 2)
-                low, high = operand_register(words, bits, mma, register)
-                found[:, row, :, at], found[:, row, :, at + 1] = low, high
+    def of_lane(lane):
+        words = vectors[:, :, :, lane].reshape(*tiles.shape[:2], -1)
+        return partial(operand_register, words, bits)
 
-    expected = torch.zeros(row_tiles * 16, steps * 128, dtype=torch.int64)
-    expected[:n, :k] = codes
-    assert torch.equal(found.view(expected.shape), expected)
+    assert torch.equal(operands.weights_of_lanes(n, k, of_lane), codes.double())
 
 
-def test_scales_of_rows_eight_apart_lie_together() -> None:
+def test_scales_of_rows_eight_apart_lie_together():
     scales = torch.arange(20 * 3).view(20, 3).half()
 
     tiled = tile_scales(scales)
@@ -59,15 +49,17 @@ def test_scales_of_rows_eight_apart_lie_together() -> None:
     assert tiled[1, 1, 3].tolist() == [scales[19, 1], 0]
 
 
-@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 128)])
-def test_packed_weights_take_what_the_floor_reads(bits: int, group: int | None) -> None:
-    kernel = WeightOnlyGemm(bits)
+@pytest.mark.parametrize("label", ["w8a16", "w4a16", "fp6-w6a16", "fp5-w5a16"])
+def test_packed_weights_take_what_the_floor_reads(label):
+    kernel = operands.linear_kernel(label, "cuda")
     weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
 
-    assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, group)
+    number = kernel.spec.weight
+    floor = GemmWorkload(1, 64, 512).weight_bytes(number.bits, number.group)
+    assert kernel.pack_weight(weight).nbytes == floor
 
 
-def test_zero_points_are_packed_next_to_scales() -> None:
+def test_zero_points_are_packed_next_to_scales():
     kernel = WeightOnlyGemm(4, "zeros")
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (20, 300), generator=generator, dtype=torch.int8)
@@ -87,8 +79,7 @@ def test_zero_points_are_packed_next_to_scales() -> None:
 
 
 @pytest.mark.parametrize("label", ["w8a16", "w4a16", "w4a16[zeros]"])
-def test_both_backends_agree_on_the_formats(label: str) -> None:
+def test_both_backends_agree_on_the_formats(label):
     cpu, cuda = resolve(label, "cpu"), resolve(label, "cuda")
 
-    assert isinstance(cuda, LinearKernel)
     assert (cpu.spec.weight, cpu.spec.activation) == (cuda.spec.weight, cuda.spec.activation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,17 @@ VOCABULARY = 128
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _one_thread():
     """Matrices this small take longest where several threads share them."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
-def tiny_llama() -> Callable[[], Any]:
+def tiny_llama():
     """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def build() -> Any:
+    def build():
         torch.manual_seed(0)
         config = LlamaConfig(
             hidden_size=64,
@@ -43,11 +42,11 @@ def tiny_llama() -> Callable[[], Any]:
 
 
 @pytest.fixture
-def tiny_opt() -> Callable[[], Any]:
+def tiny_opt():
     """A fresh copy each call: 2 blocks with biases and layer norms; changes: of its config."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    def build(**changes: Any) -> Any:
+    def build(**changes):
         torch.manual_seed(0)
         config = OPTConfig(
             hidden_size=64,
@@ -65,7 +64,7 @@ def tiny_opt() -> Callable[[], Any]:
 
 
 @pytest.fixture
-def build() -> Callable[..., Any]:
+def build():
     """build(architecture): a small model of this class of transformers with random weights.
 
     changes: of its config.
@@ -75,7 +74,7 @@ def build() -> Callable[..., Any]:
     """
     import transformers
 
-    def built(architecture: str, **changes: Any) -> Any:
+    def built(architecture, **changes):
         sizes: dict[str, Any] = {
             "hidden_size": 72,
             "num_hidden_layers": 4,
@@ -128,21 +127,21 @@ def build() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def calibration() -> Calibration:
+def calibration():
     """4 segments of 32 tokens."""
     generator = torch.Generator().manual_seed(1)
     return Calibration(torch.randint(0, VOCABULARY, (4, 32), generator=generator))
 
 
 @pytest.fixture
-def text() -> torch.Tensor:
+def text():
     """Tokens [2, 32] to compare outputs on."""
     generator = torch.Generator().manual_seed(2)
     return torch.randint(0, VOCABULARY, (2, 32), generator=generator)
 
 
 @pytest.fixture(scope="session")
-def shipped_llama() -> tuple[Any, torch.Tensor]:
+def shipped_llama():
     """The model that the repository ships, and tokens of its held-out text: 2 segments of 256."""
     from flexq_bench.accuracy.loading import load_model
     from flexq_bench.accuracy.texts import read_text, tokenize
@@ -152,7 +151,7 @@ def shipped_llama() -> tuple[Any, torch.Tensor]:
     return loaded.model, tokenize(read_text(str(folder / "heldout.txt")), loaded.tokenizer)[:512]
 
 
-def _spread_out(model: Any) -> Any:
+def _spread_out(model):
     """Weights large enough that blocks matter, with some channels larger than the others."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

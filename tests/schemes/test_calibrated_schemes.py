@@ -72,7 +72,7 @@ def test_half_precision_models_of_any_architecture_can_be_quantized(
         assert bool(torch.isfinite(logits).all())
 
 
-def logits_error(build, name, calibration, text) -> float:
+def logits_error(build, name, calibration, text):
     """Relative squared error of the logits."""
     model = build()
     original = model(text).logits.detach()
@@ -127,7 +127,7 @@ def test_static_scale_is_that_of_the_calibration(tiny_llama, calibration):
     assert activation.scale == pytest.approx(largest / 127)
 
 
-def tiny_norm_outputs(model, calibration) -> torch.Tensor:
+def tiny_norm_outputs(model, calibration):
     seen = []
     model.model.layers[0].input_layernorm.register_forward_hook(lambda _m, _i, o: seen.append(o))
     model(calibration.tokens)

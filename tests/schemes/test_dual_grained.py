@@ -19,7 +19,7 @@ SHARES = (1.0, 0.9, 0.8, 0.7)
 SIX = NumberFormat(6, 32, "dual")
 
 
-def drawn(seed: int, n: int, k: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(seed, n, k, spread):
     """Weights [n, k] whose groups differ in size, and second moments of their inputs."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(n, k, generator=generator)

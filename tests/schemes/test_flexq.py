@@ -1,4 +1,4 @@
-"""FlexQ's layers against our kernels, and the layers with 8-bit activations."""
+"""FlexQ's layers, and those with 8-bit activations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from flexq_bench.kernels import registry as kernel_registry
 from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.errors import QuantizeError
@@ -17,42 +16,6 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import resolve
 
 GROUP = 128
-
-
-def random_operands(m, n, k, seed):
-    """X [m, k] in FP16 with outliers and a token of zeros; W [n, k] with a group of zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(m, k, generator=generator) ** 3
-    x[:, :: k // 5] *= 50
-    x[m - 1] = 0
-    w = torch.randn(n, k, generator=generator)
-    w[0, :GROUP] = 0
-    return x.half(), w
-
-
-@pytest.mark.parametrize("a_bits", [6, 8])
-@pytest.mark.parametrize("k", [300, 576])
-def test_a_layer_computes_what_the_kernel_computes(a_bits, k):
-    x, w = random_operands(5, 16, k, seed=k + 1)
-    bias = torch.randn(16, generator=torch.Generator().manual_seed(2)).half()
-    kernel = kernel_registry.resolve(f"flexq-w6a{a_bits}", "cpu")
-    expected = torch.empty(5, 16, dtype=torch.float16)
-    kernel.gemm(
-        kernel.pack_activation(kernel.quantize_activation(x)),
-        kernel.pack_weight(kernel.quantize_weight(w)),
-        expected,
-        bias=bias,
-    )
-    activation = DynamicActivation(NumberFormat(a_bits, GROUP))
-    layer = FakeQuantizedLinear(
-        "layer", QuantizedLayer(quantize(w, NumberFormat(6, GROUP)), activation, bias)
-    )
-
-    found = layer(x)
-
-    assert torch.equal(layer.weight.double(), kernel.quantize_weight(w).dequantize())
-    # The sums differ in their order of FP32 additions: one step of FP16 at most.
-    assert torch.allclose(found, expected, rtol=2**-10, atol=2**-10 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ FORMATS = (
 )
 
 
-def correlated(seed: int, rows: int = 24, tokens: int = 300) -> tuple[torch.Tensor, torch.Tensor]:
+def correlated(seed, rows=24, tokens=300):
     """Weights [rows, K], and the second moments of inputs whose channels depend on each other."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, K, generator=generator)

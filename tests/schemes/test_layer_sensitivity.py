@@ -131,40 +131,33 @@ def made_up(tiny_llama):
     return build
 
 
-def short(names):
-    return {tuple(name.removeprefix("model.layers.").split(".")[::2]) for name in names}
+GAINS = {(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0}
+# o_proj has 64·64 products a token, gate and up together 2·192·64: six times as many
+WORK = 2 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 192 * 64)
 
 
-def test_matrices_are_chosen_one_by_one(made_up):
-    layout, sensitivities = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
+@pytest.mark.parametrize(
+    ("gains", "budget", "cost", "chosen"),
+    [
+        (GAINS, 3 / 14, "matrices", {"0": ["v_proj"], "1": ["o_proj", "up_proj"]}),
+        (  # layers that read one input are chosen together
+            *(GAINS, 2 / 8, "layers"),
+            {"0": ["k_proj", "q_proj", "v_proj"], "1": ["gate_proj", "up_proj"]},
+        ),
+        (  # the most gain for its cost
+            *({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0}, 64 * 64 / WORK, "work"),
+            {"0": ["o_proj"]},
+        ),
+    ],
+)
+def test_budget_goes_to_layers_that_gain_most(made_up, gains, budget, cost, chosen):
+    layout, sensitivities = made_up(gains)
 
-    chosen = choose_sites(sensitivities, layout, 3 / 14, "matrices")
+    names = choose_sites(sensitivities, layout, budget, cost)
 
-    assert short(chosen) == {("0", "v_proj"), ("1", "up_proj"), ("1", "o_proj")}
-
-
-def test_layers_that_read_one_input_are_chosen_together(made_up):
-    layout, sensitivities = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
-
-    chosen = choose_sites(sensitivities, layout, 2 / 8, "layers")
-
-    assert short(chosen) == {
-        ("0", "q_proj"),
-        ("0", "k_proj"),
-        ("0", "v_proj"),
-        ("1", "gate_proj"),
-        ("1", "up_proj"),
-    }
-
-
-def test_budget_goes_to_layers_that_gain_most(made_up):
-    # o_proj has 64·64 products a token, gate and up together 2·192·64: six times as many
-    layout, sensitivities = made_up({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0})
-    total = 2 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 192 * 64)
-
-    chosen = choose_sites(sensitivities, layout, 64 * 64 / total, "work")
-
-    assert short(chosen) == {("0", "o_proj")}
+    parts = [name.removeprefix("model.layers.").split(".")[::2] for name in names]
+    blocks = {block for block, _ in parts}
+    assert {b: sorted(kind for block, kind in parts if block == b) for b in blocks} == chosen
 
 
 @pytest.mark.parametrize(("budget", "count"), [(0.0, 0), (0.3, 4), (0.5, 7), (1.0, 14)])

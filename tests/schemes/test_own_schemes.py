@@ -6,13 +6,11 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flexq_bench.checkpoints.reader import open_checkpoint
-from flexq_bench.cli.app import main
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes import QuantizeError, named_schemes, own_scheme, resolve
 from flexq_bench.schemes.own_schemes import FROM_FILES, GROUP
@@ -40,15 +38,9 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "models" / "tiny-llama"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
-def _no_files(monkeypatch, tmp_path):
+def _no_files(monkeypatch):
     monkeypatch.setenv(FROM_FILES, "")
-    monkeypatch.setenv("FLEXQ_BENCH_DB", str(tmp_path / "flexq.sqlite"))
 
 
 @pytest.fixture
@@ -56,17 +48,6 @@ def file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
     return path
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*arguments: str) -> SimpleNamespace:
-        capsys.readouterr()
-        code = main(arguments)
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=code, out=captured.out, error=captured.err)
-
-    return run
 
 
 def test_file_adds_schemes_with_formats_and_caches(file):

@@ -1,4 +1,4 @@
-"""Codes of every scheme: their formats and limits, kernels that run them, blocks in turn."""
+"""Codes of every scheme: their formats and limits, and kernels that run them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from flexq_bench.kernels.contract import LinearKernel
-from flexq_bench.kernels.formats import Operand, format_of, quantize
+from flexq_bench.kernels.formats import format_of, quantize
 from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.formats.mixed import tail_start
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels
 from flexq_bench.kernels.registry import resolve as resolve_kernel
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
 
@@ -41,24 +40,7 @@ FORMATS = {
 FAMILIES = ("tiny_llama", "tiny_opt")
 
 
-def layers_of(model, sites) -> dict[str, FakeQuantizedLinear]:
-    return {site.name: model.get_submodule(site.name) for site in sites}
-
-
-@pytest.fixture
-def quantized(request, calibration):
-    """quantized(scheme, family): the quantized layers of a tiny model, by name."""
-
-    def build(name, family):
-        model = request.getfixturevalue(family)()
-        sites = map_model(model).sites
-        resolve(name).quantize(model, calibration)
-        return layers_of(model, sites)
-
-    return build
-
-
-def by_hand(weight: Operand) -> torch.Tensor:
+def by_hand(weight):
     """W, a column at a time, each where its channel is."""
     values = torch.empty(weight.rows, weight.k, dtype=torch.float64)
     for column in range(weight.k):
@@ -74,7 +56,7 @@ def by_hand(weight: Operand) -> torch.Tensor:
     return values
 
 
-def check_limits(weight: Operand) -> None:
+def check_limits(weight):
     """Codes and zero points are those of as many bits as the format says."""
     number = format_of(weight)
     if number.kind == "float":
@@ -91,7 +73,7 @@ def check_limits(weight: Operand) -> None:
         assert -high <= int(weight.zero_points.min()) <= int(weight.zero_points.max()) <= 0
 
 
-def kernels_for(layer) -> list[LinearKernel]:
+def kernels_for(layer):
     """Of a CPU, that take this layer's formats; an activation's clip may be left to the caller."""
     activation = replace(layer.activation_format, clip=1.0)
     found = (resolve_kernel(label, "cpu") for label in labels("cpu"))
@@ -105,11 +87,15 @@ def kernels_for(layer) -> list[LinearKernel]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_kernel_equals_fake_quantized_layer_on_same_codes(name, family, quantized):
-    modules = quantized(name, family)
+def test_kernel_equals_fake_quantized_layer_on_same_codes(name, family, calibration, request):
+    model = request.getfixturevalue(family)()
+    sites = map_model(model).sites
+
+    resolve(name).quantize(model, calibration)
 
     formats = set()
-    for module in modules.values():
+    for site in sites:
+        module = model.get_submodule(site.name)
         layer = module.layer
         formats.add((layer.weight_format.name, layer.activation_format.name))
         check_limits(layer.weight)
@@ -156,81 +142,6 @@ def test_smoothed_weights_are_rounded_to_nearest(name, tiny_llama, calibration):
         torch.testing.assert_close(found.scales.double(), scales, rtol=2**-10, atol=0)
         codes = (weight / found.scales.double()).clamp(-32, 31)
         assert float((codes - found.values.double()).abs().max()) < 0.501
-
-
-class OneBlockAtATime:
-    """A model whose blocks are filled by the forward pass that needs them, and emptied by the next.
-
-    An empty block holds NaN, so that whoever reads its weights is found.
-    """
-
-    def __init__(self, model, layout) -> None:
-        self.layers: dict[str, FakeQuantizedLinear] = {}
-        self._model, self._layout = model, layout
-        self._blocks = [layout.block_module(model, block) for block in range(layout.blocks)]
-        self._stored = [
-            {name: tensor.clone() for name, tensor in block.state_dict().items()}
-            for block in self._blocks
-        ]
-        self._held: int | None = None  # between before_block and on_block
-        for index, block in enumerate(self._blocks):
-            self._empty(index)
-            block.register_forward_pre_hook(lambda *_, index=index: self._fill(index))
-
-    def before_block(self, index: int) -> None:
-        self._fill(index)
-        self._held = index
-
-    def on_block(self, index: int) -> None:
-        for site in self._layout.of_block(index):
-            layer = self._model.get_submodule(site.name).layer
-            weight = layer.weight.split_rows([layer.weight.rows])[0]
-            self.layers[site.name] = replace(layer, weight=weight)
-        self._held = None
-        self._empty(index)
-
-    @torch.no_grad()
-    def _fill(self, index: int) -> None:
-        if self._held == index:
-            return
-        for other in range(len(self._blocks)):
-            if other not in (index, self._held):
-                self._empty(other)
-        for name, parameter in self._blocks[index].named_parameters():
-            parameter.data = self._stored[index][name].clone()
-
-    @torch.no_grad()
-    def _empty(self, index: int) -> None:
-        for parameter in self._blocks[index].parameters():
-            parameter.data = torch.full_like(parameter, torch.nan)
-        for module in self._blocks[index].modules():
-            if isinstance(module, FakeQuantizedLinear):
-                module.weight.fill_(torch.nan)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]", "gptq-w4a16", "awq-w4a16", "fp6"),
-        *("smoothquant-w6a6[alpha=none]", "dgq-w4a8[row_steps=8]", "atom-w4a4[group=16]"),
-        *("dual-w6a8[search=none]", "quarot-w6a6", "duquant-w6a6[steps=4]"),
-        *("omniquant-w6a6[epochs=1]", "omniquant-w4a16[epochs=1]", "abq-w6a6[epochs=1]"),
-    ],
-)
-def test_one_block_in_memory_gives_the_same_codes(name, tiny_llama, calibration, quantized):
-    model = tiny_llama()
-    layout = map_model(model)
-    blocks = OneBlockAtATime(model, layout)
-
-    resolve(name).quantize(
-        model, calibration, before_block=blocks.before_block, on_block=blocks.on_block
-    )
-
-    expected = quantized(name, "tiny_llama")
-    assert set(blocks.layers) == set(expected)
-    for site, layer in blocks.layers.items():
-        assert layer.activation == expected[site].layer.activation
-        assert torch.equal(layer.weight.in_own_order(), expected[site].layer.weight.in_own_order())
 
 
 def test_failure_names_its_block_and_leaves_later_blocks(tiny_llama, calibration):

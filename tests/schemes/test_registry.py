@@ -5,17 +5,12 @@ from __future__ import annotations
 import pytest
 
 from flexq_bench.kernels.formats import FP16, NumberFormat
-from flexq_bench.kernels.registry import resolve as kernel
+from flexq_bench.kernels.registry import resolve as resolve_kernel
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.registry import layer_kernels, named_schemes, resolve, without_cache
 
 INT8 = NumberFormat(8)
-
-
-def by_kind(name: str, *, gated: bool) -> dict[str, str]:
-    rows = layer_kernels(resolve(name), gated=gated)
-    return {kind: row.kernel for row in rows for kind in row.kinds}
 
 
 @pytest.mark.parametrize(
@@ -66,22 +61,14 @@ def test_kernel_of_a_scheme_has_its_formats_on_both_backends():
             assert bool(row.kernel) != bool(row.reason)
             if row.kernel:
                 for backend in ("cuda", "cpu"):
-                    spec = kernel(row.kernel, backend).spec
+                    spec = resolve_kernel(row.kernel, backend).spec
                     assert spec.weight.bits == row.formats.weight.bits
                     assert spec.activation == row.formats.activation
 
 
-def test_sensitive_layer_has_its_own_kernel():
-    assert set(by_kind("flexq-w6ax", gated=False).values()) == {"flexq"}
-    gated = by_kind("flexq-w6ax", gated=True)
-    assert gated.pop("down_proj") == "flexq[w6a8]"
-    assert set(gated.values()) == {"flexq"}
-    assert by_kind("flexq-w6ax[a8=q_proj]", gated=True)["q_proj"] == "flexq[w6a8]"
-
-
-def test_w8a16_has_a_scale_per_row():
-    assert by_kind("w8a16", gated=True)["q_proj"] == "w8a16"
-    assert by_kind("w8a16[group=128]", gated=True)["q_proj"] == ""
+@pytest.mark.parametrize(("name", "kernel"), [("w8a16", "w8a16"), ("w8a16[group=128]", "")])
+def test_w8a16_has_a_scale_per_row(name, kernel):
+    assert {row.kernel for row in layer_kernels(resolve(name), gated=True)} == {kernel}
 
 
 def test_grouped_weights_with_per_token_activations(tiny_llama):
@@ -104,6 +91,7 @@ def test_grouped_weights_with_per_token_activations(tiny_llama):
         ("w6a6[kv_bits=8]", 8, "w6a6[kv_bits=8]"),
         ("atom-w4a4", 4, "atom-w4a4"),
         ("atom-w4a4+kv16", 16, "atom-w4a4"),
+        ("atom-w4a4[kv_bits=16]", 16, "atom-w4a4[kv_bits=16]"),
     ],
 )
 def test_name_determines_the_cache(name, bits, base):

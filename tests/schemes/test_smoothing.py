@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flexq_bench.schemes.architectures import SiteInput
-from flexq_bench.schemes.model_map import linear_at, map_model
+from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.smoothing import (
     fold,
@@ -16,25 +16,8 @@ from flexq_bench.schemes.smoothing import (
 )
 
 
-def random_scale(channels: int) -> torch.Tensor:
+def random_scale(channels):
     return torch.exp(torch.randn(channels, generator=torch.Generator().manual_seed(7)))
-
-
-@pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
-def test_folded_scales_leave_what_the_model_computes(family, text, request):
-    model = request.getfixturevalue(family)()
-    layout = map_model(model)
-    before = model(text).logits
-
-    for block in range(layout.blocks):
-        for site_input in layout.inputs_of(block):
-            source = model.get_submodule(f"{layout.names.blocks}.{block}.{site_input.source}")
-            readers = [s for s in layout.of_block(block) if s.kind in site_input.kinds]
-            linears = [linear_at(model, reader.name) for reader in readers]
-            scale = random_scale(source.weight.shape[0])
-            fold(source, linears, site_input, scale, head_dim=16)
-
-    torch.testing.assert_close(model(text).logits, before, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -61,7 +44,7 @@ def test_fold_knows_norms_that_add_one_to_their_weight():
     site_input, x = SiteInput("norm", ("reader",), "norm"), torch.randn(5, 8)
     norm.weight.data = torch.randn(8)
 
-    def compute() -> torch.Tensor:
+    def compute():
         unit = nn.functional.layer_norm(x, (8,))
         return reader(unit * (norm.weight + 1))
 

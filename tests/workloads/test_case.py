@@ -15,14 +15,14 @@ sizes = st.integers(1, MAX_DIMENSION)
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_a_label_reads_back_as_itself(label: str) -> None:
+def test_a_label_reads_back_as_itself(label):
     assert kernel_label(*parse_kernel_label(label)) == label
 
 
 @pytest.mark.parametrize(
     "label", ["", "FlexQ", "flexq w6a6", "flexq[]", "flexq[a][b]", "[vanilla]"]
 )
-def test_invalid_label_is_refused(label: str) -> None:
+def test_invalid_label_is_refused(label):
     with pytest.raises(WorkloadError) as caught:
         parse_kernel_label(label)
 
@@ -30,9 +30,7 @@ def test_invalid_label_is_refused(label: str) -> None:
 
 
 @given(st.sampled_from(LABELS), st.sampled_from(STAGES), st.sampled_from(CACHES), sizes, sizes)
-def test_a_case_reads_back_from_its_key(
-    label: str, stage: Stage, cache: CacheMode, m: int, n: int
-) -> None:
+def test_a_case_reads_back_from_its_key(label, stage, cache, m, n):
     kernel, variant = parse_kernel_label(label)
     case = Case(kernel, GemmWorkload(m, n, 64), variant=variant, stage=stage, cache=cache)
 
@@ -42,12 +40,12 @@ def test_a_case_reads_back_from_its_key(
 @pytest.mark.parametrize(
     "key", ["", "flexq-w6a6", "flexq-w6a6 gemm warm m1n1k1", "flexq-w6a6 gemm cold m0n1k1"]
 )
-def test_what_is_no_key_is_refused(key: str) -> None:
+def test_what_is_no_key_is_refused(key):
     with pytest.raises(WorkloadError):
         Case.from_key(key)
 
 
-def test_labels_are_not_part_of_case_identity() -> None:
+def test_labels_are_not_part_of_case_identity():
     gemm = GemmWorkload(1, 4096, 4096)
 
     assert Case("empty", gemm, model="llama-7b") == Case("empty", gemm, layer="o_proj")
@@ -55,7 +53,7 @@ def test_labels_are_not_part_of_case_identity() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, MAX_DIMENSION + 1])
 @pytest.mark.parametrize("name", ["m", "n", "k"])
-def test_out_of_range_size_is_refused(name: str, size: int) -> None:
+def test_out_of_range_size_is_refused(name, size):
     with pytest.raises(WorkloadError, match=f"{name.upper()} must be .* got {size:,}"):
         GemmWorkload(**{"m": 1, "n": 1, "k": 1, name: size})
 
@@ -68,5 +66,5 @@ def test_out_of_range_size_is_refused(name: str, size: int) -> None:
         (16, None, 8 * 1000 * 2),
     ],
 )
-def test_weight_bytes_count_codes_and_scales(bits: int, group: int | None, nbytes: int) -> None:
+def test_weight_bytes_count_codes_and_scales(bits, group, nbytes):
     assert GemmWorkload(1, 8, 1000).weight_bytes(bits, group) == nbytes

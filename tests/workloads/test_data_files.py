@@ -87,7 +87,7 @@ VALUES = st.recursive(
 )
 
 
-def message_of(values) -> str:
+def message_of(values):
     """What reading these values raises; empty: they are read."""
     try:
         validated(File, values, "a.toml")

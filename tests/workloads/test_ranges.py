@@ -23,16 +23,16 @@ from flexq_bench.workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
         (f"{MAX_DIMENSION}", (MAX_DIMENSION,)),
     ],
 )
-def test_each_form_means_what_it_says(text: str, values: tuple[int, ...]) -> None:
+def test_each_form_means_what_it_says(text, values):
     assert parse_ranges(text) == values
 
 
-def test_values_come_sorted_and_once() -> None:
+def test_values_come_sorted_and_once():
     assert parse_ranges("8,1,8,4:8:x2,1:2") == (1, 2, 4, 8)
 
 
 @given(st.lists(st.integers(1, MAX_DIMENSION), min_size=1, max_size=30))
-def test_a_written_list_reads_back_as_its_set(values: list[int]) -> None:
+def test_a_written_list_reads_back_as_its_set(values):
     assert parse_ranges(",".join(map(str, values))) == tuple(sorted(set(values)))
 
 
@@ -57,7 +57,7 @@ def test_a_written_list_reads_back_as_its_set(values: list[int]) -> None:
         ("1:8:x0", "at least x2"),
     ],
 )
-def test_invalid_size_is_refused(text: str, complaint: str) -> None:
+def test_invalid_size_is_refused(text, complaint):
     with pytest.raises(WorkloadError) as caught:
         parse_ranges(text)
 
@@ -65,28 +65,28 @@ def test_invalid_size_is_refused(text: str, complaint: str) -> None:
     assert len(str(caught.value)) < 300
 
 
-def test_the_number_of_values_is_bounded() -> None:
+def test_the_number_of_values_is_bounded():
     assert len(parse_ranges(f"1:{MAX_VALUES}")) == MAX_VALUES
 
     with pytest.raises(WorkloadError, match="has 10,001 values, at most 10,000"):
         parse_ranges(f"1:{MAX_VALUES},{MAX_VALUES + 1}")
 
 
-def test_too_long_list_is_refused_before_splitting() -> None:
+def test_too_long_list_is_refused_before_splitting():
     with pytest.raises(WorkloadError, match="has 5,000,001 values") as caught:
         parse_ranges("x" + ",x" * 5_000_000)
 
     assert len(str(caught.value)) < 300
 
 
-def test_file_items_are_separated_by_commas_or_spaces() -> None:
+def test_file_items_are_separated_by_commas_or_spaces():
     assert parse_lines(["8, 1", "", " 2:4\t16,"], "sizes.txt") == (1, 2, 3, 4, 8, 16)
 
 
 @pytest.mark.parametrize(
     "line", ["TOKEN=5ec3e7", "0.33", "424242424242", "7777:5555", "3131:9999:0"]
 )
-def test_file_error_names_the_line_without_quoting(line: str) -> None:
+def test_file_error_names_the_line_without_quoting(line):
     with pytest.raises(WorkloadError) as caught:
         parse_lines(["1", f"4 {line}"], "sizes.txt")
 
@@ -96,7 +96,7 @@ def test_file_error_names_the_line_without_quoting(line: str) -> None:
     )
 
 
-def test_a_file_holds_a_bounded_number_of_values() -> None:
+def test_a_file_holds_a_bounded_number_of_values():
     with pytest.raises(WorkloadError, match=r"sizes\.txt has 20,000 values, at most 10,000"):
         parse_lines(["1:10000", "1:10000"], "sizes.txt")
     with pytest.raises(WorkloadError, match=r"sizes\.txt holds no size"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.sensitivity.layer_kinds import ALL_KINDS, Bits, kind_sensitivities
 from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.cli.app import main
 from flexq_bench.schemes.registry import resolve
 
 TINY = Path(__file__).parents[3] / "examples" / "models" / "tiny-llama"
@@ -20,14 +20,6 @@ DATA = TINY / "heldout.txt"
 CALIBRATION = TINY / "calibration.txt"
 BUDGET = ("--a8-budget", "0.25")
 KINDS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "all"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +30,9 @@ def tiny():
 
 
 @pytest.fixture
-def sensitivity(capsys):
-    """Run the verb: exit code, stdout, stderr."""
-
-    def run(*options: str):
-        capsys.readouterr()
-        code = main(("sensitivity", "--model", str(TINY), "--data", str(DATA), *options))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def sensitivity(cli):
+    """sensitivity("--bits", "w4a4"): the verb on tiny-llama and its held-out text."""
+    return partial(cli, "sensitivity", "--model", str(TINY), "--data", str(DATA))
 
 
 def test_all_kinds_equal_the_scheme_and_the_model_is_restored(tiny):
@@ -79,14 +64,14 @@ def test_a_kind_loses_less_than_all_together(tiny):
 def test_the_verb_writes_json_and_a_figure(sensitivity, tmp_path):
     figure = tmp_path / "figure.png"
 
-    code, out, _ = sensitivity(
+    ran = sensitivity(
         *("--max-tokens", "510", "--bits", "w4a4", "--a8-budget", "0.25", "--json"),
         *("--a8-cost", "matrices,layers", "--calibration", str(CALIBRATION)),
         *("--calibration-segments", "2", "--figure", str(figure)),
     )
 
-    document = json.loads(out, parse_constant=pytest.fail)
-    assert code == 0
+    document = json.loads(ran.out, parse_constant=pytest.fail)
+    assert ran.code == 0
     assert [row["kind"] for row in document["kinds"]] == KINDS
     names = [choice["name"] for choice in document["choices"]]
     assert names == ["W6A6", "W6A8", "paper", "0.25 of layers", "0.25 of matrices"]
@@ -97,13 +82,13 @@ def test_the_verb_writes_json_and_a_figure(sensitivity, tmp_path):
 
 
 def test_the_verb_prints_tables_for_people(sensitivity):
-    code, out, _ = sensitivity(
+    ran = sensitivity(
         *("--max-tokens", "510", "--bits", "w4a4", "--a8-budget", "0.25"),
         *("--calibration", str(CALIBRATION), "--calibration-segments", "1"),
     )
 
-    assert code == 0
-    assert all(word in out for word in (*KINDS, "gap closed", "gains most from 8 bits"))
+    assert ran.code == 0
+    assert all(word in ran.out for word in (*KINDS, "gap closed", "gains most from 8 bits"))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +109,8 @@ def test_the_verb_prints_tables_for_people(sensitivity):
     ],
 )
 def test_invalid_options_are_refused_in_one_line(sensitivity, options, words):
-    code, out, err = sensitivity("--max-tokens", "255", "--bits", "w6a6", *options)
+    ran = sensitivity("--max-tokens", "255", "--bits", "w6a6", *options)
 
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert words in err
+    assert (ran.code, ran.out) == (2, "")
+    assert len(ran.error.splitlines()) == 1
+    assert words in ran.error

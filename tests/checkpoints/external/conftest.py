@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,19 +14,14 @@ Tensors = dict[str, torch.Tensor]
 TINY_LLAMA = Path(__file__).parents[3] / "examples" / "models" / "tiny-llama"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
-def tiny_llama() -> Path:
+def tiny_llama():
     """The folder of the model that the repository ships."""
     return TINY_LLAMA
 
 
 @pytest.fixture(scope="session")
-def dense_tensors() -> Tensors:
+def dense_tensors():
     """Tensors of tiny-llama's first two blocks and of all outside blocks: K of 128 and 256."""
     tensors = load_file(TINY_LLAMA / "model.safetensors")
     others = ("model.layers.2.", "model.layers.3.")
@@ -36,20 +29,14 @@ def dense_tensors() -> Tensors:
 
 
 @pytest.fixture
-def a_folder(dense_tensors: Tensors, tmp_path: Path) -> Callable[..., Path]:
+def a_folder(dense_tensors, tmp_path):
     """a_folder(section, quantized): tiny-llama with this `quantization_config`.
 
     quantized(name, weight): the tensors of a layer without its name, in place of its weight; None:
     it stays. change: of all tensors, at the end.
     """
 
-    def build(
-        section: Any,
-        quantized: Callable[[str, torch.Tensor], Tensors | None],
-        *,
-        change: Callable[[Tensors], Tensors] = lambda tensors: tensors,
-        **config: Any,
-    ) -> Path:
+    def build(section, quantized, *, change=lambda tensors: tensors, **config):
         folder = Path(shutil.copytree(TINY_LLAMA, tmp_path / "model", dirs_exist_ok=True))
         tensors: Tensors = {}
         for full, weight in dense_tensors.items():

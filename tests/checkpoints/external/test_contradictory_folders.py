@@ -45,7 +45,7 @@ def folder(a_folder):
     return path
 
 
-def complaint(folder, capsys, tiny_llama) -> str:
+def complaint(folder, capsys, tiny_llama):
     capsys.readouterr()
     data = ("--data", str(tiny_llama / "heldout.txt"), "--max-tokens", "9", "--context", "9")
     code = main(("accuracy", "--model", str(folder), *data, "--device", "cpu"))
@@ -55,7 +55,7 @@ def complaint(folder, capsys, tiny_llama) -> str:
     return error
 
 
-def with_index(folder, change) -> None:
+def with_index(folder, change):
     path = folder / INDEX
     index = json.loads(path.read_text())
     change(index["weight_map"])

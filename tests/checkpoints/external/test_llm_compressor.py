@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from compressed_tensors.compressors.base import BaseCompressor
@@ -22,13 +20,11 @@ from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
 
 
-def weights_of(**changes: Any) -> dict[str, Any]:
+def weights_of(**changes):
     return {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"} | changes
 
 
-def a_section(
-    weights: dict[str, Any], form: str, inputs: Any = None, **more: Any
-) -> dict[str, Any]:
+def a_section(weights, form, inputs=None, **more):
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
         "quant_method": "compressed-tensors",
@@ -39,7 +35,7 @@ def a_section(
     } | more
 
 
-def compressed(weight: torch.Tensor, weights: dict[str, Any], form: str, dtype=torch.float16):
+def compressed(weight, weights, form, dtype=torch.float16):
     """The library's tensors of a layer, and the weight that it makes of them."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
     args = scheme.weights
@@ -66,26 +62,67 @@ def compressed(weight: torch.Tensor, weights: dict[str, Any], form: str, dtype=t
     return stored, theirs
 
 
-INTEGERS = [
-    *[(weights_of(num_bits=bits), f"int{bits}/row") for bits in (3, 8)],
-    *[(weights_of(num_bits=bits, symmetric=False), f"uint{bits}/row") for bits in range(2, 9)],
-    (weights_of(strategy="group", group_size=128), "int4/128"),
-    (weights_of(strategy="group", group_size=32), "int4/32"),
-    (weights_of(num_bits=3, strategy="group", group_size=64, symmetric=False), "uint3/64"),
-    (weights_of(num_bits=8, strategy="group", group_size=64, symmetric=False), "uint8/64"),
-    (weights_of(num_bits=6, strategy="group", group_size=128), "int6/128"),
-    (weights_of(strategy="tensor", symmetric=False), "uint4/row"),
+@pytest.fixture
+def library_folder(a_folder):
+    """library_folder(weights, form): tiny-llama, its layers compressed by the library.
+
+    section: changes of its quantization_config. stored: more tensors of each layer.
+    """
+
+    def build(
+        weights,
+        form="pack-quantized",
+        *,
+        inputs=None,
+        section=None,
+        stored=None,
+        dtype=torch.float16,
+        **more,
+    ):
+        def quantized(_, weight):
+            return {**compressed(weight, weights, form, dtype)[0], **(stored or {})}
+
+        return a_folder(a_section(weights, form, inputs) | (section or {}), quantized, **more)
+
+    return build
+
+
+W8, F8 = weights_of(num_bits=8), weights_of(num_bits=8, type="float")
+INT4 = weights_of(strategy="group", group_size=128)
+A_TENSOR = {"strategy": "tensor", "dynamic": False}
+WEIGHTS = [
+    *[(weights_of(num_bits=bits), "pack-quantized", f"int{bits}/row") for bits in (3, 8)],
+    *[
+        (weights_of(num_bits=bits, symmetric=False), "pack-quantized", f"uint{bits}/row")
+        for bits in range(2, 9)
+    ],
+    *[
+        (weights_of(strategy="group", **settings), "pack-quantized", name)
+        for name, settings in {
+            "int4/128": {"group_size": 128},
+            "int4/32": {"group_size": 32},
+            "uint3/64": {"num_bits": 3, "group_size": 64, "symmetric": False},
+            "uint8/64": {"num_bits": 8, "group_size": 64, "symmetric": False},
+            "int6/128": {"num_bits": 6, "group_size": 128},
+        }.items()
+    ],
+    (weights_of(strategy="tensor", symmetric=False), "pack-quantized", "uint4/row"),
+    (W8, "int-quantized", "int8/row"),
+    (weights_of(num_bits=4), "int-quantized", "int4/row"),
+    (W8 | {"symmetric": False}, "int-quantized", "uint8/row"),
+    (W8 | {"strategy": "tensor"}, "int-quantized", "int8/row"),
+    (W8 | {"strategy": "tensor", "symmetric": False}, "naive-quantized", "uint8/row"),
+    (F8, "float-quantized", "fp8/row"),
+    (F8 | {"strategy": "tensor"}, "float-quantized", "fp8/row"),
+    (F8 | {"strategy": "block", "block_structure": [32, 64]}, "float-quantized", "fp8/64"),
 ]
 
 
-@pytest.mark.parametrize(("weights", "name"), INTEGERS, ids=[name for _, name in INTEGERS])
-def test_packed_integers_equal_the_library(a_folder, dense_tensors, weights, name):
-    def quantized(_, weight):
-        return compressed(weight, weights, "pack-quantized")[0]
+@pytest.mark.parametrize(("weights", "form", "name"), WEIGHTS)
+def test_compressed_weights_equal_the_library(library_folder, dense_tensors, weights, form, name):
+    layer = open_checkpoint(library_folder(weights, form)).layer(LAYER)
 
-    layer = open_checkpoint(a_folder(a_section(weights, "pack-quantized"), quantized)).layer(LAYER)
-
-    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "pack-quantized")
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, form)
     assert torch.equal(layer.weight.dequantize(), theirs)
     assert layer.weight_format == NumberFormat.parse(name)
     assert layer.activation is None
@@ -99,7 +136,7 @@ def test_words_before_version_0_18_are_unpacked(a_folder, dense_tensors, bits):
     weights = weights_of(num_bits=bits, symmetric=False, strategy="group", group_size=64)
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
 
-    def older(matrix: torch.Tensor) -> torch.Tensor:
+    def older(matrix):
         each = 32 // bits
         codes = matrix.int() + (1 << (bits - 1))
         codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each))
@@ -124,37 +161,7 @@ def test_words_before_version_0_18_are_unpacked(a_folder, dense_tensors, bits):
     assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
 
 
-PLAIN = [
-    (weights_of(num_bits=8), "int-quantized", "int8/row"),
-    (weights_of(num_bits=4), "int-quantized", "int4/row"),
-    (weights_of(num_bits=8, symmetric=False), "int-quantized", "uint8/row"),
-    (weights_of(num_bits=8, strategy="tensor"), "int-quantized", "int8/row"),
-    (weights_of(num_bits=8, strategy="tensor", symmetric=False), "naive-quantized", "uint8/row"),
-    (weights_of(num_bits=8, type="float"), "float-quantized", "fp8/row"),
-    (weights_of(num_bits=8, type="float", strategy="tensor"), "float-quantized", "fp8/row"),
-    (
-        weights_of(num_bits=8, type="float", strategy="block", block_structure=[32, 64]),
-        "float-quantized",
-        "fp8/64",
-    ),
-]
-
-
-@pytest.mark.parametrize(("weights", "form", "name"), PLAIN)
-def test_unpacked_codes_equal_the_library(a_folder, dense_tensors, weights, form, name):
-    def quantized(_, weight):
-        return compressed(weight, weights, form)[0]
-
-    layer = open_checkpoint(a_folder(a_section(weights, form), quantized)).layer(LAYER)
-
-    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, form)
-    assert torch.equal(layer.weight.dequantize(), theirs)
-    assert layer.weight_format == NumberFormat.parse(name)
-
-
-W8, F8 = weights_of(num_bits=8), weights_of(num_bits=8, type="float")
 A_TOKEN = {"strategy": "token", "dynamic": True}
-A_TENSOR = {"strategy": "tensor", "dynamic": False}
 ACTIVATIONS = [
     (W8, W8 | A_TOKEN, {}, DynamicActivation(NumberFormat(8))),
     (W8, weights_of() | A_TOKEN, {}, DynamicActivation(NumberFormat(4))),
@@ -190,13 +197,11 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize(("weights", "inputs", "tensors", "expected"), ACTIVATIONS)
-def test_activations_follow_the_configuration(a_folder, weights, inputs, tensors, expected):
+def test_activations_follow_the_configuration(library_folder, weights, inputs, tensors, expected):
     form = "float-quantized" if weights["type"] == "float" else "int-quantized"
 
-    def quantized(_, weight):
-        return {**compressed(weight, weights, form)[0], **tensors}
-
-    layer = open_checkpoint(a_folder(a_section(weights, form, inputs), quantized)).layer(LAYER)
+    folder = library_folder(weights, form, inputs=inputs, stored=tensors)
+    layer = open_checkpoint(folder).layer(LAYER)
 
     assert layer.activation == expected
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).half()
@@ -281,7 +286,6 @@ def test_zero_points_of_early_versions_are_read(a_folder, dense_tensors, strateg
     assert torch.equal(layer.weight.dequantize(), theirs)
 
 
-INT4 = weights_of(strategy="group", group_size=128)
 SAME = [
     {"format": None},
     {"format": "mixed-precision"},
@@ -298,50 +302,35 @@ SAME = [
 
 
 @pytest.mark.parametrize("changes", SAME)
-def test_equivalent_settings_give_equal_layers(a_folder, dense_tensors, changes):
-    def quantized(_, weight):
-        return compressed(weight, INT4, "pack-quantized")[0]
-
-    folder = a_folder(a_section(INT4, "pack-quantized") | changes, quantized)
+def test_equivalent_settings_give_equal_layers(library_folder, dense_tensors, changes):
+    folder = library_folder(INT4, section=changes)
 
     _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], INT4, "pack-quantized")
     assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
 
 
-def test_scales_beyond_fp16_precision_are_rounded_with_warning(a_folder, dense_tensors, caplog):
-    weights = weights_of(num_bits=8)
-
-    def quantized(dtype):
-        return lambda _, weight: compressed(weight, weights, "int-quantized", dtype)[0]
-
-    open_checkpoint(a_folder(a_section(weights, "int-quantized"), quantized(torch.bfloat16)))
+def test_scales_beyond_fp16_precision_are_rounded_with_warning(
+    library_folder, dense_tensors, caplog
+):
+    open_checkpoint(library_folder(W8, "int-quantized", dtype=torch.bfloat16))
     assert not caplog.records  # eight significant bits, and none of them too small
 
-    folder = a_folder(a_section(weights, "int-quantized"), quantized(torch.float32))
+    folder = library_folder(W8, "int-quantized", dtype=torch.float32)
     layer = open_checkpoint(folder).layer(LAYER)
 
     assert "than FP16 and are rounded to it, by up to 0.0" in caplog.text
-    theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "int-quantized", torch.float32)[
-        1
-    ]
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], W8, "int-quantized", torch.float32)
     assert torch.allclose(layer.weight.dequantize(), theirs, rtol=2**-11, atol=0)
 
 
-def test_quantized_output_head_is_dequantized(a_folder, dense_tensors, caplog):
-    weights = weights_of(num_bits=8)
-    head = dense_tensors["model.embed_tokens.weight"]
-    stored, theirs = compressed(head, weights, "pack-quantized")
+def test_quantized_output_head_is_dequantized(library_folder, dense_tensors, caplog):
+    stored, theirs = compressed(dense_tensors["model.embed_tokens.weight"], W8, "pack-quantized")
 
     def with_head(tensors):
         return tensors | {f"lm_head.{part}": tensor for part, tensor in stored.items()}
 
     checkpoint = open_checkpoint(
-        a_folder(
-            a_section(weights, "pack-quantized", ignore=[]),
-            lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
-            change=with_head,
-            tie_word_embeddings=False,
-        )
+        library_folder(W8, section={"ignore": []}, change=with_head, tie_word_embeddings=False)
     )
 
     assert "lm_head" not in checkpoint.layers
@@ -349,7 +338,7 @@ def test_quantized_output_head_is_dequantized(a_folder, dense_tensors, caplog):
     assert "lm_head is quantized in it" in caplog.text
 
 
-def one_group(**changes: Any) -> dict[str, Any]:
+def one_group(**changes):
     return a_section(weights_of(strategy="group", group_size=128, **changes), "pack-quantized")
 
 
@@ -376,12 +365,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
-def test_unsupported_settings_are_refused_in_one_line(a_folder, changes, message):
-    weights = weights_of(strategy="group", group_size=128)
-    folder = a_folder(
-        a_section(weights, "pack-quantized") | changes,
-        lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
-    )
+def test_unsupported_settings_are_refused_in_one_line(library_folder, changes, message):
+    folder = library_folder(INT4, section=changes)
     with pytest.raises(CheckpointError, match=message) as raised:
         open_checkpoint(folder).layer(LAYER)
     assert "\n" not in str(raised.value)
@@ -394,11 +379,8 @@ NOT_READ = [
 
 
 @pytest.mark.parametrize(("inputs", "message"), NOT_READ)
-def test_unsupported_activations_are_refused(a_folder, inputs, message):
-    folder = a_folder(
-        a_section(W8, "int-quantized", inputs),
-        lambda _, weight: compressed(weight, W8, "int-quantized")[0],
-    )
+def test_unsupported_activations_are_refused(library_folder, inputs, message):
+    folder = library_folder(W8, "int-quantized", inputs=inputs)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder).layer(LAYER)
 
@@ -416,18 +398,12 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("part", "change", "message"), DAMAGE)
-def test_inconsistent_tensors_are_named(a_folder, part, change, message):
-    weights = weights_of(strategy="group", group_size=128)
-
+def test_inconsistent_tensors_are_named(library_folder, part, change, message):
     def damaged(tensors):
         name = f"{LAYER}.{part}"
         tensor = tensors.pop(name)
         return tensors if change is None else {**tensors, name: change(tensor)}
 
-    folder = a_folder(
-        a_section(weights, "pack-quantized"),
-        lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
-        change=damaged,
-    )
+    folder = library_folder(INT4, change=damaged)
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(folder).layer(LAYER)

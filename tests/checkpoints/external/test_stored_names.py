@@ -37,7 +37,7 @@ IDS = torch.arange(3, 27)[None]
 def a_model(tmp_path, tiny_llama):
     """a_model(architecture): a folder of INT8 codes, and the logits of what they stand for."""
 
-    def build(architecture: str):
+    def build(architecture):
         torch.manual_seed(0)
         cls = getattr(transformers, architecture)
         model = cls(cls.config_class(**MODELS[architecture])).half().eval()
