@@ -217,9 +217,13 @@ def test_every_decorated_function_is_a_kernel(a_file):
 def unchanged_imports(monkeypatch):
     """Undo what a test adds to sys.path and sys.modules; no package `kernels` is imported yet."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    before = sys.modules.copy()
     for name in [name for name in sys.modules if name.partition(".")[0] == "kernels"]:
         del sys.modules[name]
+    yield
+    for name in sys.modules.keys() - before.keys():
+        del sys.modules[name]
+    sys.modules.update(before)
 
 
 @pytest.mark.usefixtures("unchanged_imports")
