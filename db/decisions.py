@@ -317,13 +317,7 @@ def _break_epochs(session: Session, alert_id: int, commit_id: int) -> None:
 def _add_event(
     session: Session, alert_id: int, state: str, person: str, note: str, at: datetime
 ) -> None:
-    row = {
-        "alert_id": alert_id,
-        "state": state,
-        "person": person,
-        "note": note,
-        "created_at": at,
-    }
+    row = {"alert_id": alert_id, "state": state, "person": person, "note": note, "created_at": at}
     session.execute(insert(AlertEvent).values(row))
 
 

@@ -320,13 +320,8 @@ def add_offsets(
     writer = Writer(session)
     run_id = stored_run_id(session, run_uuid)
     for offset in offsets:
-        values = {
-            "cases": offset.cases,
-            "log_offset": offset.log_offset,
-            "low": offset.low,
-            "high": offset.high,
-            "computed_at": at,
-        }
+        values = {name: getattr(offset, name) for name in ("cases", "log_offset", "low", "high")}
+        values["computed_at"] = at
         key = {"run_id": run_id, "device_id": writer.device(offset.device)}
         changed = session.execute(
             update(DeviceOffset).filter_by(**key).values(values).returning(DeviceOffset.id)

@@ -136,7 +136,8 @@ def claim(
     if row is None:
         return None
     delivery, event = row
-    claimed = _delivery(delivery, event)
+    before = {name: getattr(delivery, name) for name in DeliveryRow.__slots__ if name != "event"}
+    claimed = DeliveryRow(**before, event=_event(event))
     session.execute(
         update(Delivery)
         .where(Delivery.id == delivery.id)
@@ -178,28 +179,6 @@ def delivery_counts(session: Session) -> dict[str, int]:
     return {state: counted.get(state, 0) for state in DELIVERY_STATES}
 
 
-def _delivery(row: Delivery, event: Event) -> DeliveryRow:
-    return DeliveryRow(
-        row.uuid,
-        row.subscription,
-        row.state,
-        row.attempts,
-        row.due_at,
-        row.sent_at,
-        row.detail,
-        _event(event),
-    )
-
-
 def _event(row: Event) -> EventInfo:
-    return EventInfo(
-        row.key,
-        row.kind,
-        row.severity,
-        row.subject,
-        row.body,
-        row.created_at,
-        tuple(row.kernels),
-        tuple(row.gpus),
-        row.content,
-    )
+    values = {name: getattr(row, name) for name in EventInfo.__slots__}
+    return EventInfo(**values | {"kernels": tuple(row.kernels), "gpus": tuple(row.gpus)})

@@ -129,17 +129,7 @@ def claim_request(
     """
     lock_for_writing(session.connection())
     oldest = session.execute(
-        select(
-            Request.id,
-            Request.uuid,
-            Request.kind,
-            Request.content,
-            Request.requester,
-            Request.started_at,
-            Request.state,
-            Request.deaths,
-            Run.uuid.label("run"),
-        )
+        select(*Request.__table__.columns, Run.uuid.label("run"))
         .outerjoin(Run, Request.run_id == Run.id)
         .where(REQUEST_LEASES.is_free(at), or_(Request.gpu == "", Request.gpu.in_(gpus)))
         .order_by(Request.created_at, Request.id)
@@ -148,12 +138,9 @@ def claim_request(
     if oldest is None:
         return None
     deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.leased_state)
+    started_at = oldest.started_at or at
     REQUEST_LEASES.claim(
-        session,
-        {oldest.id: server},
-        until=until,
-        started_at=oldest.started_at or at,
-        deaths=deaths,
+        session, {oldest.id: server}, until=until, started_at=started_at, deaths=deaths
     )
     return ClaimedRequest(
         oldest.uuid, oldest.kind, oldest.content, oldest.requester, oldest.run, deaths

@@ -189,8 +189,7 @@ class Writer:
         """Return the id of a series by its full identity (see `series_identity`)."""
         key = _series_key(identity)
         if key not in self._ids:
-            row = {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
-            self._ids[key] = self._row_id(Series, row, by=("identity_hash",))
+            self._ids[key] = self._row_id(Series, _series_row(identity), by=("identity_hash",))
         return self._ids[key]
 
     def _add_model_result(self, record: ModelResultRecord) -> None:
@@ -249,7 +248,7 @@ class Writer:
         """Cache the series ids of all records, with two statements instead of two per record."""
         identities = {_series_key(identity): identity for identity in map(series_identity, records)}
         rows = {
-            key: {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
+            key: _series_row(identity)
             for key, identity in identities.items()
             if key not in self._ids
         }
@@ -339,15 +338,8 @@ class Writer:
         }
 
     def _insert_run(self, info: RunInfo, commit_id: int) -> int:
-        row = {
-            "uuid": info.uuid,
-            "idempotency_key": info.idempotency_key,
-            "suite": info.suite,
-            "trigger": info.trigger,
-            "commit_id": commit_id,
-            "status": info.status,
-            "created_at": _parse_time(info.created_at),
-        }
+        row = {name: getattr(info, name) for name in RunInfo.__slots__ if name != "plan"}
+        row |= {"commit_id": commit_id, "created_at": _parse_time(info.created_at)}
         return self._insert(Run, row)
 
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
@@ -397,6 +389,10 @@ def _repetition(record: Record) -> int | None:
 def _device_row(info: DeviceInfo) -> dict[str, Any]:
     row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
     return {**row, "fingerprint": fingerprint(row)}
+
+
+def _series_row(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
 
 
 def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:

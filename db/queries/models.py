@@ -6,9 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping, Select, func, select, union
+from sqlalchemy import Select, func, select, union
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.queries.rows import columns_of, rows_of
@@ -25,6 +26,7 @@ from flexq_bench.db.tables import (
     ServingResult,
 )
 
+T = TypeVar("T")
 SYNTHETIC = "synthetic"  # decode weights: random values in the model's shapes
 
 
@@ -108,15 +110,10 @@ class ServingRow:
 def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
     """Return the newest valid score for each model, scheme, through, task, metric and GPU."""
     table = AccuracyResult
-    query = (
-        select(*columns_of(ScoreRow, table, gpu=Device.sku, run=Run.uuid))
-        .join(Device, table.device_id == Device.id)
-        .join(Run, table.run_id == Run.id)
-        .where(table.model.in_(list(models)), table.status == "ok", table.value.is_not(None))
-        .order_by(table.created_at, table.id)
+    query = _with_gpu_and_run(table, ScoreRow).where(
+        table.model.in_(list(models)), table.status == "ok", table.value.is_not(None)
     )
-    rows = rows_of(session, ScoreRow, query)
-    return list({(r.model, r.scheme, r.through, r.task, r.metric, r.gpu): r for r in rows}.values())
+    return _newest(session, ScoreRow, query, "model scheme through task metric gpu")
 
 
 def latest_decodes(
@@ -131,14 +128,8 @@ def latest_decodes(
         query = query.where(DecodeResult.model == model)
     if not also_failed:
         query = query.where(DecodeResult.status == "ok")
-    rows = rows_of(session, DecodeRow, query)
-    return list(
-        {
-            (r.model, r.weights, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens,
-             r.gpu): r
-            for r in rows
-        }.values()
-    )  # fmt: skip
+    key = "model weights scheme kv_bits batch prompt_tokens new_tokens gpu"
+    return _newest(session, DecodeRow, query, key)
 
 
 def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> list[DecodeRow]:
@@ -153,31 +144,24 @@ def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> l
         table.token_ms.is_not(None),
         table.content_hash.in_(list(hashes)) | synthetic,
     )
-    rows = rows_of(session, DecodeRow, query)
-    return list(
-        {
-            (r.content_hash, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens, r.gpu): r
-            for r in rows
-        }.values()
-    )
+    key = "content_hash scheme kv_bits batch prompt_tokens new_tokens gpu"
+    return _newest(session, DecodeRow, query, key)
 
 
 def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
     """Return the newest serving for each weights, scheme, KV cache, limits, requests and GPU."""
     query = _with_gpu_and_run(ServingResult, ServingRow).where(ServingResult.model == model)
-    rows = rows_of(session, ServingRow, query)
-    return list(
-        {
-            (r.weights, r.scheme, r.kv_bits, r.batch_limit, r.memory_limit_bytes, r.requests,
-             r.lengths, r.gpu): r
-            for r in rows
-        }.values()
-    )  # fmt: skip
+    key = "weights scheme kv_bits batch_limit memory_limit_bytes requests lengths gpu"
+    return _newest(session, ServingRow, query, key)
 
 
-def _with_gpu_and_run(
-    table: type[DecodeResult] | type[ServingResult], row: type[DecodeRow] | type[ServingRow]
-) -> Select[Any]:
+def _newest(session: Session, row: type[T], query: Select[Any], key: str) -> list[T]:
+    """Return the last row of each combination of the fields named in `key`."""
+    values_of = attrgetter(*key.split())
+    return list({values_of(result): result for result in rows_of(session, row, query)}.values())
+
+
+def _with_gpu_and_run(table: Any, row: Any) -> Select[Any]:
     """Select the columns of a row, oldest result first."""
     return (
         select(*columns_of(row, table, gpu=Device.sku, run=Run.uuid))
@@ -316,11 +300,9 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
     """Return the newest gate verdicts on a model, newest first."""
     query = (
         select(
-            AccuracyGate,
-            Commit.sha,
-            Commit.dirty,
-            Device.sku.label("gpu"),
-            Run.uuid.label("run_uuid"),
+            *columns_of(
+                *(GateRow, AccuracyGate, Commit), commit=Commit.sha, gpu=Device.sku, run=Run.uuid
+            )
         )
         .join(Commit, AccuracyGate.commit_id == Commit.id)
         .join(Device, AccuracyGate.device_id == Device.id)
@@ -329,25 +311,7 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
         .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
         .limit(limit)
     )
-    return [_history_row(row) for row in session.execute(query).mappings()]
-
-
-def _history_row(row: RowMapping) -> GateRow:
-    gate: AccuracyGate = row["AccuracyGate"]
-    own = {
-        name: getattr(gate, name)
-        for name in GateRow.__slots__
-        if name in AccuracyGate.__table__.columns and name != "limits"
-    }
-    return GateRow(
-        **own,
-        limits=_limits(gate),
-        commit=row["sha"],
-        dirty=row["dirty"],
-        gpu=row["gpu"],
-        run=row["run_uuid"],
-    )
-
-
-def _limits(gate: AccuracyGate) -> tuple[GateLimit, ...]:
-    return tuple(GateLimit(**limit) for limit in gate.limits)
+    return [
+        GateRow(**{**row, "limits": tuple(GateLimit(**limit) for limit in row["limits"])})
+        for row in session.execute(query).mappings()
+    ]

@@ -143,21 +143,11 @@ class ResultDetail:
 
 def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
     """Return the details of a measurement. Raises NotFoundError if it is not stored."""
+    details = columns_of(
+        *(ResultDetail, Measurement), device=Device.uuid, environment=Environment.content
+    )
     query = (
-        select(
-            Device.uuid,
-            Measurement.n_invalid,
-            Measurement.placement_medians_us,
-            Measurement.seed,
-            Measurement.sm_clock_mhz,
-            Measurement.mem_clock_mhz,
-            Measurement.power_w,
-            Measurement.temperature_c,
-            Measurement.throttle_mask,
-            Environment.content,
-            Measurement.extra,
-            *_RESULT_COLUMNS,
-        )
+        select(*_RESULT_COLUMNS, *details)
         .select_from(Measurement)
         .join(Run, Measurement.run_id == Run.id)
         .join(Series, Measurement.series_id == Series.id)
@@ -170,8 +160,8 @@ def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
     row = session.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(f"no measurement {measurement_uuid} is stored")
-    device, n_invalid, medians, *state = row[: -len(_RESULT_COLUMNS)]
-    result = ResultRow(*row[-len(_RESULT_COLUMNS) :])
+    device, n_invalid, medians, *state = row[len(_RESULT_COLUMNS) :]
+    result = ResultRow(*row[: len(_RESULT_COLUMNS)])
     return ResultDetail(result, device, n_invalid, tuple(medians), *state)
 
 

@@ -156,9 +156,18 @@ def latest_runs(
     only runs with this trigger. backend: only SKUs of this backend. project: only runs at commits
     of this project; None: any.
     """
-    query = select(Run.id).where(*_start_conditions(trigger, without_triggers, project))
+    query = select(Run.id)
+    if project is not None:
+        of_project = select(Commit.id).where(Commit.project == project)
+        query = query.where(Run.commit_id.in_(of_project))
+    if trigger is not None:
+        query = query.where(Run.trigger == trigger)
+    if without_triggers:
+        query = query.where(Run.trigger.not_in(without_triggers))
     if complete:
-        query = query.where(or_(Run.status == "complete", and_(_has_plan(), ~_has_missing())))
+        has_plan = exists().where(PlannedCase.run_id == Run.id)
+        has_missing = exists().where(PlannedCase.run_id == Run.id, ~_received())
+        query = query.where(or_(Run.status == "complete", and_(has_plan, ~has_missing)))
     if suite is not None:
         query = query.where(Run.suite == suite)
     if without_suites:
@@ -185,19 +194,6 @@ def first_run_sharing_cases(session: Session, run_uuid: str, among: Sequence[str
         if session.scalar(shares.limit(1)) is not None:
             return uuid
     return None
-
-
-def _start_conditions(
-    trigger: str | None, without: Sequence[str], project: str | None
-) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if project is not None:
-        conditions.append(Run.commit_id.in_(select(Commit.id).where(Commit.project == project)))
-    if trigger is not None:
-        conditions.append(Run.trigger == trigger)
-    if without:
-        conditions.append(Run.trigger.not_in(without))
-    return conditions
 
 
 def suite_names(session: Session) -> tuple[str, ...]:
@@ -228,30 +224,15 @@ def run_info(session: Session, run_uuid: str) -> RunInfo:
 
 def owned_runs(session: Session) -> list[OwnedRun]:
     """Return the runs with status running, newest first; their process may have died."""
+    owner = (Run.owner_host, Run.owner_pid, Run.owner_start)
     query = (
-        select(
-            Run.uuid,
-            Run.suite,
-            Run.trigger,
-            Run.created_at,
-            Run.owner_host,
-            Run.owner_pid,
-            Run.owner_start,
-        )
+        select(*columns_of(OwnedRun, Run), *owner)
         .where(Run.status == "running")
         .order_by(Run.created_at.desc(), Run.id.desc())
     )
     return [
-        OwnedRun(
-            row.uuid,
-            row.suite,
-            row.trigger,
-            row.created_at,
-            None
-            if row.owner_host is None
-            else RunOwner(row.owner_host, row.owner_pid, row.owner_start),
-        )
-        for row in session.execute(query)
+        OwnedRun(*values, None if host is None else RunOwner(host, pid, start))
+        for *values, host, pid, start in session.execute(query)
     ]
 
 
@@ -320,14 +301,6 @@ def _received() -> ColumnElement[bool]:
     return exists().where(
         Measurement.run_id == PlannedCase.run_id, Measurement.case_key == PlannedCase.case_key
     )
-
-
-def _has_plan() -> ColumnElement[bool]:
-    return exists().where(PlannedCase.run_id == Run.id)
-
-
-def _has_missing() -> ColumnElement[bool]:
-    return exists().where(PlannedCase.run_id == Run.id, ~_received())
 
 
 def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:

@@ -213,25 +213,18 @@ def series_history(
     return points_of(session.execute(query), breaks, epoch_environments(session, [series_id]))
 
 
-def history_columns() -> tuple[Any, ...]:
-    """Return the columns of the rows of `points_of`: HistoryPoint's, epoch_id instead of epoch.
+def history_columns() -> list[Any]:
+    """Return the columns of the rows of `points_of`: HistoryPoint's, with the id of the epoch.
 
     The query must join Commit and Run.
     """
-    return (
-        Commit.sha.label("commit"),
-        Commit.topo_order,
-        Measurement.epoch_id,
-        Run.uuid.label("run"),
-        Measurement.uuid.label("measurement"),
-        Measurement.created_at,
-        Measurement.median_us,
-        Measurement.ci_low_us,
-        Measurement.ci_high_us,
-        Measurement.floor_us,
-        Measurement.sm_clock_mhz,
-        Commit.subject,
-        Measurement.device_id,
+    return columns_of(
+        *(HistoryPoint, Commit, Measurement),
+        commit=Commit.sha,
+        epoch=Measurement.epoch_id,
+        run=Run.uuid,
+        measurement=Measurement.uuid,
+        device=Measurement.device_id,
     )
 
 
