@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -105,6 +105,10 @@ class Config:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def defines(self) -> dict[str, Any]:
+        """Return the defines of a source that has one for each parameter."""
+        return {name.upper(): value for name, value in asdict(self).items()}
+
 
 PackingKind = Literal["halves", "group-codes", "row-codes"]
 
@@ -134,6 +138,10 @@ class PackedOperand:
     buffers: dict[str, torch.Tensor]
     rows: int
     k: int
+
+    def with_buffers(self, **buffers: torch.Tensor) -> PackedOperand:
+        """Return the operand with other or further buffers."""
+        return replace(self, buffers=self.buffers | buffers)
 
     @property
     def nbytes(self) -> int:
@@ -313,6 +321,35 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
     if out.dtype != torch.float16 or not out.is_contiguous():
         raise ShapeError(f"out must be contiguous float16, got {out.dtype}")
     return GemmWorkload(x.rows, w.rows, x.k)
+
+
+class GemmCall(NamedTuple):
+    """Checked arguments of LinearKernel.gemm, and the shape of the GEMM."""
+
+    x: PackedOperand
+    w: PackedOperand
+    out: torch.Tensor
+    bias: torch.Tensor | None
+    shape: GemmWorkload
+
+
+class CheckedGemm(LinearKernel):
+    """A kernel that implements `compute`, whose operands are checked, instead of `gemm`."""
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self.compute(GemmCall(x, w, out, bias, check_gemm(x, w, out)), config)
+
+    @abstractmethod
+    def compute(self, call: GemmCall, config: Config | None) -> None:
+        """Compute out = x · w^T + bias. config None: `default_config`."""
 
 
 def checked_scales(operand: Operand, fmt: NumberFormat) -> torch.Tensor:

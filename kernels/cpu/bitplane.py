@@ -1,5 +1,6 @@
 """Bit-plane GEMM on a CPU, Σ ±2^(s+t) popc(W_s & X_t), in torch: FlexQ and ABQ-LLM.
 
+Bit planes: plane b of a matrix holds bit b of every code's two's complement.
 torch has no population count, but popc(a & b) of two bit vectors is the dot product of their zeros
 and ones. All pairs of planes of 128 k are one FP32 GEMM, which is exact because a dot product of
 128 bits is at most 128.
@@ -15,10 +16,11 @@ from flexq_bench.kernels.contract import (
     checked_scales,
 )
 from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
+from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Kind, NumberFormat, Operand
-from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 
 CHUNK_K = 128
+_BITS_IN_BYTE = 8
 
 
 class BitPlaneGemm(TorchGemm):
@@ -47,11 +49,10 @@ class BitPlaneGemm(TorchGemm):
             summary=f"W{w_bits}A{a_bits} through bit planes, in torch",
         )
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _pack(weight, self.spec.weight)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return _pack(x, self.spec.activation)
+    def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
+        scales = checked_scales(operand, fmt)
+        buffers = {"planes": pack_planes(operand.values, operand.bits), "scales": scales}
+        return PackedOperand(buffers, operand.rows, operand.k)
 
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         xs, ws = _planes_in_chunks(x), _planes_in_chunks(w)
@@ -69,14 +70,39 @@ class BitPlaneGemm(TorchGemm):
         return (sums * scale).sum(dim=0)
 
 
-def _pack(operand: Operand, fmt: NumberFormat) -> PackedOperand:
-    scales = checked_scales(operand, fmt)
-    buffers = {"planes": pack_planes(operand.values, operand.bits), "scales": scales}
-    return PackedOperand(buffers, operand.rows, operand.k)
-
-
 def _planes_in_chunks(operand: PackedOperand) -> torch.Tensor:
     """Unpack to FP32 [chunks, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
     bits = unpack_planes(operand.buffers["planes"], operand.k)
     padded = torch.nn.functional.pad(bits, (0, -operand.k % CHUNK_K)).float()
     return padded.view(bits.shape[0] * operand.rows, -1, CHUNK_K).transpose(0, 1)
+
+
+def plane_weights(bits: int) -> list[int]:
+    """Return the weights of the planes: 2^b for plane b, -2^(bits-1) for the top (sign) plane."""
+    return [1 << b for b in range(bits - 1)] + [-(1 << (bits - 1))]
+
+
+def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack codes int8 [rows, K] to planes uint8 [bits, rows, ceil(K/8)], lowest k in bit 0.
+
+    K is padded with zeros. Raises ShapeError if a code does not fit `bits` bits.
+    """
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if codes.numel() and not low <= int(codes.min()) <= int(codes.max()) <= high:
+        raise ShapeError(
+            f"codes of {bits} bits lie in {low} … {high}, got {int(codes.min())} … "
+            f"{int(codes.max())}"
+        )
+    rows, k = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, -k % _BITS_IN_BYTE))
+    planes = torch.stack([(padded >> b) & 1 for b in range(bits)]).to(torch.uint8)
+    shifts = torch.arange(_BITS_IN_BYTE, dtype=torch.uint8, device=codes.device)
+    in_bytes = planes.view(bits, rows, -1, _BITS_IN_BYTE) << shifts
+    return in_bytes.sum(dim=3, dtype=torch.uint8)
+
+
+def unpack_planes(planes: torch.Tensor, k: int) -> torch.Tensor:
+    """Unpack planes [bits, rows, ceil(K/8)] to uint8 zeros and ones [bits, rows, K]."""
+    shifts = torch.arange(_BITS_IN_BYTE, dtype=torch.uint8, device=planes.device)
+    bits = (planes.unsqueeze(3) >> shifts) & 1
+    return bits.view(planes.shape[0], planes.shape[1], -1)[:, :, :k]

@@ -24,11 +24,11 @@ class Int8Gemm(TorchGemm):
         summary="stand-in for cuBLASLt W8A8: torch's int8 GEMM",
     )
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _pack_codes(weight)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return _pack_codes(x)
+    def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
+        scales = checked_scales(operand, fmt)
+        # Two columns at least: torch's CPU int8 GEMM is wrong for K = 1 (seen in torch 2.13).
+        codes = torch.nn.functional.pad(operand.values, (0, max(2 - operand.k, 0)))
+        return PackedOperand({"codes": codes, "scales": scales}, operand.rows, operand.k)
 
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         sums = torch._int_mm(x.buffers["codes"], w.buffers["codes"].T)
@@ -45,12 +45,6 @@ class Fp16Gemm(TorchGemm):
         activation=FP16,
         summary="stand-in for cuBLAS FP16: torch's FP32 GEMM of FP16 values",
     )
-
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return PackedOperand({"values": weight.values}, weight.rows, weight.k)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return PackedOperand({"values": x.values}, x.rows, x.k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"].copy_(x)
@@ -74,37 +68,11 @@ class DequantizedGemm(TorchGemm):
             summary=f"stand-in for {name}: torch's float64 GEMM of dequantized values",
         )
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _pack_values(weight, self.spec.weight)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return _pack_values(x, self.spec.activation)
-
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         return _dequantize(x, self.spec.activation) @ _dequantize(w, self.spec.weight).T
-
-
-def _pack_values(operand: Operand, fmt: NumberFormat) -> PackedOperand:
-    buffers = {"values": operand.values}
-    if not fmt.is_dense:
-        buffers["scales"] = checked_scales(operand, fmt)
-    if operand.zero_points is not None:
-        buffers["zero_points"] = operand.zero_points
-    return PackedOperand(buffers, operand.rows, operand.k)
 
 
 def _dequantize(packed: PackedOperand, fmt: NumberFormat) -> torch.Tensor:
     values, scales = packed.buffers["values"], packed.buffers.get("scales")
     zeros = packed.buffers.get("zero_points")
     return Operand(values, scales, fmt.bits, fmt.group, zero_points=zeros).dequantize()
-
-
-def _pack_codes(operand: Operand) -> PackedOperand:
-    scales = checked_scales(operand, NumberFormat(8))
-    codes = torch.nn.functional.pad(operand.values, (0, _padded_k(operand.k) - operand.k))
-    return PackedOperand({"codes": codes, "scales": scales}, operand.rows, operand.k)
-
-
-def _padded_k(k: int) -> int:
-    """Return K, at least 2: torch's CPU int8 GEMM is wrong for K = 1 (seen in torch 2.13)."""
-    return max(k, 2)

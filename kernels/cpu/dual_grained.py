@@ -42,11 +42,7 @@ class DualGrainedGemm(TorchGemm):
         buffers = {"codes": int8_values(weight), "scales": weight.row_scales}
         return PackedOperand(buffers, weight.rows, weight.k)
 
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        buffers = {"codes": x.values, "scales": checked_scales(x, self.spec.activation)}
-        return PackedOperand(buffers, x.rows, x.k)
-
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         # Sums of int8 products stay under 2^53, so float64 is exact; it has a GEMM on every CPU.
-        sums = x.buffers["codes"].double() @ w.buffers["codes"].double().T
+        sums = x.buffers["values"].double() @ w.buffers["codes"].double().T
         return sums * x.buffers["scales"].double() * w.buffers["scales"].double().T

@@ -30,19 +30,17 @@ class MixedGemm(TorchGemm):
         summary="Atom's W4A4 in torch: INT4 groups, the last one INT8, channels reordered",
     )
 
-    def pack_weight(self, weight: Operand) -> PackedOperand:
-        return _pack(weight)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        return _pack(x)
+    def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
+        scales = checked_scales(operand, fmt)
+        buffers = {"codes": operand.values, "scales": scales, "order": order_of(operand)}
+        return PackedOperand(buffers, operand.rows, operand.k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         order = packed.buffers["order"]
-        packed.copy_from(_pack(quantize_mixed(x, order, clip=ACTIVATION_CLIP)))
+        packed.copy_from(self.pack_activation(quantize_mixed(x, order, clip=ACTIVATION_CLIP)))
 
     def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
-        in_order = packed.buffers | {"order": w.buffers["order"]}
-        return PackedOperand(in_order, packed.rows, packed.k)
+        return packed.with_buffers(order=w.buffers["order"])
 
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         # Sums of a group stay under 2^24, which FP32 holds exactly.
@@ -51,12 +49,6 @@ class MixedGemm(TorchGemm):
             "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
         )
         return (sums * scale).sum(dim=0)
-
-
-def _pack(operand: Operand) -> PackedOperand:
-    scales = checked_scales(operand, _FORMAT)
-    buffers = {"codes": operand.values, "scales": scales, "order": order_of(operand)}
-    return PackedOperand(buffers, operand.rows, operand.k)
 
 
 def _in_groups(operand: PackedOperand) -> torch.Tensor:

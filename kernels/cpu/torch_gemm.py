@@ -6,12 +6,33 @@ from abc import abstractmethod
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
-from flexq_bench.kernels.contract import Config, PackedOperand
+from flexq_bench.kernels.contract import (
+    CheckedGemm,
+    Config,
+    GemmCall,
+    PackedOperand,
+    checked_scales,
+)
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 
 class TorchGemm(CheckedGemm):
     """Kernel without configurations whose `activate` quantizes, packs and copies."""
+
+    def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
+        """Pack an operand of this format; unless overridden, into its own tensors."""
+        buffers = {"values": operand.values}
+        if not fmt.is_dense:
+            buffers["scales"] = checked_scales(operand, fmt)
+        if operand.zero_points is not None:
+            buffers["zero_points"] = operand.zero_points
+        return PackedOperand(buffers, operand.rows, operand.k)
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return self.pack(weight, self.spec.weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return self.pack(x, self.spec.activation)
 
     @abstractmethod
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:

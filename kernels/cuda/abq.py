@@ -8,13 +8,14 @@ csrc/abq/gemm.cu describes the multiplication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     checked_scales,
@@ -214,7 +215,7 @@ class ArbitraryBitGemm(CheckedGemm):
             A_BITS=self.spec.activation.bits,
             TOKENS=tokens,
             FILL=int(self._switches.fill_columns),
-            **{name.upper(): value for name, value in asdict(config).items()},
+            **config.defines(),
         )
 
     def _shared_bytes(self, config: AbqConfig, tokens: int) -> int:

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     checked_scales,
@@ -68,12 +69,11 @@ class BtcConfig(Config):
 
     def build(self, a_bits: int, tokens: int, optimizations: Optimizations) -> Build:
         """Return the build of csrc/btc/gemm.cu for this configuration. tokens: 1 to 8 per block."""
-        defines = {name.upper(): value for name, value in asdict(self).items()}
         block = Block(
             "flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, optimizations)
         )
-        defines |= {"A_BITS": a_bits, "TOKENS": tokens, **optimizations.defines}
-        return Build.of("btc/gemm.cu", block=block, **defines)
+        defines = self.defines() | optimizations.defines
+        return Build.of("btc/gemm.cu", block=block, A_BITS=a_bits, TOKENS=tokens, **defines)
 
     def shared_bytes(self, a_bits: int, tokens: int, optimizations: Optimizations) -> int:
         """Return the dynamic shared memory of a block in bytes, as csrc/btc/gemm.cu uses it."""

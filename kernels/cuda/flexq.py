@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     LinearKernel,
     PackedOperand,

@@ -7,10 +7,9 @@ Both read the same row-major weights. For few tokens cuBLAS reads 50 to 280 MB o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from flexq_bench.kernels.checked_gemm import GemmCall
-from flexq_bench.kernels.contract import Config, KernelSpec
+from flexq_bench.kernels.contract import Config, GemmCall, KernelSpec
 from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.formats import FP16
 from flexq_bench.kernels.runtime.gpu import current_gpu
@@ -77,7 +76,7 @@ class FewTokensConfig(Config):
     def build(self) -> Build:
         """Return the build of csrc/fp16/few_tokens.cu for this configuration."""
         block = Block("fp16_few", self.warps * 32, self.shared_bytes)
-        defines = {name.upper(): value for name, value in asdict(self).items()}
+        defines = self.defines()
         defines["PERSISTENT"] = int(defines.pop("BLOCKS_AN_SM") > 0)
         return Build.of("fp16/few_tokens.cu", block=block, **defines)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm
-from flexq_bench.kernels.contract import PackedOperand
+from flexq_bench.kernels.contract import CheckedGemm, PackedOperand
 from flexq_bench.kernels.formats import Operand
 
 _ALIGNMENT = 16  # bytes, of a row that a kernel reads without a copy

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
     Backend,
     Capability,
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     LinearKernel,
     PackedOperand,

@@ -13,9 +13,10 @@ from types import ModuleType
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     checked_scales,

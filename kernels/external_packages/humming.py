@@ -11,13 +11,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import GemmCall
-from flexq_bench.kernels.contract import (
-    Config,
-    KernelSpec,
-    PackedOperand,
-    checked_scales,
-)
+from flexq_bench.kernels.contract import Config, GemmCall, KernelSpec, PackedOperand, checked_scales
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages.packages import HUMMING, load

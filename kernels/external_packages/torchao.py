@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import GemmCall
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
+from flexq_bench.kernels.contract import Config, GemmCall, KernelSpec, PackedOperand
 from flexq_bench.kernels.contract import checked_scales as checked
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.kernels.cpu.bitplane import pack_planes, plane_weights, unpack_planes
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand, quantize_symmetric
-from flexq_bench.kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 
 

@@ -16,9 +16,10 @@ from typing import Literal
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     checked_scales,

@@ -15,9 +15,10 @@ from functools import cache
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     checked_scales,

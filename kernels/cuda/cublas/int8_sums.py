@@ -32,8 +32,7 @@ class _SharedTokens(PackedOperand):
     __slots__ = ()
 
     def clone(self) -> PackedOperand:
-        buffers = self.buffers | {"weights": self.buffers["weights"].clone()}
-        return _SharedTokens(buffers, self.rows, self.k)
+        return self.with_buffers(weights=self.buffers["weights"].clone())
 
 
 class _Int8Sums(Probe):

@@ -64,12 +64,10 @@ class MixedGemm(ImmaGemm):
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        packed = super().empty_activation(m, k, device)
-        return PackedOperand(packed.buffers | {"order": default_order(k, device)}, m, k)
+        return super().empty_activation(m, k, device).with_buffers(order=default_order(k, device))
 
     def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
-        in_order = packed.buffers | {"order": w.buffers["order"]}
-        return PackedOperand(in_order, packed.rows, packed.k)
+        return packed.with_buffers(order=w.buffers["order"])
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # Where int4 MMA is not emulated, builds of both variants have the same code.

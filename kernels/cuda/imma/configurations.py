@@ -462,7 +462,7 @@ def chunks_of(tokens: int, contributors: int) -> int:
 
 @cache  # called by every launch
 def _build(config: GroupGemmConfig, tiles: TileFormat) -> Build:
-    defines = {name.upper(): value for name, value in asdict(config).items()}
+    defines = config.defines()
     return Build.of(
         config.source,
         min_sm=90 if defines.get("K_SPLIT", 1) > 1 else 80,  # clusters

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import GemmCall
-from flexq_bench.kernels.contract import (
-    Config,
-    KernelSpec,
-    PackedOperand,
-    checked_scales,
-)
+from flexq_bench.kernels.contract import Config, GemmCall, KernelSpec, PackedOperand, checked_scales
 from flexq_bench.kernels.cuda.cublas import cublaslt
 from flexq_bench.kernels.cuda.cublas.dense import INT8, padded
 from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
@@ -76,7 +70,7 @@ class DualGrainedGemm(TokenScaledGemm):
         if not self.spec.variant:
             return packed
         static = torch.full((1,), STATIC_SCALE, dtype=torch.float32, device=device)
-        return PackedOperand(packed.buffers | {"static": static}, m, k)
+        return packed.with_buffers(static=static)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import CheckedGemm, GemmCall
 from flexq_bench.kernels.contract import (
+    CheckedGemm,
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     Packing,

@@ -8,13 +8,13 @@ FP32 on FP16 tensor cores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.kernels.checked_gemm import GemmCall
 from flexq_bench.kernels.contract import (
     Config,
+    GemmCall,
     KernelSpec,
     PackedOperand,
     Packing,
@@ -244,13 +244,12 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def build(self, c: WeightOnlyConfig) -> Build:
         """Return the build of csrc/weight_only/gemm.cu for a configuration."""
-        defines = {name.upper(): value for name, value in asdict(c).items()}
         return Build.of(
             "weight_only/gemm.cu",
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
             **self.defines(),
-            **defines,
+            **c.defines(),
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
