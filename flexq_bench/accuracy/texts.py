@@ -22,6 +22,7 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,20 +166,16 @@ def _no_document(line: int) -> str:
     )
 
 
-def _ptb(content: str) -> str:
-    return " ".join(line.strip() for line in content.splitlines())
-
-
-def _ptb_gptq(content: str) -> str:
-    return "\n\n".join(line.strip() for line in content.splitlines())
+def _joined(separator: str, content: str) -> str:
+    return separator.join(line.strip() for line in content.splitlines())
 
 
 _KINDS: dict[str, Callable[[str], str]] = {
     "wikitext": _wikitext,
     "c4": _c4,
-    "ptb": _ptb,
+    "ptb": partial(_joined, " "),
     DRAWN: _c4,
-    "ptb-gptq": _ptb_gptq,
+    "ptb-gptq": partial(_joined, "\n\n"),
     "text": str,
 }
 _ON_THE_HUB: dict[str, dict[str, Any]] = {
