@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.kernels.errors import ShapeError
@@ -39,6 +46,22 @@ DENSE_KV_BITS = 16
 _E4M3_BITS = 8
 # Of Hugging Face's configuration: the model's origin, and the dtype for loading.
 _UNDECIDING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+def parsed(name: str) -> NumberFormat:
+    """The number format of this name. Raises ValueError, as pydantic requires, if unknown."""
+    try:
+        return NumberFormat.parse(name)
+    except ShapeError as error:
+        raise ValueError(str(error)) from error
+
+
+def _format_name(name: str) -> str:
+    parsed(name)
+    return name
+
+
+FormatName = Annotated[str, AfterValidator(_format_name)]
 
 
 class _Strict(BaseModel):
@@ -95,16 +118,10 @@ class ActivationEntry(_Strict):
     """
 
     kind: Literal["dynamic", "static"]
-    format: str
+    format: FormatName
     clip: Annotated[float, Field(gt=0, le=1)] = 1.0
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     zero: int | None = None
-
-    @field_validator("format")
-    @classmethod
-    def _is_a_format(cls, name: str) -> str:
-        parsed(name)
-        return name
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -147,7 +164,7 @@ class LayerEntry(_Strict):
     permuted: the rotation has many blocks, before and after a permutation; otherwise one.
     """
 
-    weight: str
+    weight: FormatName
     shape: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]]
     activation: ActivationEntry | None = None
     bias: bool = False
@@ -155,12 +172,6 @@ class LayerEntry(_Strict):
     ordered: bool = False
     rotation: Annotated[int, Field(gt=0)] | None = None
     permuted: bool = False
-
-    @field_validator("weight")
-    @classmethod
-    def _is_a_format(cls, name: str) -> str:
-        parsed(name)
-        return name
 
     @property
     def format(self) -> NumberFormat:
@@ -257,14 +268,6 @@ class QuantizationSection(_Strict):
     ignore: tuple[str, ...]
     kv_cache_scheme: None = None
     flexq_bench: Extension
-
-
-def parsed(name: str) -> NumberFormat:
-    """The number format of this name. Raises ValueError, as pydantic requires, if unknown."""
-    try:
-        return NumberFormat.parse(name)
-    except ShapeError as error:
-        raise ValueError(str(error)) from error
 
 
 def device_kind(device: torch.device) -> str:

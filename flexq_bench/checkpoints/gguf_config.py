@@ -213,18 +213,10 @@ class _Completion:
         is_known = kind == "linear" or (kind == "yarn" and original is not None and factor > 1)
         if not is_known or more or not factor > 0:
             self._refuse(f"rope.scaling.type {kind!r:.40}")
+        scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
         if kind == "yarn":
-            _set_rope(
-                self._config,
-                {
-                    "rope_type": kind,
-                    "factor": factor,
-                    "original_max_position_embeddings": original,
-                },
-                self._path,
-            )
-        else:
-            _set_rope(self._config, {"rope_type": kind, "factor": factor}, self._path)
+            scaling["original_max_position_embeddings"] = original
+        _set_rope(self._config, scaling, self._path)
 
     def _query_scale(self) -> None:
         """Gemma's scale of queries, which llama.cpp derives from other sizes."""

@@ -8,7 +8,6 @@ import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -48,12 +47,7 @@ class PeakMemory:
         self._before = _status("VmRSS")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._device.type == "cuda":
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         else:

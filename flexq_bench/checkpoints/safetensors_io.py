@@ -74,23 +74,27 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
 
     Raises OSError if that fails, and CheckpointError for a dtype that safetensors lacks.
     """
-    infos: dict[str, tuple[str, tuple[int, ...], int, int, str]] = {}
+    infos: dict[str, TensorInfo] = {}  # with positions from the end of the header
     position = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name]
         if tensor.dtype not in _NAMES:
             raise CheckpointError(f"{name} is {tensor.dtype}, which safetensors has no name for")
         size = tensor.numel() * tensor.element_size()
-        infos[name] = _NAMES[tensor.dtype], tuple(tensor.shape), position, size, digest_of(tensor)
+        dtype, shape = _NAMES[tensor.dtype], tuple(tensor.shape)
+        infos[name] = TensorInfo(path, dtype, shape, position, size, digest_of(tensor))
         position += size
     header: dict[str, Any] = {
         _METADATA: {
             "format": "pt",
-            _DIGESTS: json.dumps({name: info[4] for name, info in infos.items()}, sort_keys=True),
+            _DIGESTS: json.dumps(
+                {name: info.digest for name, info in infos.items()}, sort_keys=True
+            ),
         }
     }
-    for name, (dtype, shape, start, size, _) in infos.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+    for name, info in infos.items():
+        offsets = [info.start, info.start + info.size]
+        header[name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
@@ -101,10 +105,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         file.flush()
         os.fsync(file.fileno())
     begin = 8 + len(text)
-    return {
-        name: TensorInfo(path, dtype, shape, begin + start, size, digest)
-        for name, (dtype, shape, start, size, digest) in infos.items()
-    }
+    return {name: replace(info, start=begin + info.start) for name, info in infos.items()}
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

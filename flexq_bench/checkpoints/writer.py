@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
 import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -23,7 +24,6 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
-from flexq_bench.checkpoints.partial_folder import PartialFolder
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -67,7 +67,7 @@ class CheckpointWriter:
         self._pending_bytes = self.layer_bytes = 0
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            self._partial = PartialFolder(self.folder)
+            self._partial = _PartialFolder(self.folder)
         except OSError as error:
             raise _cannot_write(self.folder, error) from error
         self._folder_in_progress = self._partial.path
@@ -75,12 +75,7 @@ class CheckpointWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._partial.remove()
 
     @property
@@ -234,3 +229,45 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         json.dump(content, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+
+
+class _PartialFolder:
+    """A hidden folder `.NAME.partial-PID` beside `folder`; those of dead processes are removed.
+
+    It is locked while its process lives: the lock is of the kernel, so that it ends with the
+    process, however that ends. A file system
+    without locks keeps what is there. Raises OSError if the folder can't be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        _remove_abandoned(folder)
+        self.path = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+        self.path.mkdir()
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        _locked(self._lock)
+
+    def remove(self) -> None:
+        """Remove what is still there, and let go of the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for path in folder.parent.glob(f".{glob.escape(folder.name)}.partial-*"):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if _locked(descriptor):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

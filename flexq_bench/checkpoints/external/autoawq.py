@@ -12,7 +12,6 @@ W[n, k] = scale · (code - zero).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,7 +28,6 @@ _BITS = 4
 _LAYOUT = "gemm"
 _CODES_PER_WORD = 8  # codes
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight rows of a word
-_PARTS = ("qweight", "qzeros", "scales")
 
 
 class AwqLayers(LayerReader):
@@ -39,6 +37,7 @@ class AwqLayers(LayerReader):
     """
 
     method = "awq"
+    parts = ("qweight", "qzeros", "scales")
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._group = section.get("group_size", section.get("q_group_size", 128))
@@ -90,12 +89,6 @@ class AwqLayers(LayerReader):
     @property
     def _whole_group(self) -> int | None:
         return None if self._group == -1 else self._group
-
-    def _is_part(self, module: str, parameter: str) -> bool:
-        return parameter in _PARTS
-
-    def _scales(self, name: str) -> Iterator[str]:
-        yield f"{name}.scales"
 
 
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:

@@ -45,10 +45,6 @@ from flexq_bench.schemes.activations import (
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-_PARTS = (
-    *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
-    *("input_scale", "input_zero_point"),
-)
 _CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
@@ -59,6 +55,10 @@ class CompressedTensorsLayers(LayerReader):
     """
 
     method = "compressed-tensors"
+    parts = (
+        *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
+        *("input_scale", "input_zero_point"),
+    )
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._model = tensors.folder.name
@@ -253,7 +253,7 @@ class CompressedTensorsLayers(LayerReader):
     def _is_part(self, module: str, parameter: str) -> bool:
         if parameter == "weight":
             return self._tensors.dtype(f"{module}.weight") in _CODE_DTYPES
-        return parameter in _PARTS
+        return super()._is_part(module, parameter)
 
     def _scales(self, name: str) -> Iterator[str]:
         for parameter in ("weight_scale", "input_scale"):

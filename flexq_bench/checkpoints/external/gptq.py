@@ -15,7 +15,6 @@ whole words, AutoGPTQ from codes), so such a file is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ _WORD_BITS = 32
 _BITS = (2, 3, 4, 8)
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}  # subtracted from zero points, by checkpoint_format
 _UNSUPPORTED = ("rotation", "adapter", "lora")  # operations of GPTQModel in addition to the codes
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 class GptqLayers(LayerReader):
@@ -46,6 +44,7 @@ class GptqLayers(LayerReader):
     """
 
     method = "gptq"
+    parts = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         layout = str(section.get("checkpoint_format") or section.get("format") or "gptq").lower()
@@ -147,9 +146,3 @@ class GptqLayers(LayerReader):
 
     def _is_ordered(self, name: str) -> bool:
         return bool(self._changed(name).get("desc_act"))
-
-    def _is_part(self, module: str, parameter: str) -> bool:
-        return parameter in _PARTS
-
-    def _scales(self, name: str) -> Iterator[str]:
-        yield f"{name}.scales"

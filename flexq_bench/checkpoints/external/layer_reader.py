@@ -20,10 +20,12 @@ class LayerReader(ABC):
     """The quantized layers of a folder, in the layout of one tool.
 
     method: `quant_method` of its config.json.
+    parts:  names of the tensors that only quantized layers have.
     names:  every module with quantized weights, including the output head and embeddings.
     """
 
     method: str
+    parts: tuple[str, ...]
 
     def __init__(self, tensors: FolderTensors) -> None:
         self._tensors = tensors
@@ -45,13 +47,13 @@ class LayerReader(ABC):
     def formats(self, name: str) -> str:
         """The formats of a layer in the configuration: `uint4/128`, `int8/row-int8/row`."""
 
-    @abstractmethod
     def _is_part(self, module: str, parameter: str) -> bool:
         """Return True for a tensor that only quantized layers have."""
+        return parameter in self.parts
 
-    @abstractmethod
     def _scales(self, name: str) -> Iterator[str]:
         """Names of a layer's tensors with scales."""
+        yield f"{name}.scales"
 
     def owned(self) -> frozenset[str]:
         """Tensors that belong to the quantized layers."""
