@@ -25,8 +25,7 @@ from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.linear_layers import with_linear_layers
-from flexq_bench.schemes.model_map import replace_module
+from flexq_bench.schemes.linear_layers import replace_module, with_linear_layers
 
 
 def load_checkpoint(

@@ -14,7 +14,8 @@ from torch import nn
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, layer_errors, record_reference
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.model_map import map_model, replace_module
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.smoothing import Folds
 
 _MAX_TOKENS = 1024  # predicted by each restored model

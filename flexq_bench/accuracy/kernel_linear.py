@@ -19,7 +19,7 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
-from flexq_bench.schemes.model_map import replace_module
+from flexq_bench.schemes.linear_layers import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _NOT_FINITE = "cannot quantize NaN or infinity: find out where the input got them"

@@ -22,7 +22,6 @@ from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
@@ -76,9 +75,6 @@ class Atom(Scheme):
     source = "Atom, arXiv:2310.19102, sections 4.1 to 4.4"
     options: AtomOptions
     needs_calibration = True
-
-    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -372,20 +372,12 @@ class _Target:
     attention: torch.Tensor | None
 
     def copy(self) -> _Target:
-        return replace(
-            self,
-            inputs=self.inputs.clone(),
-            here=self.here.clone(),
-            output=self.output.clone(),
-            output_here=self.output_here.clone(),
-            attention=None if self.attention is None else self.attention.clone(),
-        )
+        tensors = (getattr(self, name) for name in self.__slots__)
+        return _Target(*(None if tensor is None else tensor.clone() for tensor in tensors))
 
     def take(self, other: _Target) -> None:
         """Copy the values of another segment into the tensors of this one."""
-        self.inputs.copy_(other.inputs)
-        self.here.copy_(other.here)
-        self.output.copy_(other.output)
-        self.output_here.copy_(other.output_here)
-        if self.attention is not None and other.attention is not None:
-            self.attention.copy_(other.attention)
+        for name in self.__slots__:
+            own, values = getattr(self, name), getattr(other, name)
+            if own is not None and values is not None:
+                own.copy_(values)

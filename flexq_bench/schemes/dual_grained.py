@@ -136,7 +136,7 @@ def _search_groups(
         zero_point = torch.round(bottom * share / divisor).clamp(-TOP_CODE, 0)
         codes = (torch.round(blocks / divisor) - zero_point).clamp(0, TOP_CODE)
         values = (codes + zero_point) * scale
-        best.offer(_output_error(blocks - values, local), scale, zero_point)
+        best.offer(_error(blocks - values, local), scale, zero_point)
     return best.first.squeeze(2).T, best.second.squeeze(2).T
 
 
@@ -164,7 +164,7 @@ def _search_rows(
         group_scale = _group_scale(scales, row_scale)
         values = _shifted_codes(weight, row_scale, group_scale, zero_points, group)
         values *= _per_column(group_scale, group, weight.shape[1])
-        error = _output_error(weight - values * row_scale, moments)
+        error = _error(weight - values * row_scale, moments)
         best.offer(error, row_scale, row_scale)
     row_scale = best.first
     group_scale = _group_scale(scales, row_scale)
@@ -204,16 +204,13 @@ def _per_column(per_group: torch.Tensor, group: int, k: int) -> torch.Tensor:
     return per_group.repeat_interleave(group, dim=1)[:, :k]
 
 
-def _output_error(difference: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Squared error of each output, [..., N, 1]: d H dᵀ for each row d of difference."""
-    return ((difference @ moments) * difference).sum(dim=-1, keepdim=True)
-
-
 def _error(difference: torch.Tensor, moments: torch.Tensor | None) -> torch.Tensor:
-    """Squared error of each output, or of the weights of a row, [..., N, 1]."""
-    if moments is not None:
-        return _output_error(difference, moments)
-    return difference.square().sum(dim=-1, keepdim=True)
+    """Squared error of each output, [..., N, 1]: d H dᵀ for each row d of difference.
+
+    moments None: of the weights of a row.
+    """
+    weighted = difference if moments is None else difference @ moments
+    return (weighted * difference).sum(dim=-1, keepdim=True)
 
 
 @dataclass(slots=True)

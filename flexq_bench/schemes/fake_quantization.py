@@ -13,7 +13,8 @@ from torch.nn import functional
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.activations import ActivationQuantizer
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.model_map import LinearSite, linear_at
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.rotation import Rotation
 
@@ -93,16 +94,13 @@ def quantize_site(
     dense = linear_at(model, site.name)
     bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
     for what, values in (("bias", bias), ("weights", weight.values)):
-        if values is not None and values.dtype == torch.float16 and not _finite(values):
+        is_half = values is not None and values.dtype == torch.float16
+        if is_half and not bool(torch.isfinite(values).all()):
             raise QuantizeError(f"{site.name}: its {what} pass FP16's {_LARGEST_FP16:,.0f}")
     layer = QuantizedLayer(weight.to(dense.weight.device), activation, bias, rotation)
     quantized = FakeQuantizedLinear(site.name, layer)
     replace_module(model, site.name, quantized)
     return quantized
-
-
-def _finite(values: torch.Tensor) -> bool:
-    return bool(torch.isfinite(values).all())
 
 
 def past_fp16(x: torch.Tensor) -> str:

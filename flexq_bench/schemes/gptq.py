@@ -32,7 +32,6 @@ from flexq_bench.kernels.formats import (
 from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
@@ -192,9 +191,6 @@ class Gptq(Scheme):
     source = "GPTQ, arXiv:2210.17323, section 3.3"
     options: GptqSchemeOptions
     needs_calibration = True
-
-    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

@@ -30,7 +30,8 @@ from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import LinearSite, ModelMap, replace_module
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.model_map import LinearSite, ModelMap
 from flexq_bench.schemes.scheme import Progress
 
 Cost = Literal["layers", "matrices", "work"]

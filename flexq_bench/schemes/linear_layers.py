@@ -82,12 +82,12 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
     """Convert like with_linear_layers; returns the origins of the weights by their new names."""
     origins: dict[str, Origin] = {}
     for name, module in list(model.named_modules()):
-        if type(module).__name__ == _CONV_1D:
-            _replace(model, name, _of_conv(module))
+        if is_convolution(module):
+            replace_module(model, name, _of_conv(module))
             origins[f"{name}.weight"] = Origin(f"{name}.weight")
         elif _is_packed(module):
             experts = _of_packed(module)
-            _replace(model, name, experts)
+            replace_module(model, name, experts)
             origins |= _origins(name, experts)
     return origins
 
@@ -150,6 +150,7 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     return linear
 
 
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace the module called `name`."""
     parent, _, child = name.rpartition(".")
     setattr(model.get_submodule(parent), child, module)

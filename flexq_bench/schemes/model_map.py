@@ -79,11 +79,6 @@ class ModelMap:
         return tuple(site for block in self.block_maps for site in block.sites)
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Return all kinds of sites, in the order of the forward pass."""
-        return tuple(dict.fromkeys(site.kind for site in self.sites))
-
-    @property
     def roles(self) -> tuple[str, ...]:
         """Return all roles of sites, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.role for site in self.sites))
@@ -117,8 +112,9 @@ def map_model(model: nn.Module) -> ModelMap:
             f"{unknown('layer map for the architecture', architecture, ARCHITECTURES)}: pick "
             "another model, or measure the shapes of its layers (sweep --config)"
         )
-    blocks = tuple(_map_block(model, names, block) for block in range(_blocks(model)))
-    return ModelMap(architecture, names, blocks)
+    config: Any = model.config
+    blocks = range(int(config.num_hidden_layers))
+    return ModelMap(architecture, names, tuple(_map_block(model, names, b) for b in blocks))
 
 
 def stored_names(architecture: str) -> Callable[[str], str]:
@@ -152,7 +148,8 @@ def _of_mixture(model: nn.Module, names: Architecture, block: int) -> Architectu
     module = model.get_submodule(f"{names.blocks}.{block}")
     count = experts_in(module)
     if count == 0:
-        if names.dense is None or not _has(module, names.dense.linears):
+        parts = dict(module.named_modules())
+        if names.dense is None or not all(path in parts for path in names.dense.linears):
             raise QuantizeError(
                 f"block {block} of this {type(model).__name__} has no experts, or stores them "
                 "otherwise, which has no layer map"
@@ -172,15 +169,6 @@ def _of_mixture(model: nn.Module, names: Architecture, block: int) -> Architectu
         linears=(*names.linears, *paths),
         site_inputs=(*names.site_inputs, *inputs),
     )
-
-
-def _has(block: nn.Module, paths: Sequence[str]) -> bool:
-    parts = dict(block.named_modules())
-    return all(path in parts for path in paths)
-
-
-def _blocks(model: Any) -> int:
-    return int(model.config.num_hidden_layers)
 
 
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
@@ -224,12 +212,6 @@ def _passes(model: nn.Module, names: Architecture, block: int, site_input: SiteI
     if site_input.source.endswith(".v_proj"):
         return getattr(config, "clip_qkv", None) is None  # OLMo may clip values
     return site_input.source != "fc1" or config.activation_function == "relu"
-
-
-def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module called `name`."""
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:

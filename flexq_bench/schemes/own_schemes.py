@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import runpy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -97,11 +98,8 @@ class OwnScheme:
         self, weight: torch.Tensor, statistics: LayerStatistics | None, layer: str
     ) -> Operand:
         """Return checked codes of a weight [N, K]. Raises QuantizeError that names the layer."""
-        try:
+        with _reporting(f"{self.name}: {layer}"):
             returned = self.quantize(weight, statistics)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise QuantizeError(f"{self.name}: {layer}: {reason}") from error
         try:
             codes, scales = returned
             return self._checked(codes, scales, tuple(weight.shape))
@@ -249,15 +247,21 @@ def _all() -> Iterator[OwnScheme]:
         yield from _of_entry_point(point)
 
 
+@contextmanager
+def _reporting(where: str) -> Iterator[None]:
+    """Convert any exception of a user's code, also an exit, to a QuantizeError."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise QuantizeError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
+
+
 def _of_file(path: str) -> tuple[OwnScheme, ...]:
     if ("file", path) not in _loaded:
         if not Path(path).is_file():
             raise QuantizeError(f"no file {path}: --schemes-from takes a Python file")
-        try:
+        with _reporting(path):
             values = runpy.run_path(path)
-        except (Exception, SystemExit) as error:  # a user's file may raise anything
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise QuantizeError(f"{path}: {reason}") from error
         _loaded["file", path] = _schemes_among(values.values(), path)
     return _loaded["file", path]
 
@@ -265,11 +269,8 @@ def _of_file(path: str) -> tuple[OwnScheme, ...]:
 def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
     key = "entry point", f"{point.name} = {point.value}"
     if key not in _loaded:
-        try:
+        with _reporting(f"entry point {key[1]}"):
             value = point.load()
-        except (Exception, SystemExit) as error:  # importing a package may raise anything
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise QuantizeError(f"entry point {key[1]}: {reason}") from error
         values = vars(value).values() if isinstance(value, ModuleType) else [value]
         _loaded[key] = _schemes_among(values, f"entry point {key[1]}")
     return _loaded[key]

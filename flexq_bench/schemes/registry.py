@@ -22,7 +22,6 @@ from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.schemes.abq import Abq, AbqOptions
 from flexq_bench.schemes.atom import Atom, AtomOptions
 from flexq_bench.schemes.awq import Awq, AwqOptions
-from flexq_bench.schemes.dense import Dense
 from flexq_bench.schemes.dgq import Dgq, DgqOptions
 from flexq_bench.schemes.duquant import DuQuant, DuQuantOptions
 from flexq_bench.schemes.errors import QuantizeError
@@ -30,14 +29,13 @@ from flexq_bench.schemes.flexq import Flexq, FlexqOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
-from flexq_bench.schemes.learned_scheme import LearnedOptions
-from flexq_bench.schemes.omniquant import OmniQuant
+from flexq_bench.schemes.learned_scheme import LearnedOptions, OmniQuant
 from flexq_bench.schemes.own_schemes import OwnScheme, own_schemes, scheme_of, use_schemes_from
 from flexq_bench.schemes.quarot import QuaRot, QuaRotOptions
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
-from flexq_bench.schemes.uniform import FULL_BITS, Uniform, UniformOptions
+from flexq_bench.schemes.uniform import FULL_BITS, Dense, Uniform, UniformOptions
 from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
 from flexq_bench.workloads.names import unknown
 
@@ -98,10 +96,6 @@ def _uniform(bits: Bits) -> UniformOptions:
     return UniformOptions(w_bits, a_bits)
 
 
-def _per_row(bits: Bits) -> UniformOptions:
-    return UniformOptions(int(bits["w"]), int(bits["a"]), group=None)
-
-
 _FAMILIES: tuple[_Family, ...] = (
     _Family(
         "fp16",
@@ -127,7 +121,7 @@ _FAMILIES: tuple[_Family, ...] = (
     _Family(
         r"rtn-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
         Uniform,
-        _per_row,
+        lambda bits: UniformOptions(int(bits["w"]), int(bits["a"]), group=None),
         ("rtn-w8a8", "rtn-w6a6", "rtn-w4a4"),
         "rounded to nearest, one scale per output channel and per token",
     ),

@@ -178,9 +178,14 @@ def _spreading(order: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(order, order, generator=generator, dtype=torch.float64)
     drawn[:, 0] = 1.0
-    orthogonal, upper = torch.linalg.qr(drawn)
-    rows: torch.Tensor = (orthogonal * upper.diagonal().sign()).T.contiguous()
-    return rows
+    return _orthogonalized(drawn).T.contiguous()
+
+
+def _orthogonalized(columns: torch.Tensor) -> torch.Tensor:
+    """Return the Q of a QR decomposition whose R has a positive diagonal."""
+    orthogonal, upper = torch.linalg.qr(columns)
+    signed: torch.Tensor = orthogonal * upper.diagonal().sign()
+    return signed
 
 
 def online_rotation(k: int) -> HadamardRotation:
@@ -210,9 +215,7 @@ def _block(k: int) -> list[list[float]]:
         order *= 2
     generator = torch.Generator().manual_seed(odd)
     drawn = torch.randn(odd, odd, generator=generator, dtype=torch.float64)
-    orthogonal, upper = torch.linalg.qr(drawn)
-    rows = (orthogonal * upper.diagonal().sign()).tolist()
-    return list(rows)
+    return list(_orthogonalized(drawn).tolist())
 
 
 def _paley(order: int) -> torch.Tensor | None:

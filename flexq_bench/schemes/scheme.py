@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.schemes.calibration import BlockStream, Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -32,6 +33,16 @@ class SchemeOptions:
     """
 
     kv_bits: int = field(default=16, kw_only=True)
+
+    @property
+    def weight(self) -> NumberFormat:
+        """Format of the weights of all layers."""
+        return FP16
+
+    @property
+    def activation(self) -> NumberFormat | None:
+        """Format of the inputs of all layers; None: see LayerFormats."""
+        return FP16
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +203,13 @@ class Scheme(ABC):
         """Make decisions about the whole model before its first block is quantized."""
         return
 
-    @abstractmethod
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        """Return the formats of the sites of a kind (`q_proj`, `fc1`).
+        """Return the formats of the sites of a kind (`q_proj`, `fc1`); by default of the options.
 
         gated: the model's feed-forward is gated. If calibration or options choose single sites,
         these are the formats of the other sites.
         """
+        return LayerFormats(self.options.weight, self.options.activation)
 
     @abstractmethod
     def quantize_block(self, state: QuantizationState, block: int) -> None:

@@ -17,7 +17,6 @@ from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import search_six_bits
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
@@ -48,6 +47,14 @@ class TwoLevelOptions(SchemeOptions):
                 f"{self.search} and {self.row_steps}"
             )
 
+    @property
+    def weight(self) -> NumberFormat:
+        return NumberFormat(SIX_BITS, self.group, "dual")
+
+    @property
+    def activation(self) -> NumberFormat:
+        return NumberFormat(8)
+
 
 class TwoLevel(Scheme):
     """6-bit codes times a group's integer times a row's FP16 scale, and INT8 activations."""
@@ -58,9 +65,6 @@ class TwoLevel(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return self.options.search == "output"
-
-    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(self._weight, NumberFormat(8))
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)
@@ -73,16 +77,14 @@ class TwoLevel(Scheme):
             weights = torch.cat([weight_of(state.model, site) for site in readers])
             solved = self._rounded(weights, moments).split_rows([site.n for site in readers])
             for site, rounded in zip(readers, solved, strict=True):
-                quantize_site(state.model, site, rounded, DynamicActivation(NumberFormat(8)))
-
-    @property
-    def _weight(self) -> NumberFormat:
-        return NumberFormat(SIX_BITS, self.options.group, "dual")
+                quantize_site(
+                    state.model, site, rounded, DynamicActivation(self.options.activation)
+                )
 
     def _rounded(self, weights: torch.Tensor, moments: torch.Tensor | None) -> Operand:
         options = self.options
         if options.search == "none":
-            return quantize(weights, self._weight)
+            return quantize(weights, options.weight)
         step = (1 - _LEAST_SHARE) / max(1, options.row_steps - 1)
         shares = tuple(1 - step * i for i in range(options.row_steps))
         return search_six_bits(weights, moments, options.group, shares)

@@ -2,7 +2,7 @@
 
 `w6a6`, `w4a16`: groups of 128 along K for both, as FlexQ has them (arXiv:2508.04405, section 3.1).
 `w8a16`, as its kernel has it, and `rtn-w6a6`: a scale per output channel and per token, as the
-papers' RTN rows and ABQ-LLM's kernels.
+papers' RTN rows and ABQ-LLM's kernels. `fp16` is the unquantized model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import nn
 from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 
@@ -44,15 +43,21 @@ class UniformOptions(SchemeOptions):
         return uniform_format(self.a_bits, None if self.per_token else self.group)
 
 
+class Dense(Scheme):
+    """Nothing is quantized: the baseline of every comparison."""
+
+    source = "the baseline of every comparison"
+
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
+        """Leave every site unchanged."""
+
+
 class Uniform(Scheme):
     """Symmetric integers, rounded to nearest, in the same format for all layers."""
 
     version = 2  # 2: w8a16 has a scale a row; weights that are not quantized are FP16
     source = "FlexQ, arXiv:2508.04405, section 3.1"
     options: UniformOptions
-
-    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         for site in state.layout.of_block(block):

@@ -13,7 +13,6 @@ from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
-from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
@@ -34,6 +33,10 @@ class SmallFloatOptions(SchemeOptions):
         if self.bits not in (5, 6):
             raise ValueError(f"small floats have 5 or 6 bits, got {self.bits}")
 
+    @property
+    def weight(self) -> NumberFormat:
+        return NumberFormat(self.bits, self.group, "float")
+
 
 class SmallFloat(Scheme):
     """FP6 or FP5 weights."""
@@ -45,12 +48,8 @@ class SmallFloat(Scheme):
     def needs_calibration(self) -> bool:
         return self.options.gptq
 
-    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(NumberFormat(self.options.bits, self.options.group, "float"))
-
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        options = self.options
-        number = NumberFormat(options.bits, options.group, "float")
+        options, number = self.options, self.options.weight
         statistics = Statistics(hessian=True)
         if options.gptq:
             observe_block(state, block, statistics)

@@ -9,11 +9,11 @@ import torch
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
+from flexq_bench.accuracy.results import first_positions
+from flexq_bench.accuracy.texts import read_text, tokenize
 
 SHARED = Path(__file__).parents[3] / "shared"
 SMOLLM2 = SHARED / "models" / "smollm2-135m-instruct"
-from flexq_bench.accuracy.results import first_positions
-from flexq_bench.accuracy.texts import read_text, tokenize
 
 
 def plain_loop(model, tokens, context):

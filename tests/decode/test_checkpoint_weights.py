@@ -29,8 +29,8 @@ from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes import Calibration
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import replace_module
 from flexq_bench.schemes.model_files import model_at
-from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import layer_kernels, names, resolve
 

@@ -12,13 +12,8 @@ from torch import nn
 
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import (
-    LinearSite,
-    ModelMap,
-    linear_at,
-    map_model,
-    replace_module,
-)
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.model_map import LinearSite, ModelMap, linear_at, map_model
 from flexq_bench.schemes.own_schemes import OwnSchemeLoop
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
