@@ -36,8 +36,7 @@ from flexq_bench.decode.runs import (
     measure_decodes,
     measure_servings,
     run_to_measure,
-    stored_decodes,
-    stored_servings,
+    stored_results,
 )
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
@@ -224,7 +223,7 @@ def decode(
     with open_database(db, create=resume is None) as database:
         run = run_to_measure(database, keys, resume)
         if resume is not None:
-            records |= stored_decodes(database, run)
+            records |= stored_results(database, run, DecodeRecord)
         code = _measure_in_run(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     out = console(stderr=files.uses_stdout)
@@ -260,7 +259,7 @@ def serve(
     with open_database(db, create=resume is None) as database:
         run = run_to_measure(database, keys, resume)
         if resume is not None:
-            records |= stored_servings(database, run)
+            records |= stored_results(database, run, ServingRecord)
         code = _measure_in_run(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     if ordered:

@@ -23,7 +23,11 @@ _CLASSES: dict[BlockType, str] = {
     "opt": "OPTForCausalLM",
 }
 _TYPES = {name: kind for kind, name in _CLASSES.items()}
-_OPT_LAYERS = ("qkv_proj", "out_proj", "fc1", "fc2")
+# Fused linear layers of a block, in the order of the forward pass.
+LAYERS: dict[Block, tuple[str, str, str, str]] = {
+    "llama": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "opt": ("qkv_proj", "out_proj", "fc1", "fc2"),
+}
 OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers, modeling_opt.py)
 
 
@@ -91,7 +95,7 @@ def of_catalog(model: ModelSpec) -> DecoderArchitecture:
     type that decode does not support.
     """
     _decoded(model)
-    biased = {"opt": _OPT_LAYERS, "qwen2": ("qkv_proj",)}.get(model.block, ())
+    biased = {"opt": LAYERS["opt"], "qwen2": ("qkv_proj",)}.get(model.block, ())
     return DecoderArchitecture(model, model.head_dim, biased, 1e-5)
 
 
@@ -256,7 +260,7 @@ def _opt(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
         learned_positions=True,
         source="config.json",
     )
-    biased = _OPT_LAYERS if config.get("enable_bias", True) else ()
+    biased = LAYERS["opt"] if config.get("enable_bias", True) else ()
     return DecoderArchitecture(dimensions, dimensions.head_dim, biased, 1e-5)
 
 

@@ -24,6 +24,11 @@ class DecoderBlock:
     down: PackedLinear  # down_proj or fc2
     head_norms: HeadNorms | None
 
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Linear layers in the order of the forward pass."""
+        return self.qkv, self.out, self.widen, self.down
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -51,7 +56,7 @@ class Model:
         }
 
     def _linears(self) -> list[PackedLinear]:
-        return [b for block in self.blocks for b in (block.qkv, block.out, block.widen, block.down)]
+        return [linear for block in self.blocks for linear in block.linears]
 
     @property
     def nbytes(self) -> int:

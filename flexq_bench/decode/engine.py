@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.decode.decoder import Chunks, Decoder, Model
-from flexq_bench.decode.layers import ChooseConfig, Workspace
+from flexq_bench.decode.layers import ChooseConfig, Workspace, Workspaces
 from flexq_bench.decode.prefill import PrefillRunner
 from flexq_bench.decode.stopwatch import Stopwatch
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.decoder.kv import empty_layer
-from flexq_bench.kernels.runtime.graph_capture import captured
+from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
 
 _MIN_BUCKET_TOKENS = 128  # tokens: attention of shorter sequences takes the same time
 _MAX_CAPTURED_TOKENS = 2048  # of a prefill: with more, launch overhead is hidden
@@ -65,7 +65,7 @@ class Engine:
             torch.zeros(slots, capacity, dtype=torch.int64, device=device),
         )
         self._prompts = PrefillRunner(self._decoder, self.caches, choose)
-        self._workspaces: dict[int, Workspace] = {}
+        self._workspaces = Workspaces(device, choose)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     @property
@@ -147,15 +147,7 @@ class Engine:
         """
         if self.model.device.type != "cuda" or (batch, bucket) in self._graphs:
             return
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step(batch, bucket)  # compiles, tunes and allocates, which can't be captured
-        stream.synchronize()
-        with captured(stream) as graph:
-            self._step(batch, bucket)
-        self._graphs[batch, bucket] = graph
-        torch.cuda.current_stream().wait_stream(stream)
+        self._graphs[batch, bucket] = captured_after_a_call(lambda: self._step(batch, bucket))
 
     @torch.inference_mode()
     def advance(self, batch: int, bucket: int) -> None:
@@ -193,15 +185,10 @@ class Engine:
     def _step(self, batch: int, bucket: int) -> None:
         state = self._state
         tokens, positions = state.tokens[:batch], state.positions[:batch]
-        work = self._workspace(batch)
+        work = self._workspaces[batch]
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
         # Unused slots are decoded too, and stay at the last position.
         self._operations.pick(logits, tokens, positions, state.history)
-
-    def _workspace(self, m: int) -> Workspace:
-        if m not in self._workspaces:
-            self._workspaces[m] = Workspace(m, self.model.device, self._choose)
-        return self._workspaces[m]
 
 
 def bucket_of(length: int, capacity: int) -> int:

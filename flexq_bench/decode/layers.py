@@ -72,3 +72,14 @@ class Workspace:
         if key not in self._configs:
             self._configs[key] = self._choose(linear.kernel, self.m, *key[1:])
         return self._configs[key]
+
+
+class Workspaces(dict[int, Workspace]):
+    """Workspaces of a device by their number of tokens, created on first use."""
+
+    def __init__(self, device: torch.device, choose: ChooseConfig) -> None:
+        self._device, self._choose = device, choose
+
+    def __missing__(self, m: int) -> Workspace:
+        self[m] = Workspace(m, self._device, self._choose)
+        return self[m]

@@ -77,7 +77,7 @@ def decode_all(
                 if not fitting:
                     continue
                 try:
-                    loaded = _load(worker, setup, fitting)
+                    loaded = _load(worker, setup, fitting, sorted({c.batch for c in fitting}))
                 except RefusedError as error:
                     for case in fitting:
                         results[case].refused = str(error)
@@ -134,14 +134,7 @@ def _serve_scheme(
         return
     sizes = {size for slot_count in slots.values() for size in step_sizes(slot_count)}
     try:
-        loaded = worker.ask(
-            "load",
-            model=setup.weights_of(cases[0].scheme),
-            scheme=cases[0].scheme,
-            batches=sorted(sizes, reverse=True),
-            capacity=max(case.capacity for case in slots),
-            tuning=setup.tuning.value,
-        )
+        loaded = _load(worker, setup, list(slots), sorted(sizes, reverse=True))
     except RefusedError as error:
         for case, slot_count in slots.items():
             yield ServingResult(case, slot_count, refused=str(error))
@@ -164,12 +157,7 @@ def _serve_scheme(
 
 def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
     """Number of concurrent sequences. Raises RefusedError if they don't fit."""
-    arguments = {
-        "model": setup.weights_of(case.scheme),
-        "scheme": case.scheme,
-        "capacity": case.capacity,
-        "kv_bits": case.kv_bits,
-    }
+    arguments = _sequences(setup, case)
     most = min(case.batch_limit, len(case.requests))
     answer = worker.ask(
         "slots", **arguments, batch_limit=most, memory_limit_bytes=case.memory_limit
@@ -194,27 +182,35 @@ def _worker(
 
 def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: ProcessResults) -> bool:
     try:
-        worker.ask(
-            "check",
-            model=setup.weights_of(case.scheme),
-            scheme=case.scheme,
-            batch=case.batch,
-            capacity=case.capacity,
-            kv_bits=case.kv_bits,
-        )
+        worker.ask("check", **_sequences(setup, case), batch=case.batch)
     except RefusedError as error:
         result.refused = str(error)
         return False
     return True
 
 
-def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> dict[str, Any]:
+def _sequences(setup: Setup, case: DecodeCase | ServingCase) -> dict[str, Any]:
+    """Return the arguments of a request that say what a sequence of this case needs."""
+    return {
+        "model": setup.weights_of(case.scheme),
+        "scheme": case.scheme,
+        "capacity": case.capacity,
+        "kv_bits": case.kv_bits,
+    }
+
+
+def _load(
+    worker: WorkerProcess,
+    setup: Setup,
+    cases: Sequence[DecodeCase | ServingCase],
+    batches: list[int],
+) -> dict[str, Any]:
     """Load the model for these cases of one scheme."""
     return worker.ask(
         "load",
         model=setup.weights_of(cases[0].scheme),
         scheme=cases[0].scheme,
-        batches=sorted({case.batch for case in cases}),
+        batches=batches,
         capacity=max(case.capacity for case in cases),
         tuning=setup.tuning.value,
     )

@@ -19,6 +19,7 @@ from flexq_bench.decode.weights import (
     Ends,
     WeightSource,
     dense_layer,
+    layer_shape,
     layer_sizes,
     parts_of,
 )
@@ -189,21 +190,3 @@ def path_in_block(kind: str) -> str:
     """Name of a layer of this kind within its block, for example self_attn.q_proj."""
     module = next((name for name, kinds in _MODULES.items() if kind in kinds), "")
     return f"{module}.{kind}" if module else kind
-
-
-def layer_shape(architecture: DecoderArchitecture, kind: str) -> tuple[int, int]:
-    """Output and input features of a layer by its kind."""
-    model, head_dim = architecture.dimensions, architecture.head_dim
-    queries, kv = model.heads * head_dim, model.kv_heads * head_dim
-    return {
-        "q_proj": (queries, model.hidden),
-        "k_proj": (kv, model.hidden),
-        "v_proj": (kv, model.hidden),
-        "o_proj": (model.hidden, queries),
-        "out_proj": (model.hidden, queries),
-        "gate_proj": (model.ffn, model.hidden),
-        "up_proj": (model.ffn, model.hidden),
-        "down_proj": (model.hidden, model.ffn),
-        "fc1": (model.ffn, model.hidden),
-        "fc2": (model.hidden, model.ffn),
-    }[kind]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.decode.decoder import Chunks, Decoder
-from flexq_bench.decode.layers import ChooseConfig, Workspace
+from flexq_bench.decode.layers import ChooseConfig, Workspace, Workspaces
 from flexq_bench.kernels.decoder import KvLayer
-from flexq_bench.kernels.runtime.graph_capture import captured
+from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
 
 _Shape = tuple[int, int, int]  # rows, tokens of each, longest
 
@@ -30,7 +30,7 @@ class PrefillRunner:
         self._decoder, self._caches, self._choose = decoder, caches, choose
         self._device = decoder.model.device
         self._captured: dict[_Shape, _Captured] = {}
-        self._workspaces: dict[int, Workspace] = {}
+        self._workspaces = Workspaces(self._device, choose)
         # Graphs run one after the other and keep no data in the pool, so all share one.
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
@@ -59,14 +59,7 @@ class PrefillRunner:
             return
         chunks = self._empty(rows, tokens, longest)
         first = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._run(chunks, first)  # compiles and allocates, which can't be captured
-        stream.synchronize()
-        with captured(stream, pool=self._pool) as graph:
-            self._run(chunks, first)
-        torch.cuda.current_stream().wait_stream(stream)
+        graph = captured_after_a_call(lambda: self._run(chunks, first), pool=self._pool)
         self._captured[rows, tokens, longest] = _Captured(graph, chunks, first)
 
     def close(self) -> None:
@@ -78,13 +71,8 @@ class PrefillRunner:
 
     def _run(self, chunks: Chunks, first: torch.Tensor) -> None:
         rows, tokens = chunks.tokens.shape
-        work, last = self._workspace(rows * tokens), self._workspace(rows)
+        work, last = self._workspaces[rows * tokens], self._workspaces[rows]
         first.copy_(self._decoder.prefill(work, last, chunks, self._caches).argmax(dim=1))
-
-    def _workspace(self, m: int) -> Workspace:
-        if m not in self._workspaces:
-            self._workspaces[m] = Workspace(m, self._device, self._choose)
-        return self._workspaces[m]
 
     def _empty(self, rows: int, tokens: int, longest: int) -> Chunks:
         def constant(value: int) -> torch.Tensor:

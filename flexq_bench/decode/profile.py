@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.decode.architecture import LAYERS
 from flexq_bench.kernels.decoder.attention import ATTENTION
 from flexq_bench.kernels.decoder.cuda_operations import (
     ATTENTION_SUM,
@@ -26,10 +27,6 @@ from flexq_bench.workloads.blocks import Block
 _ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
-_LAYERS: dict[Block, tuple[str, str, str, str]] = {
-    "llama": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "opt": ("qkv_proj", "out_proj", "fc1", "fc2"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ def shares(launches: Sequence[Launch], block: Block, layers: int) -> list[Share]
 
 def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
     """The part of the step of each kernel. Raises ValueError as `shares`."""
-    qkv, out, widen, down = _LAYERS[block]
+    qkv, out, widen, down = LAYERS[block]
     norms = 2 * layers + 1
     if sum(name == NORM for name in names) != norms:
         count = sum(name == NORM for name in names)

@@ -18,7 +18,7 @@ from flexq_bench.decode.weights import (
     parts_of,
 )
 from flexq_bench.kernels.formats import quantize
-from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.activations import dynamic
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.scheme import Scheme
@@ -69,6 +69,4 @@ def _rounded(layer: QuantizedLayer, formats: LayerFormats) -> QuantizedLayer:
         weight = layer.weight
     else:
         weight = quantize(layer.weight.values, formats.weight)
-    rounds = formats.activation is not None and not formats.activation.is_dense
-    activation = DynamicActivation(formats.activation) if rounds and formats.activation else None
-    return QuantizedLayer(weight, activation, layer.bias)
+    return QuantizedLayer(weight, dynamic(formats.activation), layer.bias)

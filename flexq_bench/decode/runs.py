@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -22,6 +23,7 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import OpenRun, new_run
 from flexq_bench.runs.resume import check_same_work
 
+R = TypeVar("R", DecodeRecord, ServingRecord)
 _GIB = 1 << 30
 
 
@@ -84,22 +86,11 @@ def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) 
     return run
 
 
-def stored_decodes(database: Database, run: RunInfo) -> dict[str, DecodeRecord]:
-    """Stored decodes of a run by case."""
+def stored_results(database: Database, run: RunInfo, kind: type[R]) -> dict[str, R]:
+    """Stored decodes or servings of a run by case."""
     with database.session() as session:
-        return {
-            r.case: r
-            for r in queries.stored_records(session, DecodeRecord, Filters(runs=(run.uuid,)))
-        }
-
-
-def stored_servings(database: Database, run: RunInfo) -> dict[str, ServingRecord]:
-    """Stored servings of a run by case."""
-    with database.session() as session:
-        return {
-            r.case: r
-            for r in queries.stored_records(session, ServingRecord, Filters(runs=(run.uuid,)))
-        }
+        stored = queries.stored_records(session, kind, Filters(runs=(run.uuid,)))
+        return {record.case: record for record in stored}
 
 
 def measure_decodes(

@@ -14,10 +14,9 @@ from flexq_bench.decode.model_weights import (
     HEAD_NORMS,
     LLAMA_NORMS,
     OPT_NORMS,
-    layer_shape,
     path_in_block,
 )
-from flexq_bench.decode.weights import Affine, SyntheticWeights, parts_of
+from flexq_bench.decode.weights import Affine, SyntheticWeights, layer_shape, parts_of
 from flexq_bench.schemes.linear_layers import Origin
 
 _IN_A_BLOCK = re.compile(r"layers\.(\d+)\.(.+)$")

@@ -8,7 +8,7 @@ import torch
 
 from flexq_bench.decode.decoder import Chunks, Decoder, Model
 from flexq_bench.decode.engine import bucket_of
-from flexq_bench.decode.layers import ChooseConfig, Workspace
+from flexq_bench.decode.layers import ChooseConfig, Workspace, Workspaces
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.decoder import DecoderOperations, KvLayer
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
@@ -125,7 +125,7 @@ class TextDecoder:
         rows, length = tokens.shape
         most = MAX_LAUNCH_TOKENS[self._backend]
         # Local, as operators and workspaces cache buffers by size.
-        decoder, workspaces = self._decoder(), dict[int, Workspace]()
+        decoder, workspaces = self._decoder(), Workspaces(self.model.device, self._choose)
         vocabulary = self.model.architecture.dimensions.vocab
         logits = torch.empty(
             rows, length, vocabulary, dtype=torch.float16, device=self.model.device
@@ -138,8 +138,7 @@ class TextDecoder:
                 stop = start + ids.shape[1]
                 counts = torch.full_like(starts, ids.shape[1])
                 chunks = Chunks(ids, starts, counts, slots, state.longest + stop)
-                work = workspaces.setdefault(ids.numel(), self._workspace(ids.numel()))
-                flat = decoder.all_logits(work, chunks, state.caches)
+                flat = decoder.all_logits(workspaces[ids.numel()], chunks, state.caches)
                 logits[slots, start:stop] = flat.view(*ids.shape, -1)
         return logits
 

@@ -64,10 +64,9 @@ class StepTuner:
 
     def configs(self, model: Model, m: int) -> dict[str, dict[str, Any]]:
         """Configurations for m tokens by layer name; layers without one are left out."""
-        block = model.blocks[0]
         chosen = {
             linear.name: self(linear.kernel, m, linear.weights.rows, linear.weights.k)
-            for linear in (block.qkv, block.out, block.widen, block.down, model.head)
+            for linear in (*model.blocks[0].linears, model.head)
         }
         return {name: config.as_dict() for name, config in chosen.items() if config is not None}
 
@@ -168,10 +167,7 @@ def first_blocks(model: Model) -> Model:
     """Truncate a model to its first blocks, so that steps are short but weights are read cold."""
     blocks = _MIN_BLOCKS
     if model.device.type == "cuda":
-        block = model.blocks[0]
-        block_bytes = sum(
-            linear.nbytes for linear in (block.qkv, block.out, block.widen, block.down)
-        )
+        block_bytes = sum(linear.nbytes for linear in model.blocks[0].linears)
         l2 = torch.cuda.get_device_properties(model.device).L2_cache_size
         blocks = max(blocks, -(-_MIN_L2_CACHES * l2 // block_bytes))
     return replace(model, blocks=model.blocks[:blocks])

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
+from flexq_bench.decode.architecture import LAYERS, OPT_POSITION_OFFSET, DecoderArchitecture
 from flexq_bench.kernels.formats import FP16, quantize
 from flexq_bench.measure.inputs import WEIGHT_STD, derive_seed
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -148,21 +148,28 @@ def parts_of(name: str) -> tuple[str, ...]:
     return _PARTS.get(name, (name,))
 
 
-def layer_sizes(architecture: DecoderArchitecture) -> list[tuple[str, int, int]]:
-    """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
+def layer_shape(architecture: DecoderArchitecture, kind: str) -> tuple[int, int]:
+    """Output and input features of a layer by its kind."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim
-    if architecture.block == "opt":
-        feed_forward = [("fc1", model.ffn, model.hidden), ("fc2", model.hidden, model.ffn)]
-        out = "out_proj"
-    else:
-        feed_forward = [
-            ("gate_up_proj", 2 * model.ffn, model.hidden),
-            ("down_proj", model.hidden, model.ffn),
-        ]
-        out = "o_proj"
-    return [
-        ("qkv_proj", queries + 2 * kv, model.hidden),
-        (out, model.hidden, queries),
-        *feed_forward,
-    ]
+    return {
+        "q_proj": (queries, model.hidden),
+        "k_proj": (kv, model.hidden),
+        "v_proj": (kv, model.hidden),
+        "o_proj": (model.hidden, queries),
+        "out_proj": (model.hidden, queries),
+        "gate_proj": (model.ffn, model.hidden),
+        "up_proj": (model.ffn, model.hidden),
+        "down_proj": (model.hidden, model.ffn),
+        "fc1": (model.ffn, model.hidden),
+        "fc2": (model.hidden, model.ffn),
+    }[kind]
+
+
+def layer_sizes(architecture: DecoderArchitecture) -> list[tuple[str, int, int]]:
+    """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
+    sizes = []
+    for name in LAYERS[architecture.block]:
+        shapes = [layer_shape(architecture, kind) for kind in parts_of(name)]
+        sizes.append((name, sum(n for n, _ in shapes), shapes[0][1]))
+    return sizes

@@ -9,7 +9,7 @@ still treats the capture as active. This module completes torch's step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -56,6 +56,24 @@ def captured(
         if block_error is not None:
             raise block_error  # noqa: B904  # the cause, not the invalidated capture that follows from it
         raise
+
+
+def captured_after_a_call(
+    run: Callable[[], None], *, pool: Pool | None = None
+) -> torch.cuda.CUDAGraph:
+    """Call a function, then capture it, both on a new stream that the current stream joins.
+
+    The call compiles, tunes and allocates, which can't be captured. pool, errors: as `captured`.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    with captured(stream, pool=pool) as graph:
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
 
 
 def _complete_capture_end(
