@@ -55,12 +55,27 @@ class _Entry:
         return self.cpu if backend == "cpu" else self.cuda
 
 
+def _with_stand_in(
+    label: str, stand_in: Callable[[KernelSpec], Kernel], cuda: Callable[[], Kernel]
+) -> _Entry:
+    """Return the entry of a CUDA kernel with a CPU version of the same name and formats."""
+    return _Entry(label, cpu=lambda: stand_in(cuda().spec), cuda=cuda)
+
+
+def _minifloat(bits: int, variant: str) -> _Entry:
+    label = kernel_label(f"fp{bits}-w{bits}a16", variant)
+    cuda = partial(minifloat.MinifloatGemm, bits, variant)
+    if variant == "-bias-shift":
+        return _Entry(label, cuda=cuda)
+    return _with_stand_in(label, cpu_dense.DequantizedGemm, cuda)
+
+
 _ENTRIES: tuple[_Entry, ...] = (
     *(
-        _Entry(
+        _with_stand_in(
             f"flexq-w6a{a_bits}",
-            cpu=partial(bitplane.BitPlaneGemm, f"flexq-w6a{a_bits}", 6, a_bits),
-            cuda=partial(btc.BinaryTensorCoreGemm, a_bits),
+            bitplane.BitPlaneGemm,
+            partial(btc.BinaryTensorCoreGemm, a_bits),
         )
         for a_bits in (6, 8)
     ),
@@ -73,27 +88,17 @@ _ENTRIES: tuple[_Entry, ...] = (
         for variant in btc.VARIANTS
         if variant
     ),
-    _Entry(
-        "flexq",
-        cpu=partial(bitplane.BitPlaneGemm, "flexq", 6, 6),
-        cuda=partial(flexq.FlexqGemm, 6),
-    ),
-    _Entry(
-        "flexq[w6a8]",
-        cpu=partial(bitplane.BitPlaneGemm, "flexq", 6, 8, variant="w6a8"),
-        cuda=partial(flexq.FlexqGemm, 8, "w6a8"),
-    ),
+    _with_stand_in("flexq", bitplane.BitPlaneGemm, partial(flexq.FlexqGemm, 6)),
+    _with_stand_in("flexq[w6a8]", bitplane.BitPlaneGemm, partial(flexq.FlexqGemm, 8, "w6a8")),
     *(
         _Entry(f"flexq-imma-w6a{a_bits}", cuda=partial(imma.Int8TensorCoreGemm, a_bits))
         for a_bits in (6, 8)
     ),
     *(
-        _Entry(
+        _with_stand_in(
             f"abq-w{w_bits}a{a_bits}",
-            cpu=partial(
-                bitplane.BitPlaneGemm, f"abq-w{w_bits}a{a_bits}", w_bits, a_bits, grouped=False
-            ),
-            cuda=partial(abq.ArbitraryBitGemm, w_bits, a_bits),
+            bitplane.BitPlaneGemm,
+            partial(abq.ArbitraryBitGemm, w_bits, a_bits),
         )
         for w_bits in range(2, 9)
         for a_bits in range(2, 9)
@@ -107,85 +112,39 @@ _ENTRIES: tuple[_Entry, ...] = (
         for variant in abq.SWITCHES
         if variant
     ),
-    _Entry(
+    _with_stand_in(
         "abq-w2*a8",
-        cpu=partial(bitplane.BitPlaneGemm, "abq-w2*a8", 3, 8, grouped=False, kind="balanced"),
-        cuda=partial(abq.ArbitraryBitGemm, 3, 8, balanced=True),
+        bitplane.BitPlaneGemm,
+        partial(abq.ArbitraryBitGemm, 3, 8, balanced=True),
     ),
     _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
     _Entry("cublaslt-w8a8[sums]", cuda=int8_sums.LtSums),
     _Entry("cublas-w8a8[gemmex]", cuda=gemmex.GemmExGemm),
     _Entry("cublas-w8a8[gemmex-sums]", cuda=int8_sums.GemmExSums),
-    _Entry(
-        "cublaslt-fp8",
-        cpu=partial(
+    _with_stand_in("cublaslt-fp8", cpu_dense.DequantizedGemm, fp8.Fp8Gemm),
+    *(
+        _with_stand_in(
+            kernel_label(f"w{bits}a16", variant),
             cpu_dense.DequantizedGemm,
-            "cublaslt-fp8",
-            NumberFormat(8, kind="float"),
-            NumberFormat(8, kind="float"),
-        ),
-        cuda=fp8.Fp8Gemm,
-    ),
-    *(
-        _Entry(
-            kernel_label(f"w{number.bits}a16", variant),
-            cpu=partial(cpu_dense.DequantizedGemm, f"w{number.bits}a16", number, FP16, variant),
-            cuda=partial(weight_only.WeightOnlyGemm, number.bits, variant),
+            partial(weight_only.WeightOnlyGemm, bits, variant),
         )
-        for number, variant in (
-            (NumberFormat(8), ""),
-            (NumberFormat(4, weight_only.STEP_K), ""),
-            (NumberFormat(4, weight_only.STEP_K, "asymmetric"), weight_only.ZEROS),
-        )
+        for bits, variant in ((8, ""), (4, ""), (4, weight_only.ZEROS))
     ),
+    *(_minifloat(bits, variant) for bits in (6, 5) for variant in minifloat.VARIANTS[bits]),
     *(
-        _Entry(
-            kernel_label(f"fp{bits}-w{bits}a16", variant),
-            cpu=partial(
-                cpu_dense.DequantizedGemm,
-                f"fp{bits}-w{bits}a16",
-                NumberFormat(bits, minifloat.group_of(variant), kind="float"),
-                FP16,
-                variant,
-            )
-            if variant != "-bias-shift"
-            else None,
-            cuda=partial(minifloat.MinifloatGemm, bits, variant),
-        )
-        for bits in (6, 5)
-        for variant in minifloat.VARIANTS[bits]
-    ),
-    *(
-        _Entry(
+        _with_stand_in(
             kernel_label("dgq-w4a8", variant),
-            cpu=partial(cpu_dgq.DualGrainedGemm, "dgq-w4a8", 4, variant),
-            cuda=partial(dual_grained.DualGrainedGemm, variant),
+            cpu_dgq.DualGrainedGemm,
+            partial(dual_grained.DualGrainedGemm, variant),
         )
         for variant in ("", "static")
     ),
-    _Entry(
-        "dual-w6a8",
-        cpu=partial(cpu_dgq.DualGrainedGemm, "dual-w6a8", 6),
-        cuda=two_level.TwoLevelGemm,
-    ),
-    _Entry(
-        "group-w4a8",
-        cpu=partial(
-            cpu_dense.DequantizedGemm,
-            "group-w4a8",
-            NumberFormat(4, weight_only.STEP_K),
-            NumberFormat(8),
-        ),
-        cuda=four_bit.GroupScaledGemm,
-    ),
+    _with_stand_in("dual-w6a8", cpu_dgq.DualGrainedGemm, two_level.TwoLevelGemm),
+    _with_stand_in("group-w4a8", cpu_dense.DequantizedGemm, four_bit.GroupScaledGemm),
     _Entry("atom-w4a4", cpu=cpu_mixed.MixedGemm, cuda=atom.MixedGemm),
     _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
-    _Entry(
-        "fp16",
-        cpu=partial(cpu_dense.DequantizedGemm, "fp16", FP16, FP16),
-        cuda=fp16.FastestFp16Gemm,
-    ),
+    _with_stand_in("fp16", cpu_dense.DequantizedGemm, fp16.FastestFp16Gemm),
     _Entry("bitsandbytes-int8", cuda=bitsandbytes.Int8Gemm),
     _Entry("bitsandbytes-nf4", cuda=bitsandbytes.NormalFloatGemm),
     _Entry("torchao-w4a16", cuda=torchao.TinyGemm),

@@ -15,39 +15,21 @@ from flexq_bench.kernels.contract import (
     PackedOperand,
     checked_scales,
 )
-from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import Kind, NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 CHUNK_K = 128
 _BITS_IN_BYTE = 8
 
 
 class BitPlaneGemm(TorchGemm):
-    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one per row (ABQ-LLM).
+    """Scales are per 128 of k (FlexQ) or per row (ABQ-LLM)."""
 
-    kind: of the weights' codes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        w_bits: int,
-        a_bits: int,
-        *,
-        variant: str = "",
-        grouped: bool = True,
-        kind: Kind = "symmetric",
-    ) -> None:
-        group = CHUNK_K if grouped else None
-        self.spec = KernelSpec(
-            name=name,
-            variant=variant,
-            backend="cpu",
-            weight=NumberFormat(w_bits, group, kind),
-            activation=NumberFormat(a_bits, group),
-            summary=f"W{w_bits}A{a_bits} through bit planes, in torch",
-        )
+    def __init__(self, kernel: KernelSpec) -> None:
+        w_bits, a_bits = kernel.weight.bits, kernel.activation.bits
+        summary = f"W{w_bits}A{a_bits} through bit planes, in torch"
+        self.spec = stand_in_spec(kernel, summary)
 
     def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
         scales = checked_scales(operand, fmt)

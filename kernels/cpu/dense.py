@@ -9,7 +9,7 @@ from flexq_bench.kernels.contract import (
     PackedOperand,
     checked_scales,
 )
-from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 
@@ -56,17 +56,9 @@ class Fp16Gemm(TorchGemm):
 class DequantizedGemm(TorchGemm):
     """FP8 or weight-only: float64 GEMM of dequantized values."""
 
-    def __init__(
-        self, name: str, weight: NumberFormat, activation: NumberFormat, variant: str = ""
-    ) -> None:
-        self.spec = KernelSpec(
-            name=name,
-            variant=variant,
-            backend="cpu",
-            weight=weight,
-            activation=activation,
-            summary=f"stand-in for {name}: torch's float64 GEMM of dequantized values",
-        )
+    def __init__(self, kernel: KernelSpec) -> None:
+        summary = f"stand-in for {kernel.name}: torch's float64 GEMM of dequantized values"
+        self.spec = stand_in_spec(kernel, summary)
 
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         return _dequantize(x, self.spec.activation) @ _dequantize(w, self.spec.weight).T

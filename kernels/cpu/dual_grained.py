@@ -12,8 +12,8 @@ from flexq_bench.kernels.contract import (
     PackedOperand,
     checked_scales,
 )
-from flexq_bench.kernels.cpu.torch_gemm import TorchGemm
-from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.formats.dual_grained import CODE_BITS, int8_values
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 
@@ -21,17 +21,14 @@ from flexq_bench.kernels.formats.symmetric_quantization import quantize_static
 class DualGrainedGemm(TorchGemm):
     """`dgq-w4a8`, its `[static]`, `dual-w6a8`: int8 sums over all of K, scaled once."""
 
-    def __init__(self, name: str, bits: int, variant: str = "") -> None:
-        self.spec = KernelSpec(
-            name=name,
-            variant=variant,
-            backend="cpu",
-            weight=NumberFormat(bits, 128, kind="dual"),
-            activation=NumberFormat(8),
-            summary=f"{'DGQ' if bits == CODE_BITS else 'two-level'} W{bits}A8 in torch: "
+    def __init__(self, kernel: KernelSpec) -> None:
+        bits = kernel.weight.bits
+        summary = (
+            f"{'DGQ' if bits == CODE_BITS else 'two-level'} W{bits}A8 in torch: "
             "weights made int8 with their group's scale"
-            + (", activations with one static scale" if variant else ""),
+            + (", activations with one static scale" if kernel.variant else "")
         )
+        self.spec = stand_in_spec(kernel, summary)
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:
         return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)

@@ -10,10 +10,17 @@ from flexq_bench.kernels.contract import (
     CheckedGemm,
     Config,
     GemmCall,
+    KernelSpec,
     PackedOperand,
     checked_scales,
 )
 from flexq_bench.kernels.formats import NumberFormat, Operand
+
+
+def stand_in_spec(kernel: KernelSpec, summary: str) -> KernelSpec:
+    """Return the spec of the CPU version of a CUDA kernel, which has the same formats."""
+    formats = {"weight": kernel.weight, "activation": kernel.activation}
+    return KernelSpec(kernel.name, "cpu", **formats, summary=summary, variant=kernel.variant)
 
 
 class TorchGemm(CheckedGemm):

@@ -68,7 +68,7 @@ class MinifloatGemm(WeightOnlyGemm):
     """`fp6-w6a16` and `fp5-w5a16` with their variants."""
 
     def __init__(self, bits: int, variant: str = "") -> None:
-        group = group_of(variant)
+        group = STEP_K if variant == "fine" else None
         scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
         self.timed = FINE_MINIFLOATS if group else MINIFLOATS
         note = ", converted without bias shift" if variant == "-bias-shift" else ""
@@ -97,11 +97,6 @@ class MinifloatGemm(WeightOnlyGemm):
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"
         return super().defines() | {"BIAS_SHIFT": int(shifted)}
-
-
-def group_of(variant: str) -> int | None:
-    """Return the values of k that share a scale; None: a row."""
-    return STEP_K if variant == "fine" else None
 
 
 def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
