@@ -231,7 +231,7 @@ def owned_runs(session: Session) -> list[OwnedRun]:
         .order_by(Run.created_at.desc(), Run.id.desc())
     )
     return [
-        OwnedRun(*values, None if host is None else RunOwner(host, pid, start))
+        OwnedRun(*(*values, None if host is None else RunOwner(host, pid, start)))
         for *values, host, pid, start in session.execute(query)
     ]
 

@@ -373,7 +373,8 @@ class _Target:
 
     def copy(self) -> _Target:
         tensors = (getattr(self, name) for name in self.__slots__)
-        return _Target(*(None if tensor is None else tensor.clone() for tensor in tensors))
+        copies: list[Any] = [None if tensor is None else tensor.clone() for tensor in tensors]
+        return _Target(*copies)
 
     def take(self, other: _Target) -> None:
         """Copy the values of another segment into the tensors of this one."""

@@ -17,10 +17,9 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.formats import NumberFormat, Operand
 
 
-def stand_in_spec(kernel: KernelSpec, summary: str) -> KernelSpec:
+def stand_in_spec(of: KernelSpec, summary: str) -> KernelSpec:
     """Return the spec of the CPU version of a CUDA kernel, which has the same formats."""
-    formats = {"weight": kernel.weight, "activation": kernel.activation}
-    return KernelSpec(kernel.name, "cpu", **formats, summary=summary, variant=kernel.variant)
+    return KernelSpec(of.name, "cpu", of.weight, of.activation, summary, of.variant)
 
 
 class TorchGemm(CheckedGemm):
