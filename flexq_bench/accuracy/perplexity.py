@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.results import first_positions
+from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.schemes.calibration import segments_at_once
 
 GPTQ_CONTEXT = 2048  # tokens per segment

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.positions import MAX_CONTEXT, first_positions
 from flexq_bench.stats import (
     Interval,
     block_quantile_intervals,
@@ -33,9 +34,6 @@ LAYER_ERROR = "layer_error"
 KL_QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
 # Increased when the same text gives another number. 2: BOS before each segment, if requested.
 PERPLEXITY_VERSION = "2"
-
-MAX_CONTEXT = 1 << 22  # tokens
-_SECOND_PART_START = 128  # first position of a segment's second part
 
 Direction = Literal["lower", "higher"]
 Through = Literal["reference", "kernels"]
@@ -131,17 +129,6 @@ def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Metr
 def kl_metric(name: str) -> str:
     """Name the metric of a quantile of tokens' KL divergences, one of KL_QUANTILES: `kl_p99`."""
     return f"kl_{name}"
-
-
-def first_positions(context: int) -> tuple[int, ...]:
-    """Return the first position of each part of a segment of `context` tokens.
-
-    Losses of the parts are separate, to show losses by a quantized cache far back. Parts begin at
-    0, and at the powers of two from 128 within the context. A token at position 300 is predicted
-    from 300 others.
-    """
-    powers = (_SECOND_PART_START << shift for shift in range(context.bit_length()))
-    return (0, *(power for power in powers if power < context))
 
 
 def position_metric(first: int) -> str:

@@ -9,7 +9,7 @@ import torch
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
-from flexq_bench.accuracy.results import first_positions
+from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.accuracy.texts import read_text, tokenize
 
 SHARED = Path(__file__).parents[3] / "shared"

@@ -46,8 +46,9 @@ def run(tmp_path):
     """run(folder, "gate", …): the command line, the packages of the folder before ours."""
 
     def running(first: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        inherited = os.environ.get("PYTHONPATH", "")
         environment = os.environ | {
-            "PYTHONPATH": f"{first}{os.pathsep}{ROOT}",
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(first), str(ROOT), inherited))),
             "FLEXQ_BENCH_DB": str(tmp_path / "flexq.sqlite"),
         }
         command = [sys.executable, "-m", "flexq_bench.cli", *words]

@@ -221,8 +221,11 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     object.__setattr__(PROTOCOL_CPU, "tolerance", tolerance)
     gc.callbacks[:] = callbacks
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    while torch._C._len_torch_dispatch_stack():
+    while length := torch._C._len_torch_dispatch_stack():
+        # torch before 2.11 reads a popped mode after it freed it, unless something else refers to it
+        mode = torch._C._get_dispatch_stack_at(length - 1)
         torch._C._pop_torch_dispatch_stack(None)
+        del mode
     module = sys.modules.pop("flexq_bench_external_cheats", None)
     if module is not None:
         module.known["end"] = 0  # of a thread
