@@ -222,7 +222,7 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
     gc.callbacks[:] = callbacks
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     while length := torch._C._len_torch_dispatch_stack():
-        # torch before 2.11 reads a popped mode after it freed it, unless something else refers to it
+        # torch before 2.11 reads a popped mode after freeing it, unless something refers to it
         mode = torch._C._get_dispatch_stack_at(length - 1)
         torch._C._pop_torch_dispatch_stack(None)
         del mode
