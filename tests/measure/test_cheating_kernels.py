@@ -34,10 +34,13 @@ def measured(a_meter, a_case):
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 @pytest.mark.parametrize("cheat", [*ON_DEVICE, *ON_HOST])
 def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
-    result = measured(cheat(), cache)
+    for _ in range(3):  # on a busy CPU another check may be the first to find it
+        result = measured(cheat(), cache)
+        assert result.status == "incorrect"
+        if any(reason in result.detail for reason in REASONS):
+            break
 
-    assert result.status == "incorrect"
-    assert any(reason in result.detail for reason in REASONS)
+    assert any(reason in result.detail for reason in REASONS), result.detail
     assert result.exact is True  # the checks that announce themselves found nothing
 
 
@@ -46,7 +49,7 @@ def test_so_is_one_that_is_given_real_activations(measured, cheat):
     result = measured(cheat(), "hot", "linear")
 
     assert result.status == "incorrect"
-    assert any(reason in result.detail for reason in REASONS)
+    assert any(reason in result.detail for reason in REASONS), result.detail
 
 
 def test_a_kernel_that_changes_its_own_spec_is_incorrect(measured):
