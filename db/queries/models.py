@@ -247,19 +247,23 @@ def scored_schemes(session: Session) -> tuple[str, ...]:
     return tuple(session.scalars(query))
 
 
+def _of_model(
+    row: type[Any], table: type[AccuracyResult | AccuracyGate], model: str
+) -> Select[Any]:
+    """Select the columns of a row from a table's entries of a model, with commit, GPU and run."""
+    return (
+        select(*columns_of(row, table, Commit, commit=Commit.sha, gpu=Device.sku, run=Run.uuid))
+        .join(Commit, table.commit_id == Commit.id)
+        .join(Device, table.device_id == Device.id)
+        .join(Run, table.run_id == Run.id)
+        .where(table.model == model)
+    )
+
+
 def model_scores(session: Session, model: str) -> list[Score]:
     """Return all scores of a model, oldest commit first (ancestry, not clock), then by time."""
-    query = (
-        select(
-            *columns_of(
-                *(Score, AccuracyResult, Commit), commit=Commit.sha, gpu=Device.sku, run=Run.uuid
-            )
-        )
-        .join(Commit, AccuracyResult.commit_id == Commit.id)
-        .join(Device, AccuracyResult.device_id == Device.id)
-        .join(Run, AccuracyResult.run_id == Run.id)
-        .where(AccuracyResult.model == model)
-        .order_by(Commit.topo_order.nulls_last(), AccuracyResult.created_at, AccuracyResult.id)
+    query = _of_model(Score, AccuracyResult, model).order_by(
+        Commit.topo_order.nulls_last(), AccuracyResult.created_at, AccuracyResult.id
     )
     return rows_of(session, Score, query)
 
@@ -299,15 +303,7 @@ class GateRow:
 def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
     """Return the newest gate verdicts on a model, newest first."""
     query = (
-        select(
-            *columns_of(
-                *(GateRow, AccuracyGate, Commit), commit=Commit.sha, gpu=Device.sku, run=Run.uuid
-            )
-        )
-        .join(Commit, AccuracyGate.commit_id == Commit.id)
-        .join(Device, AccuracyGate.device_id == Device.id)
-        .join(Run, AccuracyGate.run_id == Run.id)
-        .where(AccuracyGate.model == model)
+        _of_model(GateRow, AccuracyGate, model)
         .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
         .limit(limit)
     )

@@ -47,9 +47,11 @@ def _covering_items(items: Sequence[pytest.Item]) -> list[pytest.Item]:
         of_test[item.nodeid.partition("[")[0]].append(item)
     chosen = []
     for cases in of_test.values():
-        parameters = [vars(case)["callspec"].params if len(cases) > 1 else {} for case in cases]
-        indices = covering(parameters) if len(cases) > 1 else [0]
-        chosen += [cases[index] for index in indices]
+        if len(cases) == 1:
+            chosen += cases
+            continue
+        parameters = [vars(case)["callspec"].params for case in cases]
+        chosen += [cases[index] for index in covering(parameters)]
     return chosen
 
 
