@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.listening import AddressOption, server_url
+from flexq_bench.cli.listening import AddressOption, AllowHostOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.db.engine import open_database
@@ -18,6 +18,15 @@ from flexq_bench.repository.worktrees import repository_of
 def serve_api(
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8502,
     address: AddressOption = "127.0.0.1",
+    allow_host: AllowHostOption = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-origin",
+            metavar="URL",
+            help="A site whose pages may read the answers, https://wiki.example.com; repeatable.",
+        ),
+    ] = None,
     repository: Annotated[
         Path | None,
         typer.Option(
@@ -37,6 +46,7 @@ def serve_api(
 
     import uvicorn
 
+    from flexq_bench.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
     from flexq_bench.read_api.app import api_app
 
     tree = None if repository is None else repository_of(repository)
@@ -46,5 +56,7 @@ def serve_api(
             print_json({"url": url, "database": database.url, "openapi": f"{url}/openapi.json"})
         else:
             say(console(), f"{database.url} at {url}/openapi.json (Ctrl-C ends it)")
-        app = api_app(database, repository=tree)
+        hosts = allowed_hosts(address, allow_host or ())
+        routes = api_app(database, repository=tree)
+        app = BrowserGuard(routes, hosts, DATA_POLICY, allow_origin or ())
         uvicorn.run(app, host=address, port=port, log_level="warning", access_log=False)
