@@ -5,7 +5,7 @@ Only `open_run` sets the status of a run, to running and at its end:
 | the block ends by                                         | status                          |
 | --------------------------------------------------------- | ------------------------------- |
 | its last line                                             | `OpenRun.status`, else complete |
-| Ctrl-C, SIGTERM                                           | interrupted                     |
+| Ctrl-C, SIGTERM, SIGHUP                                   | interrupted                     |
 | CancelledError: the request was cancelled                 | interrupted                     |
 | BrokenPipeError, SystemExit: the output was closed        | interrupted                     |
 | GeneratorExit: the caller closed the iterator of results  | interrupted                     |
@@ -110,8 +110,8 @@ class OpenRun:
 def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[OpenRun]:
     """Begin a run, or resume the one with its uuid or idempotency key; set its final status.
 
-    Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. An exception that ends the
-    block is raised again after the status is stored. Raises what begin_run raises, and
+    Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. An exception that
+    ends the block is raised again after the status is stored. Raises what begin_run raises, and
     InfrastructureError if the database's file was deleted or replaced meanwhile: the message names
     the file that the run's results were written to instead.
     """

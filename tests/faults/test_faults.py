@@ -63,7 +63,9 @@ def test_coordinator_killed(bench):
     bench.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_coordinator_stopped(bench, number):
     pid, _ = under_way(bench)
     os.kill(pid, number)
