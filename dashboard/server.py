@@ -8,7 +8,7 @@ from pathlib import Path
 from starlette.middleware import Middleware
 from streamlit.starlette import App
 
-from flexq_bench.browser_guard import HOSTS_VARIABLE, PAGE_POLICY, BrowserGuard
+from flexq_bench.read_api.browser_guard import HOSTS_VARIABLE, PAGE_POLICY, BrowserGuard
 
 app = App(
     Path(__file__).with_name("app.py"),

@@ -73,7 +73,7 @@ def dashboard(
     """
     require_extra("dashboard", "dashboard")
 
-    from flexq_bench.browser_guard import HOSTS_VARIABLE, allowed_hosts
+    from flexq_bench.read_api.browser_guard import HOSTS_VARIABLE, allowed_hosts
 
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")

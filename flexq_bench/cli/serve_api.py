@@ -46,7 +46,7 @@ def serve_api(
 
     import uvicorn
 
-    from flexq_bench.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
+    from flexq_bench.read_api.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
     from flexq_bench.read_api.app import api_app
 
     tree = None if repository is None else repository_of(repository)

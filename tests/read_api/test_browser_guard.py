@@ -9,7 +9,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from flexq_bench.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
+from flexq_bench.read_api.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
 
 WIKI = "https://wiki.example.com"
 
