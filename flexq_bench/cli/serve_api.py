@@ -46,8 +46,8 @@ def serve_api(
 
     import uvicorn
 
-    from flexq_bench.read_api.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
     from flexq_bench.read_api.app import api_app
+    from flexq_bench.read_api.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
 
     tree = None if repository is None else repository_of(repository)
     url = server_url(address, port)
