@@ -1,0 +1,144 @@
+"""The change points of a series: the one service that detection, alerts, pages and `detect` read.
+
+The statistics are in `flexq_bench.stats`; this module applies them to the points of a series and
+compares the result with what was reported before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flexq_bench.stats.level_model import LevelModel, level_model
+
+# values by which the position of a step may differ from one analysis to the next
+REACH = 5
+_NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one
+
+
+class Scale(StrEnum):
+    """How the values of a metric are compared."""
+
+    RATIO = "ratio"  # times and rates: positive, changes are factors
+    DIFFERENCE = "difference"  # counts and signed values: changes are differences, 0 is allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One commit of a series.
+
+    value: in the unit of the series; with several results, their median. device: that measured it.
+    spread: standard deviation of a result from the others of the commit, in the unit of the series;
+    NaN: unknown. count: number of results that the value combines.
+    """
+
+    value: float
+    device: Hashable = None
+    spread: float = math.nan
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of level. index: of the first point on the new level.
+
+    before, after: medians next to the change, in the unit of the series. p_value: probability of a
+    change this large anywhere in noise alone.
+    """
+
+    index: int
+    before: float
+    after: float
+    p_value: float
+
+    @property
+    def difference(self) -> float:
+        return self.after - self.before
+
+    @property
+    def relative(self) -> float:
+        """after / before - 1; infinite from a level of 0."""
+        if self.before == 0:
+            return math.copysign(math.inf, self.after)
+        return (self.after - self.before) / abs(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A change that is not decided yet; reason: what is missing, in words."""
+
+    change: Change
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A reported change that no longer holds. index: as reported; reason: in words."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePoints:
+    """Result for a series. model: its other components (spells, drifts, devices, noise)."""
+
+    steps: tuple[Change, ...]
+    waiting: tuple[Waiting, ...]
+    withdrawn: tuple[Withdrawn, ...]
+    model: LevelModel
+
+
+def find_change_points(
+    points: Sequence[Point],
+    scale: Scale = Scale.RATIO,
+    *,
+    smallest: float = 0.0,
+    reported: Sequence[Change] = (),
+) -> ChangePoints:
+    """The changes of level of a series of points, oldest first, one per commit.
+
+    smallest: change that counts, a fraction of the level (`Scale.RATIO`) or in the unit of the
+    series. reported: changes that were reported before, by their present indices; those that no
+    longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
+    `Scale.RATIO` those that are not positive.
+    """
+    values = [
+        point.value if scale is Scale.DIFFERENCE or point.value > 0 else math.nan
+        for point in points
+    ]
+    model = level_model(values, devices=[point.device for point in points])
+    steps = tuple(
+        change
+        for one in model.steps
+        for change in [Change(one.index, one.before, one.after, one.p_value)]
+        if abs(change.relative if scale is Scale.RATIO else change.difference) >= smallest
+    )
+    withdrawn = tuple(
+        Withdrawn(one.index, reason_without_step(model, one.index, rises=one.difference > 0))
+        for one in reported
+        if all(abs(step.index - one.index) > REACH for step in steps)
+    )
+    return ChangePoints(steps, (), withdrawn, model)
+
+
+def reason_without_step(model: LevelModel, index: int, *, rises: bool) -> str:
+    """Explain in words why a model has no step at an index of its series, the nearest cause first.
+
+    rises: True if the step led to larger values.
+    """
+    if any(abs(change.index - index) <= REACH for change in model.device_changes):
+        return "the level changed with the device"
+    for spell in model.spells:
+        if spell.start - REACH <= index <= spell.stop + REACH:
+            return f"the level was back after {spell.stop - spell.start} results"
+    apart = [step.index - index for step in model.steps if (step.after > step.before) == rises]
+    nearest = min(apart, key=abs, default=_NEARBY + 1)
+    if abs(nearest) <= _NEARBY:
+        return f"later results place the step {nearest:+d} results from here"
+    for drift in model.drifts:
+        if drift.onset - REACH <= index < drift.end and (drift.change > 0) == rises:
+            return f"a drift of {drift.slope:+.3%} a result explains it"
+    return "later results do not bear it out"
