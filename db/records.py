@@ -297,7 +297,8 @@ class ServingRecord(ModelRecord):
     ttft_p95_ms: float | None = None
 
 
-GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # worst first
+# Worst first; "missing" and "regression" are those of records of earlier versions.
+GATE_OUTCOMES = ("missing", "regression", "fail", "not judged", "ambiguous", "pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +316,11 @@ class GateLimit:
     high: float | None
     unit: str
     detectable: float | None = None  # smallest detectable loss; None: not defined for this limit
+    text: str = ""  # the text that was judged; empty: none, or unknown
+    coverage: str = ""  # how much was judged, as "28 of 28 layers"; empty: unknown
+    cause: str = ""  # explanation of a failure; may be empty
+    details: tuple[str, ...] = ()  # differences and the like, one a line
+    allowed: bool = False  # the policy allows that it is not judged
 
 
 @dataclass(frozen=True, slots=True)

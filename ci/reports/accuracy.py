@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.diagnosis import named_layers
-from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
+from flexq_bench.ci.accuracy_gate.contract import LimitOutcome
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.ci.reports.formats import JUnitCase, junit_xml, plain
@@ -21,7 +21,8 @@ MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
 _MAX_LAYERS = 8  # rows of a table of layers
 _MAX_ITEMS = 3  # tokens and settings of a failing scheme that a line lists
-_FAILING = (GateOutcome.MISSING, GateOutcome.REGRESSION, GateOutcome.AMBIGUOUS)
+_FAILING = (GateOutcome.FAIL, GateOutcome.AMBIGUOUS)
+_NOTED = (*_FAILING, GateOutcome.NOT_JUDGED)
 
 
 def headline(report: AccuracyReport) -> str:
@@ -78,21 +79,22 @@ def markdown(report: AccuracyReport) -> str:
 
 
 def junit(report: AccuracyReport) -> str:
-    """Format JUnit XML: regressions and ambiguous checks are failures, missing ones errors."""
+    """Format JUnit XML: failing and ambiguous checks are failures, others not judged skipped."""
     counts = {outcome: len(report.with_outcome(outcome)) for outcome in GateOutcome}
     totals = {
         "tests": len(report.judged),
-        "failures": counts[GateOutcome.REGRESSION] + counts[GateOutcome.AMBIGUOUS],
-        "errors": counts[GateOutcome.MISSING],
+        "failures": counts[GateOutcome.FAIL] + counts[GateOutcome.AMBIGUOUS],
+        "errors": 0,
+        "skipped": counts[GateOutcome.NOT_JUDGED],
     }
     cases = map(_junit_case, report.judged)
     return junit_xml(SUITE, totals, _named_hashes(report), cases, "\n".join(notes(report)))
 
 
 def _junit_case(limit: LimitOutcome) -> JUnitCase:
-    if limit.outcome not in _FAILING:
+    if limit.outcome not in _NOTED:
         return JUnitCase(limit.scheme, limit.check)
-    tag = "error" if limit.outcome is GateOutcome.MISSING else "failure"
+    tag = "skipped" if limit.outcome is GateOutcome.NOT_JUDGED else "failure"
     message = f"{change(limit)}, limit {limit.limit}".removeprefix(", ")
     kind = str(limit.outcome)
     return JUnitCase(limit.scheme, limit.check, tag, message, kind, limit.reason)
@@ -201,7 +203,7 @@ def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
     yield "| scheme | check | change | limit | detectable | outcome | |"
     yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
     for limit in judged:
-        outcome = f"**{limit.outcome}**" if limit.outcome in _FAILING else str(limit.outcome)
+        outcome = f"**{limit.outcome}**" if limit.outcome in _NOTED else str(limit.outcome)
         cells = (
             f"`{limit.scheme}`",
             plain(limit.check),

@@ -70,7 +70,7 @@ class KernelLinear(nn.Module):
         self.layer = layer
         self.out_features, self.in_features = layer.weight.rows, layer.weight.k
         self._activations = buffers or ActivationBuffers()
-        self.kernel = kernel or _kernel_of(name, layer)
+        self.kernel = kernel or kernel_of(name, layer)
         self._bias = None if layer.bias is None else layer.bias.to(torch.float16)
 
     @torch.no_grad()
@@ -112,7 +112,11 @@ def through_kernels(model: nn.Module) -> None:
         replace_module(model, name, KernelLinear(name, layer, buffers))
 
 
-def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+def kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+    """Return the kernel that decodes a layer.
+
+    Raises QuantizeError with the layer's name if no kernel supports its formats or can run here.
+    """
     formats = layer.weight_format, layer.activation_format
     label = kernel_label(*formats)
     if label is None:

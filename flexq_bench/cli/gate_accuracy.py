@@ -90,6 +90,7 @@ def accuracy(
     from flexq_bench.ci.accuracy_gate.gate import (
         gate_accuracy,
         gate_records,
+        judged_folders,
         planned_evaluation,
     )
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
@@ -141,6 +142,7 @@ def accuracy(
                 *(rules, setup, database, judged, compared, absent),
                 on_unit=on_unit,
                 diagnose=diagnosis,
+                folders=judged_folders(model, subject.checkpoint, reference),
             )
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:

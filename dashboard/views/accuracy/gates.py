@@ -11,7 +11,8 @@ from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import GateRow
 from flexq_bench.db.records import GATE_OUTCOMES, GateLimit
 
-_MARKS = {"pass": "✓", "regression": "✗", "ambiguous": "?", "missing": "–"}
+_MARKS = {"pass": "✓", "ambiguous": "?"} | dict.fromkeys(("fail", "regression"), "✗")
+_MARKS |= dict.fromkeys(("not judged", "missing"), "–")
 
 
 def gate_rows(
