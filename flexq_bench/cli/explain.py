@@ -109,8 +109,8 @@ def _print(
     print_wrapped(out, _table(explained))
     for panel in panels:
         say(out, panel.title)
-        for line in terminal_plot(panel):
-            out.print(line, soft_wrap=True)
+        for row_of_plot in terminal_plot(panel):
+            out.print(row_of_plot, soft_wrap=True)
         say(out, f"{panel.confirmation.reason}; cause: {panel.confirmation.cause}")
         say(out, "")
     drawn = {(panel.title, panel.confirmation.reason) for panel in panels}

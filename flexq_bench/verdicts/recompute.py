@@ -62,15 +62,17 @@ class Explained:
         row, numbers = self.decision, self.decision.numbers or {}
         smallest = numbers.get("smallest_change", row.parameters.get("smallest_change"))
         return Confirmation(
-            # Text of any version, which only is displayed.
+            # Text of any version, which is only displayed.
             cast(Verdict, row.verdict),
             cast(Cause, row.cause),
             row.reason,
-            *(_number(v) for v in (row.log_ratio, row.log_ratio_low, row.log_ratio_high)),
-            _number(numbers.get("p_value")),
-            _number(smallest),
-            int(numbers.get("blocks") or 0),
-            int(numbers.get("placements") or 0),
+            log_ratio=_number(row.log_ratio),
+            low=_number(row.log_ratio_low),
+            high=_number(row.log_ratio_high),
+            p_value=_number(numbers.get("p_value")),
+            smallest_change=_number(smallest),
+            blocks=int(numbers.get("blocks") or 0),
+            placements=int(numbers.get("placements") or 0),
         )
 
 
@@ -104,48 +106,59 @@ def explain_decision(session: Session, row: DecisionRow) -> Explained:
 def _again(row: DecisionRow, raw: Mapping[str, Any], evidence: Evidence | None) -> Again | None:
     try:
         if evidence is not None:
-            judged = judge_evidence(evidence)
-            values = {
-                "verdict": judged.verdict.value,
-                "cause": judged.cause.value,
-                "reason": judged.reason,
-                "log_ratio": finite(judged.log_ratio),
-                "log_ratio_low": finite(judged.low),
-                "log_ratio_high": finite(judged.high),
-            }
-            rules, parameters = alert_rule, alert_rule.PARAMETERS
+            values = _of_comparison(evidence)
+            name, version = alert_rule.DETECTOR, alert_rule.DETECTOR_VERSION
+            parameters = alert_rule.PARAMETERS
         elif row.detector == history_verdict.DETECTOR:
-            step = history_verdict.judged_again(raw)
-            values = {"verdict": None, "reason": "there is no change of level here"}
-            if step is not None:
-                values = {
-                    "verdict": step.verdict.value,
-                    "cause": step.cause.value,
-                    "reason": step.reason,
-                    "log_ratio": step.log_ratio,
-                }
-            rules, parameters = history_verdict, history_verdict.PARAMETERS
+            values = _of_history(raw)
+            name, version = history_verdict.DETECTOR, history_verdict.DETECTOR_VERSION
+            parameters = history_verdict.PARAMETERS
         else:
             return None
     except (KeyError, TypeError, ValueError):
         return None
     differences = [
-        f"{name} was {row.parameters.get(name)}, this version has {value}"
-        for name, value in parameters.items()
-        if row.parameters.get(name) != value
+        f"{key} was {row.parameters.get(key)}, this version has {value}"
+        for key, value in parameters.items()
+        if row.parameters.get(key) != value
     ]
     differences += [
-        f"{name} was {getattr(row, name)!r}, is {value!r} by today's rules"
-        for name, value in values.items()
-        if getattr(row, name) != value
+        f"{key} was {getattr(row, key)!r}, is {value!r} by today's rules"
+        for key, value in values.items()
+        if getattr(row, key) != value
     ]
     return Again(
-        f"{rules.DETECTOR} {rules.DETECTOR_VERSION}",
+        f"{name} {version}",
         values["verdict"],
-        str(values["reason"]),
-        cast("float | None", values.get("log_ratio")),
+        values["reason"],
+        values["log_ratio"],
         tuple(differences),
     )
+
+
+def _of_comparison(evidence: Evidence) -> dict[str, Any]:
+    judged = judge_evidence(evidence)
+    return {
+        "verdict": judged.verdict.value,
+        "cause": judged.cause.value,
+        "reason": judged.reason,
+        "log_ratio": finite(judged.log_ratio),
+        "log_ratio_low": finite(judged.low),
+        "log_ratio_high": finite(judged.high),
+    }
+
+
+def _of_history(raw: Mapping[str, Any]) -> dict[str, Any]:
+    step = history_verdict.judged_again(raw)
+    if step is None:
+        nothing = "there is no change of level here"
+        return {"verdict": None, "reason": nothing, "log_ratio": None}
+    return {
+        "verdict": step.verdict.value,
+        "cause": step.cause.value,
+        "reason": step.reason,
+        "log_ratio": step.log_ratio,
+    }
 
 
 def _columns(row: DecisionRow) -> dict[str, Any]:
