@@ -32,7 +32,7 @@ from flexq_bench.stats.level_model import (
 from flexq_bench.stats.log_series import robust_scale
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
-from flexq_bench.verdicts import Cause, Verdict
+from flexq_bench.verdicts import Cause, Verdict, history_verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
@@ -236,6 +236,8 @@ def _store(
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=datetime.now(UTC),
+            rule=history_verdict.RULE,
+            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
         ),
     )
     return add_change_point(session, identity, first.commit, before=step.before, after=step.after)

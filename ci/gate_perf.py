@@ -44,6 +44,7 @@ def gate_perf(
     comparer measures head with its own program. Raises errors of the comparer and the database;
     nothing is stored then.
     """
+    policy = policy.on(machine.device.sku)
     received = {compared.case.key: compared for compared in comparer(plan)}
     with database.session() as session:
         night = record_night(
@@ -154,7 +155,7 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
         elif not any(finding.waiver is waiver for finding in findings):
             notes.append(f"{title} was not needed")
     notes += [
-        f"limit of {','.join(limit.kernels)} fits no planned case{_but_probes(limit, cases)}: "
+        f"limit of {limit.name} fits no planned case{_but_probes(limit, cases)}: "
         "delete or correct it"
         for limit in policy.limits
         if not any(limit.fits(case) for case in cases if not calibrates(case.kernel))

@@ -21,6 +21,7 @@ from flexq_bench.verdicts.history_verdict import (
     DETECTOR,
     DETECTOR_VERSION,
     PARAMETERS,
+    RULE,
     Step,
     evidence_of,
     is_back,
@@ -147,6 +148,8 @@ def _new_steps(
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=at,
+            rule=RULE,
+            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
         )
         added = add_decision(session, info)
         add_change_point(session, identity, first.commit, before=step.before, after=step.after)

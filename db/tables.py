@@ -494,6 +494,10 @@ class Decision(Base):
     log_ratio: Mapped[float | None]  # ln(head / base); null: nothing was judged
     log_ratio_low: Mapped[float | None]  # one-sided 99 % bound; null: as log_ratio
     log_ratio_high: Mapped[float | None]  # null: as log_ratio
+    rule: Mapped[str] = mapped_column(server_default="")  # in words; empty: an earlier version
+    # All numbers of the verdict, by name. Null in the next two: an earlier version.
+    numbers: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    decided_hash: Mapped[str | None]  # fingerprint of all that was decided (`decided_hash`)
     created_at: Mapped[datetime]
 
 

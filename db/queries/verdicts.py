@@ -91,6 +91,9 @@ class DecisionRow:
     log_ratio_low: float | None
     log_ratio_high: float | None
     created_at: datetime
+    rule: str
+    numbers: dict[str, Any] | None
+    decided_hash: str | None
 
 
 def alerts(

@@ -94,7 +94,7 @@ def compare(
     sources.use_kernels()
     if sources.project is not None:
         comparison = _of_project(sources.project, base, head, suite, cases, place)
-        raise typer.Exit(_measure(comparison, interleaving, as_json=as_json))
+        raise typer.Exit(code_with_failures(_measure(comparison, interleaving, as_json=as_json)))
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:

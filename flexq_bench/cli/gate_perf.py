@@ -34,7 +34,6 @@ from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
 from flexq_bench.runs.command_lines import command
-from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -86,7 +85,9 @@ def perf(
     if sources.project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=judged.base.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
-    rules = replace(interleaving.rules, suffices=partial(suffices, judged.policy))
+    rules = replace(
+        interleaving.rules, suffices=partial(suffices, judged.policy.on(machine.device.sku))
+    )
     with (
         open_database(db) as database,
         progress(len(plan) * rules.blocks_at_first) as on_block,
@@ -111,7 +112,7 @@ def perf(
             trusts_head=trust_head,
         )
     _write(report, output)
-    out = console(stderr=output.as_json == STDOUT)
+    out = console(stderr=output.use_stdout)
     if plan:
         _check_compared(
             report, judged, out, is_isolated=sources.project is not None and not trust_head

@@ -17,7 +17,6 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.cli.reports import BaseOption, BothRevisionsOption, ReportOptions
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.worktrees import repository_of
-from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def static(
             on_progress=bar.update,
         )
     output.write(report, markdown=reports.markdown, json=reports.as_json)
-    out = console(stderr=STDOUT in output.paths().values())
+    out = console(stderr=output.use_stdout)
     say(out, reports.headline(report))
     table = reports.terminal(report)
     if table is not None:

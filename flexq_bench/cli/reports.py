@@ -60,6 +60,11 @@ class ReportOptions:
         """Return the path of each option."""
         return {"--markdown": self.markdown, "--json": self.as_json}
 
+    @property
+    def use_stdout(self) -> bool:
+        """True if a report is written to stdout, so that nothing else may be."""
+        return STDOUT in self.paths().values()
+
     def write(self, report: ReportT, **writers: Callable[[ReportT], str]) -> None:
         """Write the report in each format. Raises UsageError if a file can't be written."""
         for option, path in self.paths().items():

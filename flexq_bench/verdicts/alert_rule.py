@@ -173,6 +173,11 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # same evidence another verdict.
 DETECTOR = "interleaved"
 DETECTOR_VERSION = 7
+RULE = (
+    "slower or faster if the change is at least the smallest that counts and the 99 % "
+    "bounds exclude no change, with a limited rate of false verdicts among the comparisons of a "
+    "night; same if both bounds are within the smallest change; else ambiguous"
+)
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,

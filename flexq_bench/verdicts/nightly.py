@@ -120,6 +120,16 @@ def _decision(
         log_ratio_low=finite(confirmation.low),
         log_ratio_high=finite(confirmation.high),
         created_at=at,
+        rule=alert_rule.RULE,
+        numbers={
+            "p_value": finite(confirmation.p_value),
+            "smallest_change": finite(confirmation.smallest_change),
+            "blocks": confirmation.blocks,
+            "placements": confirmation.placements,
+            "slow_placements": None
+            if confirmation.modes is None
+            else [confirmation.modes.slow_base, confirmation.modes.slow_head],
+        },
     )
 
 
