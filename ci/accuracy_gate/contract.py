@@ -6,7 +6,7 @@ A check is one file in `checks/`, and a line in the registry there (`checks/__in
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
 from flexq_bench.accuracy.loading import LoadedModel
-from flexq_bench.accuracy.results import FULL_PRECISION, Bos, MetricResult
+from flexq_bench.accuracy.results import FULL_PRECISION, PERPLEXITY, Bos, MetricResult
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.ci.accuracy_gate.results import SchemeResults
 from flexq_bench.ci.accuracy_gate.text_test import TextPlan, TextTest
@@ -233,6 +233,9 @@ class ModelFolders:
     original: Path | None = None
 
 
+Early = Mapping[CheckLimit, Sequence[LimitOutcome]]  # judged before the results were there
+
+
 @dataclass(frozen=True)
 class CheckContext:
     """Data of one scheme of a model that a check may read.
@@ -240,7 +243,8 @@ class CheckContext:
     every_result: with repeated segments of texts. distinct: by text, the indices of its distinct
     segments, and the number of all. prepared: None: the model can't be loaded. shares: the part of
     the error probabilities of a text's limits that this look may spend. reproduce: results of the
-    original quantized here, see `reproduced`. progress: shows the current activity.
+    original quantized here, see `reproduced`. progress: shows the current activity. quick: a
+    first opinion is enough.
     """
 
     policy: AccuracyPolicy
@@ -254,6 +258,7 @@ class CheckContext:
     share: Callable[[str], float] = lambda text: 1.0
     reproduce: Callable[[str], Sequence[MetricResult]] | None = None
     progress: Callable[[str], None] = lambda what: None
+    quick: bool = False
     seed: int = 0
 
     @property
@@ -283,6 +288,14 @@ class CheckContext:
         """The results of the scheme and its base on the distinct segments of each text."""
         return self.every_result.without_repeats(self.distinct)
 
+    def coverage(self, text: str) -> str:
+        """Return the number of tokens of a text that were evaluated: `2,550 of 15,810 tokens`."""
+        result = self.every_result.find(self.scheme, text, PERPLEXITY)
+        if result is None or not result.values or text not in self.distinct:
+            return ""
+        segment = result.n_items // len(result.values)
+        return f"{result.n_items:,} of {self.distinct[text][1] * segment:,} tokens"
+
     def outcomes(self, limit: CheckLimit) -> list[LimitOutcome]:
         """Judge the scheme by a limit: one outcome of each name at least, or none if it is exempt.
 
@@ -294,11 +307,26 @@ class CheckContext:
         except (FlexqError, KernelError, RuntimeError) as error:
             judged += self.not_judged(limit, one_line(error), {outcome.check for outcome in judged})
         return [
-            replace(outcome, allowed=self.policy.allows(outcome.check))
-            if outcome.outcome is GateOutcome.NOT_JUDGED
-            else outcome
+            replace(
+                outcome,
+                allowed=outcome.outcome is GateOutcome.NOT_JUDGED
+                and self.policy.allows(outcome.check),
+                coverage=outcome.coverage or (self.coverage(outcome.text) if outcome.text else ""),
+            )
             for outcome in judged
         ]
+
+    def after_failure(self, failure: LimitOutcome, early: Early) -> Iterator[LimitOutcome]:
+        """Return the outcomes of a scheme that was not evaluated: of folders, the rest not judged.
+
+        failure: the first of them, which has the reason.
+        """
+        yield failure
+        for limit in self.policy.limits:
+            if limit.check.stage is Stage.FOLDERS:
+                yield from early[limit]
+            else:
+                yield from self.not_judged(limit, "nothing was evaluated")
 
     def not_judged(
         self, limit: CheckLimit, reason: str, known: Collection[str] = ()

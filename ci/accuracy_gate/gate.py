@@ -44,16 +44,37 @@ from flexq_bench.ci.accuracy_gate.contract import (
 )
 from flexq_bench.ci.accuracy_gate.power import PowerSchedule
 from flexq_bench.ci.accuracy_gate.results import SchemeResults, find
-from flexq_bench.ci.accuracy_gate.text_test import TextTest
+from flexq_bench.ci.accuracy_gate.text_test import PILOT, TextTest
 from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import Database
 from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import GateLimit, GateRecord
 from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.schemes.errors import NoKernelError
 
 NO_FOLDERS = ModelFolders()
+OnActivity = Callable[[str], None]
+# Errors of a model that is wrong in a way that no check of its files finds.
+_FAILURES = (UsageError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 MODEL = "model"  # name of the outcome of a model that can't be evaluated
+
+
+def _no_activity(what: str) -> None:
+    """Show nothing."""
+
+
+def _described(error: Exception) -> str:
+    """Return the message of an error; of a library's, with its class."""
+    own = isinstance(error, UsageError | ValueError)
+    return one_line(error) if own else f"{type(error).__name__}: {one_line(error)}"
+
+
+class _FirstSegments:
+    """The schedule of a first opinion; see Schedule."""
+
+    def next_count(self, *_: object) -> int:
+        return PILOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,7 @@ class AccuracyReport:
     warnings: tuple[str, ...] = ()  # about the evaluation
     diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
     absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
+    quick: bool = False  # a first opinion on a small sample, in which nothing passes
 
     @property
     def exit_code(self) -> ExitCode:
@@ -170,17 +192,6 @@ def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
     return missing
 
 
-def judged_folders(model: str, checkpoint: str | None, reference: str | None) -> ModelFolders:
-    """Return the folders of an evaluation, from the names that the user gave."""
-    judged = checkpoint or (None if reference is None else model)
-    return ModelFolders(_folder(judged), _folder(model if reference is None else reference))
-
-
-def _folder(name: str | None) -> Path | None:
-    path = None if name is None else Path(name).expanduser()
-    return path if path is not None and path.is_dir() else None
-
-
 def gate_accuracy(
     policy: AccuracyPolicy,
     setup: PreparedModel,
@@ -192,15 +203,21 @@ def gate_accuracy(
     on_unit: OnUnit,
     diagnose: bool = True,
     folders: ModelFolders = NO_FOLDERS,
+    quick: bool = False,
+    on_activity: OnActivity = _no_activity,
 ) -> AccuracyReport:
     """Evaluate the schemes, store the results, and judge every limit.
 
     schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
-    with the reason. diagnose: also diagnose failing schemes. A scheme that can't be evaluated
-    fails, and the others are still judged. Raises errors of the base's evaluation and the database.
+    with the reason. diagnose: also diagnose failing schemes. quick: evaluate the first segments
+    only; what does not fail on them is not judged. on_activity: called with what is done next,
+    besides evaluations. A scheme that can't be evaluated fails, and the others are still judged.
+    Raises errors of the database.
     """
-    gate = _Gate(policy, setup, database, schemes, base, dict(missing), on_unit, folders)
-    judged = gate.judge()
+    gate = _Gate(
+        policy, setup, database, schemes, base, dict(missing), on_unit, folders, quick, on_activity
+    )
+    judged = [_first_opinion(limit) for limit in gate.judge()] if quick else gate.judge()
     failing = [s for s in schemes if _fails(judged, s) and s not in gate.failures]
     origin, reference = setup.origin, setup.plan.reference and setup.evaluator.reference
     return AccuracyReport(
@@ -218,9 +235,63 @@ def gate_accuracy(
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
         warnings=setup.warnings,
-        diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
+        diagnoses=gate.diagnoses(failing) if diagnose and not quick else (),
         absent=gate.absent(),
+        quick=quick,
     )
+
+
+def _first_opinion(limit: LimitOutcome) -> LimitOutcome:
+    """Return the outcome on a small sample, where only a failure counts."""
+    if limit.outcome not in (GateOutcome.PASS, GateOutcome.AMBIGUOUS):
+        return replace(limit, allowed=False)
+    reason = "within its limit so far" if limit.outcome is GateOutcome.PASS else "undecided so far"
+    return replace(limit, outcome=GateOutcome.NOT_JUDGED, reason=f"{reason} (--quick)")
+
+
+def judge_unloaded(
+    policy: AccuracyPolicy,
+    origin: ResultOrigin,
+    schemes: Sequence[str],
+    base: str,
+    folders: ModelFolders,
+    reason: str,
+    *,
+    is_judged: bool,
+    reference: str | None,
+    through: Through,
+) -> AccuracyReport:
+    """Judge a model that can't be loaded, or whose reference can't be, for the given reason.
+
+    is_judged: it is the judged model that can't be loaded, so the gate fails; else it is not
+    judged. Checks of folders are judged.
+    """
+    judged: list[LimitOutcome] = []
+    for scheme in schemes:
+        results = SchemeResults(scheme, base, (), {})
+        context = CheckContext(policy, scheme, base, folders, None, results, seed=origin.seed)
+        early = {
+            limit: context.outcomes(limit)
+            for limit in policy.limits
+            if limit.check.stage is Stage.FOLDERS
+        }
+        judged += context.after_failure(_model_outcome(scheme, reason, fails=is_judged), early)
+    return AccuracyReport(
+        model=origin.model,
+        model_hash=origin.model_hash,
+        base=base,
+        policy=policy.name,
+        commit=origin.commit.sha,
+        device=origin.device.sku,
+        judged=tuple(judged),
+        through=through,
+        reference=reference or "",
+    )
+
+
+def _model_outcome(scheme: str, reason: str, *, fails: bool) -> LimitOutcome:
+    outcome = GateOutcome.FAIL if fails else GateOutcome.NOT_JUDGED
+    return LimitOutcome(scheme, MODEL, outcome, reason, "can be evaluated")
 
 
 def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
@@ -240,13 +311,16 @@ class _Gate:
         missing: dict[str, str],
         on_unit: OnUnit,
         folders: ModelFolders,
+        quick: bool,
+        on_activity: OnActivity,
     ) -> None:
         self._policy, self._setup, self._database = policy, setup, database
         self._schemes, self._base, self._missing = schemes, base, missing
-        self._on_unit, self._folders = on_unit, folders
+        self._on_unit, self._folders, self._quick = on_unit, folders, quick
+        self._on_activity = on_activity
         self.results: list[MetricResult] = []
-        self.failures: dict[str, str] = {}  # by scheme, the reason why it could not be evaluated
-        self._early: dict[tuple[str, CheckLimit], list[LimitOutcome]] = {}
+        self.failures: dict[str, LimitOutcome] = {}  # of schemes that could not be evaluated
+        self._early: dict[str, dict[CheckLimit, list[LimitOutcome]]] = {s: {} for s in schemes}
         self._own: dict[tuple[str, str, int], list[MetricResult]] = {}
         evaluator = setup.evaluator
         self._distinct_segments = cache(evaluator.distinct_segments)
@@ -263,8 +337,11 @@ class _Gate:
         """Evaluate all schemes; return the outcome of every limit of every scheme, in order."""
         for scheme in self._schemes:
             self._judge_early(Stage.FOLDERS, scheme)
+        if self._quick:
+            self._setup.evaluator.schedule = _FirstSegments()
         if self._stops_early:
-            self._setup.evaluator.schedule = self._schedule
+            if not self._quick:
+                self._setup.evaluator.schedule = self._schedule
             for scheme in self._schemes:
                 self._evaluate_or_fail(scheme)
             self._evaluate_base()
@@ -293,23 +370,44 @@ class _Gate:
         context = self._context(scheme, self.results)
         for limit in self._policy.limits:
             if limit.check.stage is stage:
-                self._early[scheme, limit] = context.outcomes(limit)
+                self._on_activity(f"checking {scheme}: {', '.join(limit.names)}")
+                self._early[scheme][limit] = context.outcomes(limit)
 
     def _evaluate_or_fail(self, scheme: str) -> None:
+        if scheme in self.failures:
+            return
         try:
             self._evaluate(scheme)
-        except (UsageError, ValueError) as error:  # other schemes may still succeed
-            self.failures[scheme] = one_line(error)
+        except NoKernelError as error:  # the model may be right
+            self.failures[scheme] = _model_outcome(scheme, str(error), fails=False)
+        except _FAILURES as error:  # other schemes may still succeed
+            self.failures[scheme] = _model_outcome(scheme, _described(error), fails=True)
         else:
             self._judge_early(Stage.MODEL, scheme)  # while the scheme's model is in memory
 
     def _evaluate_base(self) -> None:
+        """Evaluate the base; if it fails, so do the schemes of the same model.
+
+        With a separate reference each scheme fails with its own reason, such as other tokens.
+        """
+        plan = self._setup.plan
         try:
             self._evaluate(self._base)
-        except AccuracyError:
-            # With a separate reference each scheme fails with its own reason, such as other tokens.
-            if self._setup.plan.reference is None:
-                raise
+        except _FAILURES as error:
+            if plan.reference is not None:
+                return
+            for scheme in self._schemes:
+                is_stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
+                failure = _model_outcome(scheme, _described(error), fails=not is_stored)
+                self.failures.setdefault(scheme, failure)
+
+    def diagnoses(self, schemes: Sequence[str]) -> tuple[Diagnosis, ...]:
+        """Locate the losses of failing schemes."""
+        found = []
+        for scheme in schemes:
+            self._on_activity(f"locating the loss of {scheme}")
+            found.append(diagnose_scheme(self._setup, scheme))
+        return tuple(found)
 
     def _evaluate(self, scheme: str) -> None:
         """Evaluate a scheme; a task that lm-eval can't evaluate is recorded as missing."""
@@ -326,16 +424,13 @@ class _Gate:
 
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
         """Return the outcomes of all limits; of a failed scheme, which are not judged."""
-        context = self._context(scheme, self.results)
+        context, early = self._context(scheme, self.results), self._early[scheme]
         failure = self.failures.get(scheme)
         if failure is not None:
-            yield LimitOutcome(scheme, MODEL, GateOutcome.FAIL, failure, "can be evaluated")
+            yield from context.after_failure(failure, early)
+            return
         for limit in self._policy.limits:
-            if limit.check.stage is Stage.FOLDERS or failure is None:
-                early = self._early.get((scheme, limit))
-                yield from context.outcomes(limit) if early is None else early
-            else:
-                yield from context.not_judged(limit, "the model can't be evaluated")
+            yield from early[limit] if limit in early else context.outcomes(limit)
 
     def _context(
         self,
@@ -356,6 +451,8 @@ class _Gate:
             tests=self._tests(every),
             share=share or partial(self._share, scheme),
             reproduce=partial(self._reproduced, scheme, results),
+            progress=self._on_activity,
+            quick=self._quick,
             seed=self._setup.plan.seed,
         )
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -331,13 +332,54 @@ def progress(setup: PreparedModel) -> Iterator[OnUnit]:
 
 
 @contextmanager
+def segment_progress(setup: PreparedModel) -> Iterator[tuple[OnUnit, Callable[[str], None]]]:
+    """Show evaluated segments of all texts with the time left; yield also a function to show more.
+
+    A text has as many segments as are planned so far; texts that follow are counted as the last.
+    """
+    from flexq_bench.accuracy.references import ModelReference
+
+    plan = setup.plan
+    texts = {text.name for text in plan.texts}
+    ahead = {(scheme, text) for scheme in plan.schemes for text in texts}
+    counts: dict[Unit, tuple[int, int]] = {}
+    with shown_progress("evaluating") as bar:
+
+        def on_segment(scheme: str, text: str, done: int, planned: int) -> None:
+            counts[scheme, text] = done, planned
+            later = planned * len(ahead - counts.keys())
+            finished, total = (sum(column) for column in zip(*counts.values(), strict=True))
+            bar.update(finished, total + later, f"segments of {text} under {scheme}")
+
+        def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
+            _log_unit(unit, findings)
+            ahead.discard(unit)
+            if unit in counts:
+                done, _ = counts[unit]
+                counts[unit] = done, done
+
+        def on_block(block: int, total: int, what: str) -> None:
+            log.info("%s of %d", what, total)
+            bar.say(f"quantizing: {block} of {total} blocks")
+
+        setup.evaluator.on_block, setup.evaluator.on_segment = on_block, on_segment
+        if isinstance(setup.evaluator.reference, ModelReference):
+            setup.evaluator.reference.on_segment = partial(on_segment, plan.schemes[0])
+        yield on_unit, bar.say
+
+
+def _log_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
+    for finding in findings:
+        log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
+
+
+@contextmanager
 def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
     """Show evaluated units, and the blocks of the model that is being quantized."""
     with shown_progress("evaluating", total) as bar:
 
         def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
-            for finding in findings:
-                log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
+            _log_unit(unit, findings)
             bar.advance(" on ".join(unit))
 
         def on_block(block: int, total: int, what: str) -> None:

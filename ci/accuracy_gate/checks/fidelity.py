@@ -21,7 +21,6 @@ from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.stats import Interval, is_clear, mean_difference_interval
 from flexq_bench.workloads.data_files import Amount, DataTable, Text
 
-_MIN_DIVERGENCE = 1e-9  # nats: smaller values give no percentage
 _METRICS = {PERPLEXITY: "perplexity", KL: "KL mean"}
 
 
@@ -66,8 +65,7 @@ def judge_fidelity(
     own: SchemeResults | None,
 ) -> LimitOutcome:
     """Judge a metric by its difference from `own`, the results of the original quantized here."""
-    floor = f", or {limit.kl:g} nats" if limit.kl and metric == KL else ""
-    words = f"±{limit.percent if metric == PERPLEXITY else limit.kl_percent:g} %{floor}"
+    words = f"±{limit.percent if metric == PERPLEXITY else limit.kl_percent:g} %"
     decided = partial(LimitOutcome, results.scheme, name, limit=words, text=limit.text)
     head = results.find(results.scheme, limit.text, metric)
     if broken := results.broken(head, head):
@@ -80,16 +78,16 @@ def judge_fidelity(
     clean = shortened(clean, len(head.values))
     value, before = head.value, clean.value or 0.0
     difference, unit = _difference(clean, head), "%"
+    if metric == KL and limit.kl_percent / 100 * before <= limit.kl:
+        unit, words = "nats", f"±{limit.kl:g} nats"  # the larger of the two counts
     ends = (difference.estimate, difference.low, difference.high)
     if metric == PERPLEXITY:
         beyond = abs(math.expm1(difference.estimate)) > limit.percent / 100
         change, low, high = (100 * math.expm1(end) for end in ends)
     else:
         beyond = abs(difference.estimate) > max(limit.kl_percent / 100 * before, limit.kl)
-        if before > _MIN_DIVERGENCE:
-            change, low, high = (100 * end / before for end in ends)
-        else:
-            (change, low, high), unit = ends, "nats"
+        scale = 1.0 if unit == "nats" else 100 / before
+        change, low, high = (scale * end for end in ends)
     outcome, reason = GateOutcome.PASS, ""
     if beyond and is_clear(difference):
         outcome = GateOutcome.FAIL
@@ -98,7 +96,15 @@ def judge_fidelity(
         outcome = GateOutcome.AMBIGUOUS
         reason = "beyond the limit and within noise: more tokens are needed"
     return decided(
-        outcome, reason, base=before, value=value, change=change, low=low, high=high, unit=unit
+        outcome,
+        reason,
+        limit=words,
+        base=before,
+        value=value,
+        change=change,
+        low=low,
+        high=high,
+        unit=unit,
     )
 
 

@@ -60,7 +60,7 @@ class ParityCheck(Check[ParityLimit]):
             _NAME,
             outcome,
             reason,
-            f"{limit.tolerance:g}",
+            f"at most {limit.tolerance:g}",
             value=worst if math.isfinite(worst) else None,
             unit="relative error",
             coverage=f"{len(compared)} of {len(sites)} layers",
