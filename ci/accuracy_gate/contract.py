@@ -289,12 +289,13 @@ class CheckContext:
         return self.every_result.without_repeats(self.distinct)
 
     def coverage(self, text: str) -> str:
-        """Return the number of tokens of a text that were evaluated: `2,550 of 15,810 tokens`."""
+        """Format the number of tokens of a text that were evaluated: `2,550 of 15,810 tokens`."""
         result = self.every_result.find(self.scheme, text, PERPLEXITY)
         if result is None or not result.values or text not in self.distinct:
             return ""
-        segment = result.n_items // len(result.values)
-        return f"{result.n_items:,} of {self.distinct[text][1] * segment:,} tokens"
+        available = result.n_items // len(result.values) * self.distinct[text][1]
+        part = "all" if result.n_items == available else f"{result.n_items:,} of"
+        return f"{part} {available:,} tokens"
 
     def outcomes(self, limit: CheckLimit) -> list[LimitOutcome]:
         """Judge the scheme by a limit: one outcome of each name at least, or none if it is exempt.

@@ -55,6 +55,7 @@ kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Self, cast, get_args
@@ -152,8 +153,13 @@ def _field(check: Check[Any]) -> tuple[Any, Any]:
     return check.table | None, None
 
 
-_TABLES: dict[str, Any] = {check.key: _field(check) for check in CHECKS}
-_PolicyTable = create_model("_PolicyTable", __base__=_Settings, **_TABLES)
+def policy_table(checks: Sequence[Check[Any]]) -> type[_Settings]:
+    """Return the type of a policy file with the tables of these checks."""
+    tables: dict[str, Any] = {check.key: _field(check) for check in checks}
+    return create_model("_PolicyTable", __base__=_Settings, **tables)
+
+
+_PolicyTable = policy_table(CHECKS)
 
 
 def _limits(settings: _Settings) -> tuple[CheckLimit, ...]:

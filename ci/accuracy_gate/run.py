@@ -41,7 +41,7 @@ Progress = Callable[[PreparedModel], AbstractContextManager[tuple[OnUnit, Callab
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """What is judged and how; names as of the command's options, None as of `prepare`.
+    """A request for a gate: names as of the command's options, None as of `prepare`.
 
     schemes: to judge; empty: the policy's, or none with a checkpoint or a reference. base: the
     scheme to compare with; None: the policy's.

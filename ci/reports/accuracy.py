@@ -25,6 +25,7 @@ _MAX_LAYERS = 8  # rows of a table of layers
 _MAX_ITEMS = 3  # tokens, texts and settings of a failing scheme that a line lists
 _MAX_DETAILS = 8  # lines of a limit
 _NO_OPINION = "no opinion yet"
+_UNNAMED_UNITS = ("share", "relative error")  # which the name of the check says
 _FAILING = (GateOutcome.FAIL, GateOutcome.AMBIGUOUS)
 _NOTED = (*_FAILING, GateOutcome.NOT_JUDGED)
 
@@ -59,7 +60,8 @@ def terminal(report: AccuracyReport) -> Table:
         right = name in ("value", "limit")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for limit in _worst_first(report.judged):
-        table.add_row(*_cells(limit, several=several))
+        *cells, reason = _cells(limit, several=several)
+        table.add_row(*cells, "" if limit.outcome is GateOutcome.PASS else reason)
     return table
 
 
@@ -187,15 +189,17 @@ def as_json(report: AccuracyReport) -> str:
 
 def change(limit: LimitOutcome) -> str:
     """Format the value that the limit is of, as `+0.8 % (+0.7 … +1.0)`; empty: it has none."""
+    has_interval = limit.low is not None and limit.high is not None and limit.low < limit.high
     if limit.change is not None:
         form = "{:+.2f}" if limit.unit in ("%", "points") else "{:+.2g}"
         value = limit.change
     elif limit.value is not None:
-        form, value = "{:.4g}", limit.value
+        form, value = "{:.3g}" if has_interval else "{:.4g}", limit.value
     else:
         return ""
-    text = f"{form.format(value)} {'' if limit.unit == 'share' else limit.unit}".rstrip()
-    if limit.low is not None and limit.high is not None and limit.low < limit.high:
+    unit = "" if limit.unit in _UNNAMED_UNITS else limit.unit
+    text = f"{form.format(value)} {unit}".rstrip()
+    if has_interval:
         text += f" ({form.format(limit.low)} … {form.format(limit.high)})"
     return text
 

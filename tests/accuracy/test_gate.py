@@ -142,7 +142,7 @@ def test_four_bits_fail_in_all_reports(gate, tmp_path):
     assert document["headline"] in ran.out
     assert len(document["model_hash"]) == 64
     assert document["headline"] in files["markdown"].read_text()
-    assert "| `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
+    assert "| **fail** | `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
     suite = ElementTree.fromstring(files["junit"].read_text())
     assert suite.attrib == {"tests": "11", "failures": "8", "errors": "0", "skipped": "1"}
 

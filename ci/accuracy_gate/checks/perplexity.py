@@ -179,9 +179,7 @@ def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutco
             f"it is of all {available * segment:,} tokens, {result.n_items:,} were evaluated"
         )
     outcome = GateOutcome.FAIL if result.value > limit.at_most else GateOutcome.PASS
-    return decided(
-        outcome, "", value=result.value, coverage=f"all {result.n_items:,} tokens of {text}"
-    )
+    return decided(outcome, "", value=result.value)
 
 
 def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower) -> float:

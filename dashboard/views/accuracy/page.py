@@ -29,6 +29,7 @@ from flexq_bench.dashboard.views.accuracy.frame import (
     table_rows,
 )
 from flexq_bench.dashboard.views.accuracy.gates import (
+    cause_lines,
     gate_name,
     gate_rows,
     layer_rows,
@@ -203,6 +204,8 @@ def _show_diagnosis(gate: GateRow) -> None:
         if rows:
             st.caption(f"{title} that lost most")
             draw_table(rows, key=f"lost-{title}")
+    for line in cause_lines(gate):
+        st.caption(as_code(line))
     for difference in (gate.diagnosis or {}).get("differing", ()):
         st.caption(f"Not the original's: {as_code(difference)}")
 
