@@ -63,14 +63,11 @@ def compare(
     ],
     kind: Annotated[
         Kind,
-        typer.Option(
-            "--kind", help="Kind of the two. auto: kernels, else revisions, else stored runs."
-        ),
+        typer.Option(help="Kind of the two. auto: kernels, else revisions, else stored runs."),
     ] = Kind.AUTO,
     suite: Annotated[
         str | None,
         case_option(
-            "--suite",
             metavar="SUITE",
             help="Suite of cases (list suites), or a .toml file. Default: smoke, or the project's.",
         ),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def perf(
     *,
     base: BaseOption,
-    head: Annotated[str, typer.Option("--head", metavar="REV", help="Revision to judge.")] = "HEAD",
+    head: Annotated[str, typer.Option(metavar="REV", help="Revision to judge.")] = "HEAD",
     policy: PolicyOption = "default",
     output: JunitReportOptions,
     alert: Annotated[

@@ -66,24 +66,19 @@ def list_(
     ] = False,
     kernel: Annotated[
         str | None,
-        typer.Option(
-            "--kernel", metavar="LABEL", help="Series: only these labels or globs: 'flexq*'."
-        ),
+        typer.Option(metavar="LABEL", help="Series: only these labels or globs: 'flexq*'."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="Series: only the shapes of a model."),
+        typer.Option(metavar="NAME", help="Series: only the shapes of a model."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="SKU", help="Series: only one kind of GPU.")
+        str | None, typer.Option(metavar="SKU", help="Series: only one kind of GPU.")
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit",
-            min=1,
-            max=MAX_ID,
-            help="Runs and false-alarms: maximum number, newest first.",
+            min=1, max=MAX_ID, help="Runs and false-alarms: maximum number, newest first."
         ),
     ] = 50,
     db: DbOption = None,

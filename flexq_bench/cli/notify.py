@@ -29,7 +29,6 @@ def notify(
     subscriptions: Annotated[
         Path | None,
         database_option(
-            "--subscriptions",
             metavar="FILE",
             help="File of subscriptions (docs/external-results.md). Default: "
             "$FLEXQ_BENCH_SUBSCRIPTIONS.",
@@ -41,14 +40,11 @@ def notify(
     late: Annotated[
         str | None,
         typer.Option(
-            "--late",
             metavar="HH:MM",
             help="First check that today's nightly run is done by this time, UTC; notify if not.",
         ),
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Suite of the nightly run for --late.")] = (
-        "nightly"
-    ),
+    suite: Annotated[str, typer.Option(help="Suite of the nightly run for --late.")] = ("nightly"),
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
