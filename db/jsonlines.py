@@ -24,9 +24,11 @@ _MIN_BOUNDED_BYTES = 64 << 20  # decoded; smaller files may expand by any factor
 _MAX_BLANK_LINES = 1000  # in a row
 
 
-def count_cells(json_text: bytes) -> int:
+def count_cells(json_text: bytes | str) -> int:
     """Return the number of values, lists and objects in JSON that is not parsed yet, at most."""
-    return sum(map(json_text.count, (b",", b"[", b"{")))
+    if isinstance(json_text, bytes):
+        return sum(map(json_text.count, (b",", b"[", b"{")))
+    return sum(map(json_text.count, ",[{"))
 
 
 def record_line(record: AnyRecord) -> str:

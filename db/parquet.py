@@ -179,6 +179,6 @@ def _record(row: Mapping[str, Any], path: Path, number: int) -> AnyRecord:
 
 
 def _parsed(text: str) -> Any:
-    if count_cells(text.encode()) > MAX_CELLS:
+    if count_cells(text) > MAX_CELLS:
         raise RecordError(f"a cell of over {MAX_CELLS:,} values")
     return json.loads(text)
