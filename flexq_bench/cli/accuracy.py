@@ -65,19 +65,13 @@ class TaskOptions:
     tasks: Annotated[
         str | None,
         model_option(
-            "--tasks",
             metavar="NAMES",
             help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six tasks of the papers.",
         ),
     ] = None
     limit: Annotated[
         int | None,
-        model_option(
-            "--limit",
-            min=1,
-            max=MAX_COUNT,
-            help="Maximum number of questions of each task.",
-        ),
+        model_option(min=1, max=MAX_COUNT, help="Maximum number of questions of each task."),
     ] = None
     chat_template: Annotated[
         bool,
@@ -90,7 +84,6 @@ class TaskOptions:
     few_shot: Annotated[
         int | None,
         model_option(
-            "--few-shot",
             min=0,
             max=MAX_COUNT,
             help="Examples before each question. Default: the task's own number.",
@@ -105,7 +98,6 @@ def accuracy(
     schemes: Annotated[
         str | None,
         typer.Option(
-            "--schemes",
             metavar="NAMES",
             help="Comma-separated names of list schemes. Default: flexq-w6ax, or none with a "
             "checkpoint.",
@@ -115,7 +107,6 @@ def accuracy(
     bos: Annotated[
         str | None,
         model_option(
-            "--bos",
             metavar="WHERE",
             help="Position of the BOS token: segment (before each segment), text (only before the "
             "first one, as GPTQ's code), none. Default: before each segment, if the "
@@ -130,7 +121,6 @@ def accuracy(
     save_reference: Annotated[
         Path | None,
         typer.Option(
-            "--save-reference",
             metavar="FILE",
             help="Write the unquantized model's predictions on the texts to a .safetensors file, "
             "for gate accuracy --reference.",
@@ -141,11 +131,7 @@ def accuracy(
     seed: SeedOption = 0,
     resume: Annotated[
         str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Resume this run: evaluate only its missing results.",
-        ),
+        typer.Option(metavar="RUN", help="Resume this run: evaluate only its missing results."),
     ] = None,
     db: DbOption = None,
     as_json: JsonFileOption = None,

@@ -37,7 +37,7 @@ _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 
 def dashboard(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
     address: AddressOption = "127.0.0.1",
     allow_host: AllowHostOption = None,
     read_only: Annotated[
@@ -45,12 +45,11 @@ def dashboard(
     ] = False,
     base_path: Annotated[
         str,
-        typer.Option("--base-path", metavar="PATH", help="URL path under which a proxy serves it."),
+        typer.Option(metavar="PATH", help="URL path under which a proxy serves it."),
     ] = "",
     commit_url: Annotated[
         str | None,
         typer.Option(
-            "--commit-url",
             metavar="URL",
             envvar=COMMIT_URL_VARIABLE,
             help="URL of a commit, with {sha} in it; pages link to it.",

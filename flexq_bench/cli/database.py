@@ -111,18 +111,16 @@ class FilterOptions:
     runs: Annotated[
         str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
     ] = None
-    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None
-    kernels: Annotated[
-        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
-    ] = None
-    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None
+    suites: Annotated[str | None, typer.Option(metavar="NAMES")] = None
+    kernels: Annotated[str | None, typer.Option(metavar="NAMES", help="Names without variant.")] = (
+        None
+    )
+    models: Annotated[str | None, typer.Option(metavar="NAMES")] = None
     devices: Annotated[
         str | None,
-        typer.Option(
-            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
-        ),
+        typer.Option(metavar="SKUS", help="Only GPUs with these names (list devices)."),
     ] = None
-    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None
+    m: Annotated[str | None, typer.Option(metavar="RANGES")] = None
     projects: Annotated[
         str | None,
         typer.Option(
@@ -218,13 +216,7 @@ def export(
 def prune(
     older_than: Annotated[
         int | None,
-        typer.Option(
-            "--older-than",
-            min=0,
-            max=36_500,
-            metavar="DAYS",
-            help="Only results at least this old.",
-        ),
+        typer.Option(min=0, max=36_500, metavar="DAYS", help="Only results at least this old."),
     ] = None,
     keep_accepted: Annotated[
         bool, typer.Option("--keep-accepted", help="Only results that are not comparable.")

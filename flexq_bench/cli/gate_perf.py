@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def perf(
     *,
     base: BaseOption,
-    head: Annotated[str, typer.Option("--head", metavar="REV", help="Revision to judge.")] = "HEAD",
+    head: Annotated[str, typer.Option(metavar="REV", help="Revision to judge.")] = "HEAD",
     policy: PolicyOption = "default",
     output: JunitReportOptions,
     alert: Annotated[
@@ -73,6 +73,7 @@ def perf(
     """
     from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
+    from flexq_bench.ci.reports import perf as reports
 
     sources.use_kernels()
     output.check()
@@ -111,7 +112,7 @@ def perf(
             notes=judged.notes,
             trusts_head=trust_head,
         )
-    _write(report, output)
+    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
     out = console(stderr=output.use_stdout)
     if plan:
         _check_compared(
@@ -192,12 +193,6 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
             *notes,
         )
     return notes
-
-
-def _write(report: GateReport, output: JunitReportOptions) -> None:
-    from flexq_bench.ci.reports import perf as reports
-
-    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
 
 
 def _check_compared(

@@ -28,22 +28,17 @@ def static(
     *,
     base: BaseOption,
     head: Annotated[
-        str, typer.Option("--head", metavar="REV", help="Revision to judge; . is the working tree.")
+        str, typer.Option(metavar="REV", help="Revision to judge; . is the working tree.")
     ] = "HEAD",
     repository: BothRevisionsOption = Path(),
     kernels: KernelsOption = None,
     targets: Annotated[
         str | None,
-        typer.Option(
-            "--targets",
-            metavar="NAMES",
-            help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120.",
-        ),
+        typer.Option(metavar="NAMES", help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120."),
     ] = None,
     max_occupancy_loss: Annotated[
         float,
         typer.Option(
-            "--max-occupancy-loss",
             min=0,
             max=100,
             callback=finite,
@@ -54,7 +49,6 @@ def static(
     max_instruction_growth: Annotated[
         float | None,
         typer.Option(
-            "--max-instruction-growth",
             min=0,
             max=1e6,
             callback=finite,

@@ -58,7 +58,6 @@ class NightOptions:
     backfill: Annotated[
         int,
         typer.Option(
-            "--backfill",
             min=0,
             max=MAX_COUNT,
             metavar="CASES",
@@ -68,7 +67,6 @@ class NightOptions:
     canaries: Annotated[
         int,
         typer.Option(
-            "--canaries",
             min=0,
             max=MAX_COUNT,
             help="Number of series per kind of GPU that are compared with themselves.",
@@ -77,7 +75,6 @@ class NightOptions:
     comparisons: Annotated[
         int,
         typer.Option(
-            "--comparisons",
             min=0,
             metavar="CASES",
             help="Maximum number of outliers per kind of GPU to compare with an earlier commit.",
@@ -86,7 +83,7 @@ class NightOptions:
     alert: Annotated[bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")] = True
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
+        typer.Option(metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
     ] = None
 
 
@@ -99,9 +96,7 @@ def nightly(
     ] = None,
     night: Annotated[
         str | None,
-        typer.Option(
-            "--night", metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."
-        ),
+        typer.Option(metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the latest unfinished nightly run.")

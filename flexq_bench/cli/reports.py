@@ -36,9 +36,7 @@ class ReportOptions:
 
     markdown: Annotated[
         str | None,
-        report_option(
-            "--markdown", metavar="FILE", help="Write a Markdown comment for a pull request."
-        ),
+        report_option(metavar="FILE", help="Write a Markdown comment for a pull request."),
     ] = None
     as_json: Annotated[
         str | None,
@@ -84,9 +82,7 @@ class ReportOptions:
 class JunitReportOptions(ReportOptions):
     """Files to write a gate's report to, one of them for a test runner."""
 
-    junit: Annotated[
-        str | None, report_option("--junit", metavar="FILE", help="Write JUnit XML.")
-    ] = None
+    junit: Annotated[str | None, report_option(metavar="FILE", help="Write JUnit XML.")] = None
 
     def paths(self) -> dict[str, str | None]:
         return {"--markdown": self.markdown, "--junit": self.junit, "--json": self.as_json}

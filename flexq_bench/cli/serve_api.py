@@ -16,7 +16,7 @@ from flexq_bench.repository.worktrees import repository_of
 
 
 def serve_api(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8502,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8502,
     address: AddressOption = "127.0.0.1",
     allow_host: AllowHostOption = None,
     allow_origin: Annotated[
@@ -29,11 +29,7 @@ def serve_api(
     ] = None,
     repository: Annotated[
         Path | None,
-        typer.Option(
-            "--repository",
-            metavar="DIR",
-            help="A clone in which the badge looks up branches.",
-        ),
+        typer.Option(metavar="DIR", help="A clone in which the badge looks up branches."),
     ] = None,
     db: DbOption = None,
     as_json: JsonFlag = False,

@@ -6,18 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    command_on,
-    current_database,
-    errors_shown,
-    show_empty_database,
-)
+from flexq_bench.dashboard.database import command_on, show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared import history_chart
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
@@ -51,24 +46,19 @@ _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
-def page() -> None:
+@app_page("History", icon=":material/show_chart:")
+def page(database: Database) -> None:
     """Show the history of the selected series."""
-    st.title("History")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            stored = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        if not stored:
-            show_empty_database(database)
-            return
-        with page_controls("history", "Not among the stored series, so ignored") as controls:
-            drawn = _show(controls, database, stored)
-        if drawn is not None:
-            _show_patterns(drawn)
-            _show_points(drawn, time_zone(st.context.timezone))
-
-
-as_page = partial(st.Page, page, title="History", icon=":material/show_chart:", url_path="history")
+    with database.session() as session:
+        stored = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
+    if not stored:
+        show_empty_database(database)
+        return
+    with page_controls("history", "Not among the stored series, so ignored") as controls:
+        drawn = _show(controls, database, stored)
+    if drawn is not None:
+        _show_patterns(drawn)
+        _show_points(drawn, time_zone(st.context.timezone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +137,7 @@ def _draw(figure: go.Figure) -> None:
     for point in clicked["selection"]["points"]:
         uuid = point.get("customdata")
         if uuid is not None:
-            st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
+            st.switch_page(measurement.page.as_link(), query_params=measurement.link_of(str(uuid)))
 
 
 def _choose_release(controls: Controls, database: Database, project: str) -> ReleaseRow | None:
