@@ -124,8 +124,9 @@ def conclude(
     assert stored is not None  # measure_night stored it
     if stored.state == "done" and stored.report:
         return _parse_report(stored.report)
-    notes: list[str] = []
     with database.session() as session:
+        begun_at = queries.run_by_uuid_prefix(session, info.run).created_at
+        notes = queries.history_notes(session, commit.project, since=begun_at)
         waiting = _nights_waited(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
     comparisons: list[CaseComparison] = []

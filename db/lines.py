@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session, aliased
 from flexq_bench.db.dialects import insert_rows, lock_for_writing
 from flexq_bench.db.tables import Branch, BranchCommit, Commit, CommitParent, Run
 
-_MAIN_NAMES = ("main", "master", "trunk")  # of a main branch that no clone has named
+MAIN_NAMES = ("main", "master", "trunk")  # of a main branch that no clone has named
 _EPOCH = datetime.min.replace(tzinfo=UTC)
 
 Parents = Mapping[str, Sequence[str]]
@@ -32,11 +32,14 @@ Parents = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """The newest commit of a branch, and its commit time. moved: it replaces the stored one."""
+    """The newest commit of a branch, and its commit time.
+
+    is_certain: False: the clone lacks the stored tip, which may be newer.
+    """
 
     sha: str
     at: datetime
-    moved: bool = True
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def store_ancestry(session: Session, ancestry: Ancestry, *, at: datetime) -> Non
     """Store what a clone knows, and place the project's commits anew. at: when it was read."""
     lock_for_writing(session.connection())
     project = ancestry.project
-    add_parents(session, project, ancestry.parents)
+    is_new = bool(add_parents(session, project, ancestry.parents))
     stored = {row.name: row for row in session.scalars(_branches(project))}
     if ancestry.main and ancestry.main not in stored and "" in stored:
         _set(session, stored[""], name=ancestry.main)
@@ -108,8 +111,12 @@ def store_ancestry(session: Session, ancestry: Ancestry, *, at: datetime) -> Non
     for name, tip in ancestry.tips.items():
         if name not in stored:
             stored[name] = _new_branch(session, project, name)
-        if tip.moved and (stored[name].tip_sha != tip.sha or stored[name].closed_at is not None):
-            _set(session, stored[name], tip_sha=tip.sha, tip_at=tip.at, closed_at=None)
+        branch = stored[name]
+        if (branch.tip_sha, branch.closed_at) != (tip.sha, None) and not _is_older(
+            session, branch, tip
+        ):
+            _set(session, branch, tip_sha=tip.sha, tip_at=tip.at, closed_at=None)
+            is_new = True
     for name in ancestry.deleted:
         if name in stored and stored[name].closed_at is None and not stored[name].is_main:
             _set(session, stored[name], closed_at=at)
@@ -117,11 +124,24 @@ def store_ancestry(session: Session, ancestry: Ancestry, *, at: datetime) -> Non
         for name, branch in stored.items():
             if branch.is_main is not (name == ancestry.main):
                 _set(session, branch, is_main=name == ancestry.main, fork_position=None)
-    place_commits(session, project, at=at)
+                is_new = True
+    if is_new:
+        place_commits(session, project, at=at)
 
 
-def add_parents(session: Session, project: str, parents: Parents) -> None:
-    """Store the parents of commits; those of a commit that has some stored are left unchanged."""
+def _is_older(session: Session, branch: Branch, tip: Tip) -> bool:
+    """Return True if a clone that lacks the stored tip of a branch is behind it."""
+    if tip.is_certain or branch.tip_sha is None or branch.tip_at is None:
+        return False
+    graph = _Graph(session, branch.project, {})
+    return tip.at < branch.tip_at or tip.sha in graph.order(branch.tip_sha)
+
+
+def add_parents(session: Session, project: str, parents: Parents) -> int:
+    """Store the parents of commits, and return the number of new rows.
+
+    Those of a commit that has some stored are left unchanged.
+    """
     shas = list(parents)
     known: set[str] = set()
     for start in range(0, len(shas), 500):
@@ -136,6 +156,7 @@ def add_parents(session: Session, project: str, parents: Parents) -> None:
     insert_rows(
         session.connection(), CommitParent.metadata.tables[CommitParent.__tablename__], rows
     )
+    return len(rows)
 
 
 def place_commits(session: Session, project: str, *, at: datetime) -> None:
@@ -402,7 +423,7 @@ def _main_branch(
         main = _new_branch(session, project, "", is_main=True)
         branches.append(main)
     if not main.name:
-        usual = [name for name in _MAIN_NAMES if name in names]
+        usual = [name for name in MAIN_NAMES if name in names]
         taken = {branch.name for branch in branches}
         is_only = len(names) == 1 and all(commit.branch for commit in commits.values())
         name = usual[0] if usual else (next(iter(names)) if is_only else "")

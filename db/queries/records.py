@@ -101,12 +101,13 @@ def _parents(session: Session, shas: Collection[str]) -> Mapping[tuple[str, str]
     """Return the known parents of commits, by project and sha."""
     query = (
         select(CommitParent.project, CommitParent.sha, CommitParent.parent_sha)
-        .where(CommitParent.sha.in_(shas), CommitParent.parent_sha.is_not(None))
+        .where(CommitParent.sha.in_(shas))
         .order_by(CommitParent.number)
     )
     parents: dict[tuple[str, str], list[str]] = defaultdict(list)
     for project, sha, parent in session.execute(query):
-        parents[project, sha].append(parent)
+        if parent is not None:
+            parents[project, sha].append(parent)
     return parents
 
 

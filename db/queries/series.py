@@ -119,6 +119,7 @@ class HistoryPoint:
     sm_clock_mhz: float | None
     subject: str = ""  # of the commit; empty: unknown
     device: int = 0
+    reruns: tuple[float, ...] = ()  # results that the point combines; empty: it is one result
 
 
 @dataclass(frozen=True, slots=True)

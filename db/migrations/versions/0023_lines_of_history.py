@@ -75,7 +75,7 @@ def downgrade() -> None:
     for table in ("branch_commit", "branch", "commit_parent"):
         op.drop_table(table)
     op.drop_index("ix_commit_position", "commit")
-    with op.batch_alter_table("commit") as table:
+    with op.batch_alter_table("commit") as commit:
         for column in ("orphaned_at", "position", "branch"):
-            table.drop_column(column)
+            commit.drop_column(column)
     op.create_index("ix_commit_topo_order", "commit", ["topo_order"])
