@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
+from functools import cache
 
 from flexq_bench.db.engine import Database
 from flexq_bench.db.lines import known_history, store_ancestry
@@ -34,3 +35,9 @@ def store_history(database: Database, commit: CommitInfo) -> str:
     at = datetime.now(UTC)
     run_transaction(database, lambda session: store_ancestry(session, history.ancestry, at=at))
     return history.note
+
+
+@cache
+def warn_once(note: str) -> None:
+    """Log a note as a warning, for all runs of this process once."""
+    log.warning("%s", note)
