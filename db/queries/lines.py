@@ -56,6 +56,18 @@ def branch_names(session: Session, project: str) -> list[str]:
     return list(session.scalars(query.order_by(Branch.is_main.desc(), Branch.name)))
 
 
+def branch_of(session: Session, sha: str, project: str) -> str | None:
+    """Return the branch whose line has a commit; None: the main line, or no line."""
+    query = (
+        select(Branch.name)
+        .join(BranchCommit, BranchCommit.branch_id == Branch.id)
+        .join(Commit, BranchCommit.commit_id == Commit.id)
+        .where(Commit.sha == sha, Commit.project == project, Commit.position.is_(None))
+        .order_by(Branch.closed_at.is_not(None), Branch.fork_position.desc())
+    )
+    return session.scalar(query.limit(1))
+
+
 def is_on_main(commit_id: ColumnElement[int]) -> ColumnElement[bool]:
     """Return the condition that a commit is on the main line of its project."""
     of_id = aliased(Commit)

@@ -272,15 +272,17 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
     return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
-def trusted_base(session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS) -> str | None:
+def trusted_base(
+    session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS, branch: str | None = None
+) -> str | None:
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
     The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one, and not newer than the last good commit of any open alert on the series. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
-    second night (docs/statistics.md).
+    second night (docs/statistics.md). branch: as of series_history.
     """
-    points = series_history(session, series_id, without_sweeps=True)
+    points = series_history(session, series_id, without_sweeps=True, branch=branch)
     if not points:
         return None
     shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
