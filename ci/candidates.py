@@ -70,6 +70,7 @@ def suspects_of(
     waiting: by case key, the nights that a candidate has waited for a comparison.
     """
     cases, measured = [], []
+    branch = queries.branch_of(session, commit.sha, commit.project)
     for row in queries.run_results(session, run):
         # An interleaved comparison measures under `boost` and can't confirm steady load.
         if row.median_us is None or row.status not in ("ok", "noisy") or row.regime == "sustained":
@@ -78,7 +79,9 @@ def suspects_of(
             continue
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
-        points = one_per_commit(queries.series_history(session, row.series_id, without_sweeps=True))
+        points = one_per_commit(
+            queries.series_history(session, row.series_id, without_sweeps=True, branch=branch)
+        )
         for latest in [point for point in points if point.commit == commit.sha][-1:]:
             earlier = [p for p in points if p != latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))

@@ -234,8 +234,9 @@ def _comparisons(
     """
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
+        branch = queries.branch_of(session, commit.sha, commit.project)
         for suspect in suspects.outliers[: rules.candidates]:
-            base = queries.trusted_base(session, suspect.series)
+            base = queries.trusted_base(session, suspect.series, branch=branch)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None
     for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):
