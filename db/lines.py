@@ -12,7 +12,7 @@ stored, and are computed again whenever a commit, a parent or a tip arrives; rea
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -164,9 +164,11 @@ def place_commits(session: Session, project: str, *, at: datetime) -> None:
     lock_for_writing(session.connection())
     commits = _commits(session, project)
     branches = list(session.scalars(_branches(project)))
-    main = _main_branch(session, project, branches, commits)
     graph = _Graph(session, project, commits)
+    main = _main_branch(session, project, branches, commits)
     line = graph.order(main.tip_sha)
+    if not commits.keys() & line and (measured := _most_measured(branches, graph, commits)):
+        main, line = measured
     on_main = set(line)
     others = {b.id: b for b in branches if b is not main}
     own = {b: graph.order(others[b].tip_sha, without=on_main) for b in others}
@@ -207,6 +209,8 @@ def place_commits(session: Session, project: str, *, at: datetime) -> None:
         fork = max((positions[sha] for sha in forks), default=None)
         places = _positions(own[branch_id], joined[branch_id], commits, graph, after=fork or 0)
         _store_branch(session, branch, fork, places, commits)
+    # As its own branch, this line has nothing after the fork.
+    _store_branch(session, main, max(positions.values(), default=None), {}, commits)
 
 
 @dataclass(slots=True)
@@ -425,13 +429,30 @@ def _main_branch(
     if not main.name:
         usual = [name for name in MAIN_NAMES if name in names]
         taken = {branch.name for branch in branches}
-        is_only = len(names) == 1 and all(commit.branch for commit in commits.values())
-        name = usual[0] if usual else (next(iter(names)) if is_only else "")
+        counted = Counter(commit.branch for commit in commits.values())
+        name = (
+            usual[0]
+            if usual
+            else ("" if "" in counted or not counted else counted.most_common(1)[0][0])
+        )
         if name and name not in taken:
             _set(session, main, name=name)
     for name in sorted(names - {branch.name for branch in branches}):
         branches.append(_new_branch(session, project, name))
     return main
+
+
+def _most_measured(
+    branches: Sequence[Branch], graph: _Graph, commits: Mapping[str, _Measured]
+) -> tuple[Branch, list[str]] | None:
+    """Return the branch that reaches the most measured commits, and its line; None: none does.
+
+    It is the main line until something of the main branch is measured.
+    """
+    lines = ((branch, graph.order(branch.tip_sha)) for branch in branches if branch.tip_sha)
+    counted = [(len(commits.keys() & line), branch, line) for branch, line in lines]
+    count, branch, line = max(counted, key=lambda one: one[0], default=(0, None, []))
+    return (branch, line) if branch is not None and count else None
 
 
 def _new_branch(session: Session, project: str, name: str, *, is_main: bool = False) -> Branch:

@@ -214,3 +214,32 @@ def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
         measured(commit(f"later {seed}"), noisy(110, 10 + seed))
 
     assert [alert["bad"]["sha"] for alert in alerts_of(cli)] == [slow]
+
+
+def test_only_measured_branch_is_the_main_line_until_main_is_measured(
+    origin, git, commit, measured, main_line
+):
+    first = commit("first")
+    git(origin, "checkout", "-q", "-b", "feature")
+    side = commit("feature")
+    measured(side, 100)
+    assert main_line() == [side] == main_line("feature")
+
+    measured(first, 100)
+    assert main_line() == [first]
+    assert main_line("feature") == [first, side]
+
+
+def test_pull_request_of_a_ci_job_is_a_line_without_any_clone(
+    cli, tmp_path, main_line, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.csv").write_text("benchmark,value,gpu\ngemm,100,H200\n")
+    for branch, sha in (("main", "1" * 40), ("feature", "2" * 40), ("main", "3" * 40)):
+        monkeypatch.setenv("GITHUB_REF", f"refs/heads/{branch}" if branch == "main" else "")
+        monkeypatch.setenv("GITHUB_HEAD_REF", "" if branch == "main" else branch)
+        ran = cli("db", "import", "--format", "csv", "--project", "p", "--commit", sha, "a.csv")
+        assert ran.code == 0, ran.err
+
+    assert main_line() == ["1" * 40, "3" * 40]
+    assert main_line("feature") == ["2" * 40]

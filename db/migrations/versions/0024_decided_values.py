@@ -18,3 +18,9 @@ def upgrade() -> None:
     op.add_column("decision", sa.Column("rule", sa.String, nullable=False, server_default=""))
     op.add_column("decision", sa.Column("numbers", sa.JSON))
     op.add_column("decision", sa.Column("decided_hash", sa.String))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("decision") as decision:
+        for column in ("decided_hash", "numbers", "rule"):
+            decision.drop_column(column)
