@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
@@ -17,12 +17,12 @@ from flexq_bench.db.tables import Branch, BranchCommit, Commit, Series
 class Line:
     """SQL of a line of history: the place of a commit, and which commits are its members.
 
-    is_own: joins the commit's row of BranchCommit.
+    is_own: joins the commit's row of BranchCommit; None: the main line, which needs none.
     """
 
     position: ColumnElement[Any]
     is_member: ColumnElement[bool]
-    is_own: ColumnElement[bool]
+    is_own: ColumnElement[bool] | None = None
 
 
 def line_of(session: Session, series_id: int, branch: str | None = None) -> Line:
@@ -38,7 +38,7 @@ def line_of(session: Session, series_id: int, branch: str | None = None) -> Line
         if stored is None:
             raise NotFoundError(f"no result of series {series_id} names a branch {branch!r}")
     if stored is None or stored.is_main:
-        return Line(Commit.position.expression, Commit.position.is_not(None), false())
+        return Line(Commit.position.expression, Commit.position.is_not(None))
     own = BranchCommit.branch_id == stored.id, BranchCommit.commit_id == Commit.id
     return Line(
         func.coalesce(BranchCommit.position, Commit.position),

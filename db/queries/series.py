@@ -205,7 +205,6 @@ def series_history(
         .select_from(Measurement)
         .join(Commit, Measurement.commit_id == Commit.id)
         .join(Run, Measurement.run_id == Run.id)
-        .outerjoin(BranchCommit, line.is_own)
         .where(
             Measurement.series_id == series_id,
             Measurement.accepted,
@@ -214,6 +213,8 @@ def series_history(
         )
         .order_by(line.position, Measurement.created_at, Measurement.uuid)
     )
+    if line.is_own is not None:
+        query = query.outerjoin(BranchCommit, line.is_own)
     if without_sweeps:
         query = query.where(Run.trigger != "sweep")
     breaks = explained_orders(session, [series_id]).get(series_id, ())
