@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from corruptions import NOTHING, Bench, add_noise, judged_policy
+from corruptions import Bench, judged_policy
+from damages import NOTHING, add_noise
 from numpy.typing import NDArray
 
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
@@ -76,7 +77,7 @@ def equal_models(bench: Bench, gates: int) -> dict[str, int]:
     codes: dict[str, int] = {}
     same = dataclasses.replace(NOTHING, name="same", damage=permute_channels)
     for seed in range(gates):
-        report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=1 + seed % MOST_TOGETHER)
+        report, *_ = bench.judge(same, seed, FULL_PRECISION, at_once=1 + seed % MOST_TOGETHER)
         codes[str(int(report.exit_code))] = codes.get(str(int(report.exit_code)), 0) + 1
     return codes
 
@@ -85,7 +86,8 @@ def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, Agr
     """Size of the noise that loses 1 %, how its predictions agree, each segment's loss in nats."""
     model, tokenizer = bench.original.model, bench.original.tokenizer
     context = bench.original.context(options.context)
-    tokens = text_tokens(read_text(options.data), tokenizer, chosen_bos(None, tokenizer), context)
+    text = read_text(options.data[0])
+    tokens = text_tokens(text, tokenizer, chosen_bos(None, tokenizer), context)
     more: dict[str, Any] = {"context": context, "max_tokens": options.max_tokens}
     reference = record_reference(model, tokens.ids, bos=tokens.bos, **more)
     base = np.array(reference.result.nll)
@@ -168,8 +170,8 @@ class Draws:
 def main() -> int:
     """Judge, fit, draw; print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--model", "--data"):
-        parser.add_argument(name, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True, nargs=1)
     parser.add_argument("--policy", default="default")
     parser.add_argument("--gates", type=int, default=200)
     parser.add_argument("--draws", type=int, default=1000)

@@ -48,6 +48,12 @@ percent = 0.4                    # largest difference of the perplexity, either 
 kl_percent = 8.0                 # of the mean KL divergence, in percent of the scheme's own
 kl = 0.0002                      # optional: differences of the mean KL below this, in nats, pass
 
+[artefacts]                      # optional: the folder, other than weights, as the original's
+allow = ["chat_template"]        # optional: patterns of differences that are accepted
+
+[weights]                        # optional: each row, in quantization steps of its format
+allow = ["weights.lm_head"]      # optional: patterns of layers and tensors that may differ
+
 [parity]                         # optional: kernel outputs against the evaluated model
 tolerance = 0.001                # largest relative error
 kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a layer's formats

@@ -45,7 +45,12 @@ from flexq_bench.accuracy.references import (
     check_stored,
     segments_of,
 )
-from flexq_bench.accuracy.reproduction import ReproducedModel, as_checkpoint, quantized_copy
+from flexq_bench.accuracy.reproduction import (
+    ReproducedModel,
+    as_checkpoint,
+    quantized_copy,
+    rounded_as_checkpoint,
+)
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
@@ -64,6 +69,7 @@ from flexq_bench.accuracy.stored_reference import store_reference
 from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+from flexq_bench.checkpoints.external.checkpoint import ExternalCheckpoint
 from flexq_bench.errors import one_line
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
@@ -309,12 +315,22 @@ class Evaluator:
 
     def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
         """Return a copy of the original that is quantized by a scheme, through the reference."""
+        if self.is_bounded(scheme):
+            assert self._checkpoint is not None  # of which this is a scheme
+            return rounded_as_checkpoint(self._checkpoint, original.model)
         used, plan = resolve(scheme), self._plan
         if self._checkpoint is not None and self._is_stored(scheme):
             return as_checkpoint(self._checkpoint, used, original, plan.calibration)
         return quantized_copy(
             original.model, used, self._calibration, seed=plan.seed, kv_bits=used.kv_bits
         )
+
+    def is_bounded(self, scheme: str) -> bool:
+        """Return True for a checkpoint of another tool.
+
+        `reproduced` then rounds to nearest in its formats: a bound, not the same quantization.
+        """
+        return self._is_stored(scheme) and isinstance(self._checkpoint, ExternalCheckpoint)
 
     def folds(self, scheme: str) -> Folds:
         """Return the scales folded into a scheme's model; unknown for a checkpoint."""
