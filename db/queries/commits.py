@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -14,11 +15,15 @@ from flexq_bench.db.tables import Commit, Release
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRow:
-    """A tag and its commit. topo_order None: the commit is not in a git tree."""
+    """A tag and its commit. topo_order None: the commit is not in a git tree.
+
+    committed_at None: unknown.
+    """
 
     name: str
     sha: str
     topo_order: int | None
+    committed_at: datetime | None
 
 
 def releases(session: Session, *, project: str = "") -> list[ReleaseRow]:
