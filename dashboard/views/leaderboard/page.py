@@ -66,7 +66,7 @@ class _Shape:
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
-    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus)
     regime = choose_regime(st.sidebar, controls, database, gpu)
     latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
     if not latest.results:
@@ -117,25 +117,23 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     )
     if model == _OTHER:
         n, k = controls.select(
-            row, "shape", "N × K", shapes_of_no_model, shapes_of_no_model[0],
+            row, "shape", "N × K", shapes_of_no_model,
             format_func=lambda s: f"{s[0]} × {s[1]}", to_url=lambda s: f"{s[0]}x{s[1]}",
         )  # fmt: skip
         name = f"{n} × {k}"
     else:
         _, layers = models_and_layers(places, (model,))
-        layer = controls.select(row, "layer", "Layer", layers, layers[0])
+        layer = controls.select(row, "layer", "Layer", layers)
         n, k = sorted(places[model, layer])[0]
         name = f"{model} {layer}"
     on_shape = frame[(frame["n"] == n) & (frame["k"] == k)]
     stages = sorted(on_shape["stage"].unique().tolist())
-    stage = controls.select(
-        st.sidebar, "stage", "Stage", stages, stages[0], format_func=stage_in_words
-    )
+    stage = controls.select(st.sidebar, "stage", "Stage", stages, format_func=stage_in_words)
     on_shape = on_shape[on_shape["stage"] == stage]
     caches = sorted(on_shape["cache"].unique().tolist())
-    cache = controls.select(st.sidebar, "cache", "Cache", caches, caches[0])
+    cache = controls.select(st.sidebar, "cache", "Cache", caches)
     tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
-    m = controls.select(row, "m", "M (tokens)", tokens, tokens[0], radio=True)
+    m = controls.select(row, "m", "M (tokens)", tokens, radio=True)
     return _Shape(name, int(n), int(k), int(m), stage, cache)
 
 

@@ -35,17 +35,17 @@ def page(database: Database) -> None:
         _show_empty(database)
         return
     controls = Controls("pareto")
-    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
     with database.session() as session:
         scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
         texts = sorted({score.task for score in scores})
-    text = controls.select(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
+    text = controls.select(st.sidebar, "text", "Text", texts) if texts else ""
     on_text = [score for score in scores if score.task == text]
     checkpoints, decodes = stored_checkpoints(database, model, on_text)
     settings = sorted({Setting.of(row) for row in decodes}, key=_written)
     setting = (
         controls.select(
-            st.container(), "decode", "Decoded", settings, settings[0],
+            st.container(), "decode", "Decoded", settings,
             format_func=_shown, to_url=_written, radio=True,
         )
         if settings

@@ -116,7 +116,6 @@ def _show_charts(
         "chart",
         "Charts of",
         groups,
-        groups[0],
         format_func=lambda group: f"{group[0]} · run {group[1][:8]}",
         to_url=lambda group: f"{group[1][:8]} {group[0]}",
     )
@@ -127,14 +126,13 @@ def _show_charts(
         "chart-stage",
         "Stage",
         paths,
-        paths[0],
         format_func=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
         to_url=" ".join,
         radio=True,
     )
     part = part[(part["stage"] == stage) & (part["cache"] == cache)]
     tokens = sorted(part["m"].unique().tolist())
-    m = controls.select(row, "chart-m", "M (tokens)", tokens, tokens[0], radio=True)
+    m = controls.select(row, "chart-m", "M (tokens)", tokens, radio=True)
     part = part[part["m"] == m]
 
     st.header(f"Speed-up over {as_text(baseline)}", anchor=False)
