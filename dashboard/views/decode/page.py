@@ -30,7 +30,8 @@ def page(database: Database) -> None:
     with database.session() as session:
         models = queries.decoded_models(session)
     if not models:
-        _show_empty(database)
+        decode = command_on(database, "decode", "llama-7b")
+        st.info(f"No model was decoded yet. Decode one on a GPU: {decode}", icon=":material/speed:")
         return
     controls = Controls("decode")
     model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
@@ -146,8 +147,3 @@ def _half_width(row: DecodeRow) -> float | None:
     if not row.token_ms or row.token_ci_low_ms is None or row.token_ci_high_ms is None:
         return None
     return 100 * (row.token_ci_high_ms - row.token_ci_low_ms) / 2 / row.token_ms
-
-
-def _show_empty(database: Database) -> None:
-    decode = command_on(database, "decode", "llama-7b")
-    st.info(f"No model was decoded yet. Decode one on a GPU: {decode}", icon=":material/speed:")

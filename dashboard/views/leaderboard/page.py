@@ -30,7 +30,6 @@ from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow
-from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.runs import command_lines
 
 _ROW_PX, _AROUND_PX = 28, 110
@@ -91,7 +90,8 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     _show_table(table)
     with database.session() as session:
         kernels = queries.kernel_names(session)
-    draw_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
+    used = [(row.result.kernel, row.result.variant) for row in rows]
+    draw_chart(_chart(table, kernel_styles(kernels, used)), key="leaderboard")
     st.caption(
         "The newest accepted result of each kernel. Bars are 95 % intervals of its level, "
         "including run-to-run noise. Two kernels measured in one run are compared within that "
@@ -135,10 +135,6 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
     m = controls.select(row, "m", "M (tokens)", tokens, radio=True)
     return _Shape(name, int(n), int(k), int(m), stage, cache)
-
-
-def _used(rows: Sequence[LatestRow[ResultRow]]) -> list[tuple[str, str]]:
-    return [(row.result.kernel, row.result.variant) for row in rows]
 
 
 def _show_fastest(table: pd.DataFrame) -> None:

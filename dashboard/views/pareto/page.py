@@ -32,7 +32,12 @@ def page(database: Database) -> None:
     with database.session() as session:
         models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
     if not models:
-        _show_empty(database)
+        decode = command_on(database, "decode", "FOLDER")
+        st.info(
+            "No checkpoint was evaluated or decoded yet. Evaluate one: "
+            f"{command_on(database, *_EVALUATE)}, then {decode}",
+            icon=":material/scatter_plot:",
+        )
         return
     controls = Controls("pareto")
     model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
@@ -117,11 +122,3 @@ def _shown(setting: Setting) -> str:
 def _written(setting: Setting) -> str:
     lengths = f"{setting.batch}-{setting.prompt_tokens}-{setting.new_tokens}"
     return f"{setting.gpu.replace(' ', '-')}-{lengths}"
-
-
-def _show_empty(database: Database) -> None:
-    st.info(
-        "No checkpoint was evaluated or decoded yet. Evaluate one: "
-        f"{command_on(database, *_EVALUATE)}, then {command_on(database, 'decode', 'FOLDER')}",
-        icon=":material/scatter_plot:",
-    )
