@@ -46,7 +46,7 @@ from flexq_bench.ci.accuracy_gate.contract import (
 )
 from flexq_bench.ci.accuracy_gate.power import PowerSchedule
 from flexq_bench.ci.accuracy_gate.results import SchemeResults, find
-from flexq_bench.ci.accuracy_gate.text_test import PILOT, TextTest
+from flexq_bench.ci.accuracy_gate.text_test import TextTest
 from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import Database
 from flexq_bench.db.identity import name_uuid
@@ -59,6 +59,7 @@ NO_FOLDERS = ModelFolders()
 OnActivity = Callable[[str], None]
 # Errors of a model that is wrong in a way that no check of its files finds.
 _FAILURES = (UsageError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+QUICK_SEGMENTS = 10  # of each text, for a first opinion
 MODEL = "model"  # name of the outcome of a model that can't be evaluated
 
 
@@ -76,7 +77,7 @@ class _FirstSegments:
     """The schedule of a first opinion; see Schedule."""
 
     def next_count(self, *_: object) -> int:
-        return PILOT
+        return QUICK_SEGMENTS
 
 
 @dataclass(frozen=True, slots=True)
