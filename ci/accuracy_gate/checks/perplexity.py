@@ -112,7 +112,7 @@ def judge_increase(
     return decided(
         outcome,
         reason,
-        details=_simulated(test, limit.text),
+        details=_simulated(test),
         base=first.value,
         value=second.value,
         change=100 * (second.value / first.value - 1),
@@ -174,13 +174,13 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[GateOutcome, s
     return GateOutcome.NOT_JUDGED, f"{reason}: give a longer text"
 
 
-def _simulated(test: TextTest | None, text: str) -> tuple[str, ...]:
+def _simulated(test: TextTest | None) -> tuple[str, ...]:
     if test is None or test.rates is None:
         return ()
     false_alarms, missed = (100 * rate for rate in test.rates)
     planned = test.plan.test
     return (
-        f"perplexity of {text}: simulated on the reference's own losses, {false_alarms:.2g} % "
+        f"simulated on the reference's own losses, {false_alarms:.2g} % "
         f"false alarms and {missed:.2g} % missed; planned {100 * planned.alpha:.2g} and "
         f"{100 * (1 - planned.power):.2g} %",
     )
