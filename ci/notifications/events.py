@@ -53,7 +53,7 @@ def add_alert_events(
             kind="alert",
             severity="info",
             subject=f"Alert {change.alert} is {change.state}: {alert.family} on "
-            f"{_gpu_names(alert.gpus)}",
+            f"{', '.join(alert.gpus) or 'no GPU'}",
             lines=[change.reason, f"flexq-bench explain {change.alert}"],
             kernels=alert.kernels,
             gpus=alert.gpus,
