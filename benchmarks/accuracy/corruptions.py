@@ -265,7 +265,7 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
             limits.append(limit)
         elif limit.texts and limit.check.key not in repeated:
             # Each text has a perplexity; other limits are of the first.
-            for name in names if limit.check.repeated else names[:1]:
+            for name in names if limit.check.key == "perplexity" else names[:1]:
                 table = limit.table.model_copy(update={"text": name})
                 limits.append(dataclasses.replace(limit, table=table))
     return dataclasses.replace(
