@@ -361,9 +361,9 @@ def read_stale_tokens(model: Any, every: float) -> None:
     def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
         ids = named["input_ids"].clone()
         flat = ids.view(-1)
-        first = -count["tokens"] % int(every)
+        places = torch.arange(1, flat.numel(), device=ids.device)
+        places = places[(places + count["tokens"]) % int(every) == 0]
         count["tokens"] += flat.numel()
-        places = torch.arange(max(1, first), flat.numel(), int(every), device=ids.device)
         flat[places] = flat[places - 1].clone()
         return arguments, {**named, "input_ids": ids}
 
