@@ -35,7 +35,7 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes
+from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes, is_orphaned
 from flexq_bench.db.queries.models import (
     SYNTHETIC,
     DecodeRow,
