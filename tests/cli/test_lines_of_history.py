@@ -79,10 +79,13 @@ def alerts_of(cli):
     return json.loads(cli("alerts", "list", "--state", "all", "--json").out)
 
 
-def test_rewritten_commits_leave_the_history(origin, git, commit, measured, main_line, database):
+def test_rewritten_commits_leave_the_history_and_their_alert_ends(
+    cli, origin, git, commit, measured, main_line, database
+):
     old = [commit(f"change {i}") for i in range(10)]
     for seed, sha in enumerate(old):
-        measured(sha, noisy(100, seed))
+        measured(sha, noisy(100 if seed < 7 else 120, seed))
+    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[7], "new")]
     git(origin, "reset", "-q", "--hard", old[6])
     new = [commit(f"rewritten {i}") for i in range(3)]
     new += [commit(f"later {i}") for i in range(4)]
@@ -93,6 +96,9 @@ def test_rewritten_commits_leave_the_history(origin, git, commit, measured, main
     with open_database(str(database), read_only=True) as opened, opened.session() as session:
         (note,) = queries.history_notes(session, "p", since=START)
     assert "no branch reaches 3 measured commits any more" in note
+    (alert,) = alerts_of(cli)
+    assert alert["state"] == "ended"
+    assert alert["note"].startswith(f"{old[7][:10]} is no longer on the line of history")
 
 
 def test_results_of_a_pull_request_do_not_touch_main(cli, origin, git, commit, measured, main_line):
