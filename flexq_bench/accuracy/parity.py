@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -27,10 +27,9 @@ from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig
 from flexq_bench.decode.loading import HEAD, linear_kernel
-from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner
-from flexq_bench.decode.weights import dense_layer, layer_sizes, parts_of
+from flexq_bench.decode.weights import WeightSource, dense_layer, layer_sizes, parts_of
 from flexq_bench.errors import one_line
 from flexq_bench.kernels.contract import Backend, Config, LinearKernel, PackedOperand
 from flexq_bench.kernels.errors import KernelError
@@ -165,20 +164,22 @@ def layers_of(model: nn.Module, inputs: dict[str, torch.Tensor]) -> Iterator[Par
     source = ModelWeights(architecture, model)
     for index in range(architecture.dimensions.layers):
         try:
-            yield from source_layers(source, index, device, inputs)
+            for layer in source_layers(source, index, device):
+                part = parts_of(layer.name.rpartition(" ")[2])[0]
+                yield replace(layer, inputs=inputs.get(source.path(index, part)))
         except UnlikePartsError:  # decode can't run them, but each has a kernel
-            yield from _modules(model, source.path(index), inputs)
+            yield from _modules(model, f"{source.path(index)}.", inputs)
     yield ParityLayer(HEAD, dense_layer(source.ends(device).head), inputs.get(HEAD))
 
 
-def source_layers(
-    source: NamedWeights, index: int, device: torch.device, inputs: dict[str, torch.Tensor]
-) -> Iterator[ParityLayer]:
-    """Yield the fused layers of a block."""
+def source_layers(source: WeightSource, index: int, device: torch.device) -> Iterator[ParityLayer]:
+    """Yield the layers of a block as decode runs them, without inputs.
+
+    Raises UnlikePartsError if it can't.
+    """
     linears = source.block(index, device).linears
     for name, _, _ in layer_sizes(source.architecture):
-        first = source.path(index, parts_of(name)[0])
-        yield ParityLayer(f"{source.path(index)}.{name}", linears.pop(name), inputs.get(first))
+        yield ParityLayer(f"block {index} {name}", linears.pop(name))
 
 
 def _modules(

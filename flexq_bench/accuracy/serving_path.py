@@ -49,6 +49,7 @@ from flexq_bench.measure.tuning import Tuning
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 
 SHIPPED, IN_FP16 = "as shipped", "weights in FP16"  # layers of a phase
+_LEAST = 1e-6, 1e-5  # nats, mean and worst: FP32 itself rounds to about a tenth of that
 _SHORT_PROMPT = 5  # tokens
 _MIN_LENGTH = 16  # tokens of a sequence, for a prompt and steps
 
@@ -67,13 +68,21 @@ class PathPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """Divergence by rounding over all positions of all sequences, nats, but at least _LEAST."""
+
+    mean: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
 class PathPhase:
     """Passes of one kind, with a value for each predicted token.
 
     layers: SHIPPED or IN_FP16. way: "decode" or "serve". phase: "prompt" or "step". kl: divergence
     of the engine's predictions, nats; infinite: they are no numbers. rounding: of transformers'
     predictions in FP16. positions: of the predicted tokens. wrong_picks: tokens that are not the
-    likeliest, or are stored at a wrong position.
+    likeliest, or are stored at a wrong position. noise: of these layers.
     """
 
     layers: str
@@ -84,11 +93,22 @@ class PathPhase:
     rounding: NDArray[np.float32]
     positions: NDArray[np.int64]
     wrong_picks: int
+    noise: Noise
 
     @property
     def name(self) -> str:
         """For example "serve, batch 8, step"."""
         return f"{self.way}, batch {self.batch}, {self.phase}"
+
+    @property
+    def mean(self) -> float:
+        """Mean divergence in multiples of that of rounding, nats below 1e-6 counting as 1e-6."""
+        return float(self.kl.mean()) / max(float(self.rounding.mean()), self.noise.mean)
+
+    @property
+    def worst(self) -> float:
+        """Largest divergence in multiples of the largest of rounding, at least 1e-5 nats."""
+        return float(self.kl.max()) / self.noise.worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +240,8 @@ class _Run:
         _cast(twin, torch.float16)
         perplexity(twin, sequences.flatten(), context=self._length, on_logits=meter)
         self._rounding = np.nan_to_num(meter.result().token_kl, nan=0.0)
+        values = float(self._rounding.mean()), float(self._rounding.max())
+        self._noise = Noise(*map(max, values, _LEAST))
         architecture = decoded_architecture(twin)
         assert architecture is not None  # that of `model`
         sizes = frozenset(size for batch in plan.batches for size in (batch, *step_sizes(batch)))
@@ -244,7 +266,7 @@ class _Run:
                 forced = _Forced(self._reference, self._sequences, self._rounding, self._device)
                 run(forced, batch)
                 for phase, seen in forced.phases.items():
-                    yield PathPhase(self._layers, way, batch, phase, *seen.values())
+                    yield PathPhase(self._layers, way, batch, phase, *seen.values(), self._noise)
 
     @torch.inference_mode()
     def continued(self, prompts: torch.Tensor, new: int) -> torch.Tensor:
