@@ -26,13 +26,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from output import say
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.parity import kernel_parity, launch_parity, source_layers
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.serving_path import PathPlan, PathResult, greedy, serving_path
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.decode import decoder
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.text_decoder import operations_on
@@ -40,6 +40,7 @@ from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.models import load_catalog
@@ -53,7 +54,7 @@ def zeroed_tokens(
     device: torch.device, labels: frozenset[str], *, first: int, last: int
 ) -> Iterator[None]:
     """The output of every kernel is zero for these numbers of tokens."""
-    kernels = [registry.resolve(label, device.type) for label in labels]  # type: ignore[arg-type]
+    kernels = [registry.resolve(label, device.type) for label in labels]
     for kernel in kernels:
         assert isinstance(kernel, LinearKernel)
         for name in ("gemm", "linear"):
@@ -89,8 +90,7 @@ def _operator(
 
 @contextmanager
 def _prompts(damaged: Callable[..., Any], *_: object) -> Iterator[None]:
-    run = decoder.attend_prompts
-    with patch.object(decoder, "attend_prompts", partial(damaged, run)):
+    with patch("flexq_bench.decode.decoder.attend_prompts", partial(damaged, attend_prompts)):
         yield
 
 
@@ -280,11 +280,11 @@ def main() -> int:
             )
             if key in row
         )
-        print(shown, flush=True)
+        say(shown)
         if options.out:
             options.out.write_text(json.dumps(rows, indent=1))
     wrong = [row for row in rows if row["fails"] == row["damage"].startswith("nothing")]
-    print(f"{len(wrong)} of {len(rows)} judged wrongly")
+    say(f"{len(wrong)} of {len(rows)} judged wrongly")
     return bool(wrong)
 
 

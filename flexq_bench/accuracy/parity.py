@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from functools import cache
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 # Largest number of tokens: of a prefill between two steps, and on a GPU of a captured prefill.
 MOST_TOKENS: dict[Backend, int] = {"cpu": 512, "cuda": 2048}
+_EACH = 128  # tokens
 STEP_TOKENS = 16  # each number of tokens up to this one is launched
 _INPUT_ROWS = 64  # of a layer's inputs: the first ones, which contain outliers
 _GUARD_ROWS = 16  # after the output, which no launch may write
@@ -141,16 +143,28 @@ def launch_parity(
 def launched_tokens(
     kernel: LinearKernel, choose: ChooseConfig, n: int, k: int, most: int
 ) -> list[int]:
-    """Numbers of tokens that cover the launches of a layer: see the module's docstring."""
+    """Numbers of tokens that cover the launches of a layer: see the module's docstring.
+
+    Beyond _EACH tokens a change of the configuration is found between two of these numbers only.
+    """
     counts = {*range(1, min(STEP_TOKENS, most) + 1), most}
     power = 2 * STEP_TOKENS
     while power <= most:
         counts |= {power * 3 // 4, power - 1, power, power + 1}
         power *= 2
-    configs = [_configs(kernel, choose, [m], n, k) for m in range(1, most + 1)]
-    for m, (before, after) in enumerate(zip(configs, configs[1:], strict=False), start=1):
-        if [config for _, config in before] != [config for _, config in after]:
-            counts |= {m, m + 1}
+
+    @cache
+    def configs(m: int) -> list[Config | None]:
+        return [config for _, config in _configs(kernel, choose, [m], n, k)]
+
+    for first, last in pairwise(sorted({*range(1, min(_EACH, most) + 1), *counts})):
+        if configs(first) == configs(last):
+            continue
+        low, high = first, last
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if configs(middle) == configs(low) else (low, middle)
+        counts |= {low, high}
     return sorted(m for m in counts if m <= most)
 
 

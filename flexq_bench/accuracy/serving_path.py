@@ -145,7 +145,7 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class PathResult:
-    """Forced decoding and greedy generations of the engine. configs: chosen, by tokens and layer."""
+    """Forced decoding and greedy generations. configs: chosen ones, by tokens and layer."""
 
     phases: tuple[PathPhase, ...]
     generations: Generations
@@ -266,7 +266,7 @@ class _Run:
                 forced = _Forced(self._reference, self._sequences, self._rounding, self._device)
                 run(forced, batch)
                 for phase, seen in forced.phases.items():
-                    yield PathPhase(self._layers, way, batch, phase, *seen.values(), self._noise)
+                    yield seen.phase(self._layers, way, batch, phase, self._noise)
 
     @torch.inference_mode()
     def continued(self, prompts: torch.Tensor, new: int) -> torch.Tensor:
@@ -333,13 +333,11 @@ class _Seen:
     positions: list[NDArray[np.int64]]
     wrong_picks: list[torch.Tensor]
 
-    def values(self) -> tuple[Any, ...]:
-        return (
-            torch.cat(self.kl).cpu().numpy(),
-            np.concatenate(self.rounding),
-            np.concatenate(self.positions),
-            int(torch.stack(self.wrong_picks).sum()),
-        )
+    def phase(self, layers: str, way: str, batch: int, phase: str, noise: Noise) -> PathPhase:
+        kl = torch.cat(self.kl).cpu().numpy()
+        rounding, positions = np.concatenate(self.rounding), np.concatenate(self.positions)
+        wrong_picks = int(torch.stack(self.wrong_picks).sum())
+        return PathPhase(layers, way, batch, phase, kl, rounding, positions, wrong_picks, noise)
 
 
 class _Forced:
