@@ -29,7 +29,7 @@ import torch
 from output import say
 
 from flexq_bench.accuracy.loading import load_model
-from flexq_bench.accuracy.parity import kernel_parity, launch_parity, source_layers
+from flexq_bench.accuracy.parity import Choice, kernel_parity, launch_parity, source_layers
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.serving_path import PathPlan, PathResult, greedy, serving_path
 from flexq_bench.accuracy.setup import best_device
@@ -236,7 +236,7 @@ def random_row(name: str, scheme: str, device: torch.device) -> dict[str, Any]:
         for index in range(source.architecture.dimensions.layers)
         for layer in source_layers(source, index, device)
     )
-    launches = list(launch_parity(layers, tuner, device))
+    launches = list(launch_parity(layers, Choice(tuner), device))
     worst = max(launches, key=lambda launch: launch.max_rel_error)
     return {
         "scheme": scheme,

@@ -3,9 +3,9 @@
 A launch is a layer, a number of tokens and a configuration. Layers are those that `decode` runs (q,
 k and v are one), with the model's own weights and inputs; for architectures that decode does not
 have, each layer by itself. The kernel follows from the formats. One layer of each kernel, shape and
-bias runs with 1 to 16 tokens, with numbers around powers of two, and where the configuration that
-would be chosen changes; with the configuration of steps (the tuner's stored choice, if there is
-one) and with that of prompts. All other layers run once, with 1 to 16 tokens in turn.
+bias runs with 1 to 16 tokens, with numbers around powers of two, and on both sides of a change of
+the configuration between two of these; with the configuration of steps (the tuner's stored choice,
+if there is one) and with that of prompts. All other layers run once, with 1 to 16 tokens in turn.
 
 The reference shares only the codes and the definition of a format with the kernel. It sums in
 float64.
@@ -14,9 +14,8 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.as_decode import ModelWeights, decoded_architecture
-from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.accuracy.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig
 from flexq_bench.decode.loading import HEAD, linear_kernel
@@ -39,14 +38,13 @@ from flexq_bench.kernels.runtime.module import compile_ahead
 from flexq_bench.measure.check import relative_error
 from flexq_bench.measure.inputs import derive_seed, realistic_activations
 from flexq_bench.measure.tuning import Tuning
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.workloads.gemm import GemmWorkload
 
 # Largest number of tokens: of a prefill between two steps, and on a GPU of a captured prefill.
 MOST_TOKENS: dict[Backend, int] = {"cpu": 512, "cuda": 2048}
-_EACH = 128  # tokens
 STEP_TOKENS = 16  # each number of tokens up to this one is launched
 _INPUT_ROWS = 64  # of a layer's inputs: the first ones, which contain outliers
 _GUARD_ROWS = 16  # after the output, which no launch may write
@@ -86,19 +84,29 @@ def kernel_parity(
     segment: torch.Tensor,
     *,
     largest_batch: int = STEP_TOKENS,
+    labels: Sequence[str] = (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Iterator[LaunchParity]:
     """Compare every launch of a transformers model's quantized layers with the reference.
 
     segment: [T], int64: tokens from which the layers' inputs are computed. largest_batch: of steps.
-    progress: called with the layer that is compared.
+    labels: kernels to take for their formats in place of those that decode. progress: called with
+    the layer that is compared. Raises KernelError for an unknown label.
     """
     device = next(model.parameters()).device
+    backend: Backend = "cuda" if device.type == "cuda" else "cpu"
+    instead = [linear_kernel(label, backend) for label in labels]
     inputs = _inputs(model, segment.to(device))
     choose = StepTuner(
         device, operations_on(device), Tuning.REMEMBERED, frozenset(range(1, largest_batch + 1))
     )
-    yield from launch_parity(layers_of(model, inputs), choose, device, progress=progress)
+    yield from launch_parity(
+        layers_of(model, inputs),
+        Choice(choose, largest_batch),
+        device,
+        instead=instead,
+        progress=progress,
+    )
 
 
 def differing_weights(model: nn.Module) -> list[str]:
@@ -112,58 +120,83 @@ def differing_weights(model: nn.Module) -> list[str]:
 
 
 def launch_parity(
-    layers: Iterator[ParityLayer],
-    choose: ChooseConfig,
+    layers: Iterable[ParityLayer],
+    choice: Choice,
     device: torch.device,
     *,
+    instead: Sequence[LinearKernel] = (),
     progress: Callable[[str], None] = lambda what: None,
 ) -> Iterator[LaunchParity]:
-    """Compare the launches of layers with the reference. choose: configurations of steps."""
+    """Compare the launches of layers with the reference. instead: kernels, as in kernel_parity."""
     backend: Backend = "cuda" if device.type == "cuda" else "cpu"
     launched: dict[tuple[Any, ...], Iterator[int]] = {}
-    for layer in layers:
-        n, k = layer.layer.weight.rows, layer.layer.weight.k
-        formats = layer.layer.weight_format, layer.layer.activation_format
-        label = kernel_label(*formats)
-        if label is None:
-            reason = no_kernel_reason(*formats)
-            yield LaunchParity(layer.name, "", 0, n, k, None, math.inf, reason)
+    for given in layers:
+        progress(f"parity of kernels: {given.name}")
+        n, k = given.layer.weight.rows, given.layer.weight.k
+        formats = given.layer.weight_format, given.layer.activation_format
+        named = (x for x in instead if (x.spec.weight, x.spec.activation) == formats)
+        try:
+            kernel = next(named, None) or kernel_of(given.name, given.layer)
+        except QuantizeError as error:
+            reason = str(error).removeprefix(f"{given.name}: ")
+            yield LaunchParity(given.name, "", 0, n, k, None, math.inf, reason)
             continue
-        progress(f"parity of kernels: {layer.name}")
-        kernel = linear_kernel(label, backend)
-        key = label, n, k, layer.layer.bias is not None
+        key = kernel.spec.label, n, k, given.layer.bias is not None
         if key in launched:
             counts = [next(launched[key])]
         else:
             launched[key] = cycle(range(1, STEP_TOKENS + 1))
-            counts = launched_tokens(kernel, choose, n, k, MOST_TOKENS[backend])
-        yield from _compared(kernel, layer, _configs(kernel, choose, counts, n, k), choose, device)
+            counts = launched_tokens(kernel, choice, n, k, MOST_TOKENS[backend])
+        launches = [(m, config) for m in counts for config in choice.configs(kernel, m, n, k)]
+        yield from _compared(kernel, given, launches, choice, device)
 
 
-def launched_tokens(
-    kernel: LinearKernel, choose: ChooseConfig, n: int, k: int, most: int
-) -> list[int]:
-    """Numbers of tokens that cover the launches of a layer: see the module's docstring.
+class Choice:
+    """Configurations that decode launches: of steps of up to `largest_batch`, and of prompts.
 
-    Beyond _EACH tokens a change of the configuration is found between two of these numbers only.
+    steps: the tuner's choice, by kernel, tokens, N and K.
     """
+
+    def __init__(self, steps: ChooseConfig, largest_batch: int = STEP_TOKENS) -> None:
+        self.steps, self._largest_batch = steps, largest_batch
+        self._known: dict[tuple[str, int, int, int], list[Config | None]] = {}
+
+    def configs(self, kernel: LinearKernel, m: int, n: int, k: int) -> list[Config | None]:
+        """Return the distinct configurations for m tokens: one or two."""
+        key = kernel.spec.label, m, n, k
+        if key not in self._known:
+            configs = [kernel.default_config(GemmWorkload(m, n, k))]
+            if m <= self._largest_batch:
+                step = self.steps(kernel, m, n, k)
+                configs += [step] if step not in configs else []
+            self._known[key] = configs
+        return self._known[key]
+
+    def code(self, kernel: LinearKernel, m: int, n: int, k: int) -> list[Any]:
+        """Return what tells the code of launches apart: a library selects within its own."""
+        gemm = GemmWorkload(m, n, k)
+        return [
+            config if kernel.builds_for(gemm, config) else type(config)
+            for config in self.configs(kernel, m, n, k)
+        ]
+
+
+def launched_tokens(kernel: LinearKernel, choice: Choice, n: int, k: int, most: int) -> list[int]:
+    """Numbers of tokens that cover the launches of a layer: see the module's docstring."""
     counts = {*range(1, min(STEP_TOKENS, most) + 1), most}
     power = 2 * STEP_TOKENS
     while power <= most:
-        counts |= {power * 3 // 4, power - 1, power, power + 1}
+        counts |= {power * 5 // 8, power * 3 // 4, power - 1, power, power + 1}
         power *= 2
-
-    @cache
-    def configs(m: int) -> list[Config | None]:
-        return [config for _, config in _configs(kernel, choose, [m], n, k)]
-
-    for first, last in pairwise(sorted({*range(1, min(_EACH, most) + 1), *counts})):
-        if configs(first) == configs(last):
+    within = sorted(m for m in counts if m <= most)
+    for low, high in pairwise(within):
+        of_low = choice.code(kernel, low, n, k)
+        if of_low == choice.code(kernel, high, n, k):
             continue
-        low, high = first, last
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if configs(middle) == configs(low) else (low, middle)
+            same = choice.code(kernel, middle, n, k) == of_low
+            low, high = (middle, high) if same else (low, middle)
         counts |= {low, high}
     return sorted(m for m in counts if m <= most)
 
@@ -229,23 +262,11 @@ def _inputs(model: Any, segment: torch.Tensor) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def _configs(
-    kernel: LinearKernel, choose: ChooseConfig, counts: Sequence[int], n: int, k: int
-) -> list[tuple[int, Config | None]]:
-    """Configurations for numbers of tokens: of steps, and where they differ those of prompts."""
-    both = [
-        (m, config)
-        for m in counts
-        for config in (choose(kernel, m, n, k), kernel.default_config(GemmWorkload(m, n, k)))
-    ]
-    return [pair for at, pair in enumerate(both) if pair not in both[max(0, at - 1) : at]]
-
-
 def _compared(
     kernel: LinearKernel,
     given: ParityLayer,
     launches: Sequence[tuple[int, Config | None]],
-    choose: ChooseConfig,
+    choice: Choice,
     device: torch.device,
 ) -> Iterator[LaunchParity]:
     """Compare launches (tokens, configuration) of one layer."""
@@ -254,7 +275,7 @@ def _compared(
     if device.type == "cuda":
         gemms = [(GemmWorkload(m, n, k), config) for m, config in launches]
         compile_ahead([b for gemm, config in gemms for b in kernel.builds_for(gemm, config)])
-    packed = kernel.narrow(kernel.pack_weight(given.layer.weight), choose(kernel, 1, n, k))
+    packed = kernel.narrow(kernel.pack_weight(given.layer.weight), choice.steps(kernel, 1, n, k))
     reference = _reference(FakeQuantizedLinear(given.name, given.layer), x)
     bias = None if given.layer.bias is None else given.layer.bias.half()
     for m, config in launches:

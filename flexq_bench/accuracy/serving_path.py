@@ -145,11 +145,10 @@ class Generations:
 
 @dataclass(frozen=True, slots=True)
 class PathResult:
-    """Forced decoding and greedy generations. configs: chosen ones, by tokens and layer."""
+    """Forced decoding, and greedy generations."""
 
     phases: tuple[PathPhase, ...]
     generations: Generations
-    configs: dict[str, dict[str, dict[str, Any]]]
 
 
 def serving_path(
@@ -178,11 +177,10 @@ def serving_path(
     run = _Run(model, sequences, plan, kv_bits, SHIPPED, progress)
     phases += run.forced()
     tokens = run.continued(prompts, new)
-    configs = run.configs
     del run
     if any(module.layer.activation is not None for module in _quantized(model).values()):
         phases += _Run(model, sequences, plan, kv_bits, IN_FP16, progress).forced()
-    return PathResult(tuple(phases), cut_at_ends(tokens, ends), configs)
+    return PathResult(tuple(phases), cut_at_ends(tokens, ends))
 
 
 def greedy(model: Any, prompts: torch.Tensor, new: int, ends: frozenset[int]) -> Generations:
@@ -255,12 +253,12 @@ class _Run:
             self._choose,
             tuple(sorted(sizes)),
         )
-        self.configs = {str(m): self._choose.configs(self._model, m) for m in sorted(sizes)}
 
     @torch.inference_mode()
     def forced(self) -> Iterator[PathPhase]:
         """Run every batch size, as `decode` and as `decode --serve` do."""
         for batch in self._plan.batches:
+            # Each length of a prompt is decoded at one batch size; serving has all at each.
             for way, run in (("decode", self._decode), ("serve", self._serve)):
                 self._progress(f"serving path, {self._layers}: {way}, batch {batch}")
                 forced = _Forced(self._reference, self._sequences, self._rounding, self._device)
@@ -281,7 +279,9 @@ class _Run:
         steps = self._plan.steps
         ids = forced.rows(range(batch)).int()
         with closing(self._engine(batch, self._length)) as engine:
-            for prompt in prompt_lengths(self._length, steps):
+            lengths = prompt_lengths(self._length, steps)
+            first = self._plan.batches.index(batch)
+            for prompt in (lengths[0], *lengths[1 + first :: len(self._plan.batches)]):
 
                 def on_pass(position: int, logits: torch.Tensor, prompt: int = prompt) -> None:
                     places = [(slot, slot, slot, position) for slot in range(batch)]
