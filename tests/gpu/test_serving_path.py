@@ -1,4 +1,4 @@
-"""The serving path on a GPU: captured graphs, CUDA operators and tuned configurations are judged."""
+"""The serving path on a GPU: captured graphs, CUDA operators, tuned configurations."""
 
 from __future__ import annotations
 
