@@ -18,6 +18,7 @@ from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.workloads.data_files import Amount, Count, DataTable, Texts
 
 _NAME = "parity of kernels"
+_SHOWN_TOKENS, _SHOWN_CONFIGS = 20, 2
 
 
 class ParityLimit(DataTable):
@@ -99,10 +100,9 @@ def _details(wrong: Sequence[LaunchParity]) -> Iterator[str]:
     for kernel, launches in groupby(sorted(wrong, key=lambda x: x.kernel), lambda x: x.kernel):
         of_kernel = list(launches)
         tokens = sorted({launch.m for launch in of_kernel})
-        configs = list(dict.fromkeys(str(x.config) for x in of_kernel if x.config is not None))
-        named = f"; {configs[0]}" + f" and {len(configs) - 1} more" * (len(configs) > 1)
+        configs = dict.fromkeys(str(x.config) for x in of_kernel if x.config is not None)
+        named = "".join(f"; {config}" for config in list(configs)[:_SHOWN_CONFIGS])
         why = next((f": {x.detail}" for x in of_kernel if x.detail), "")
-        yield (
-            f"{kernel}: wrong with {', '.join(map(str, tokens[:20]))}"
-            f"{' …' if len(tokens) > 20 else ''} tokens{named if configs else ''}{why}"
-        )
+        shown = ", ".join(map(str, tokens[:_SHOWN_TOKENS]))
+        more = " …" if len(tokens) > _SHOWN_TOKENS else ""
+        yield f"{kernel}: wrong with {shown}{more} tokens{named}{why}"
