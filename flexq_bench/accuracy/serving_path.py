@@ -15,6 +15,7 @@ weights in FP16, which shows what is wrong between the layers: attention, KV cac
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ _MIN_LENGTH = 16  # tokens of a sequence, for a prompt and steps
 class PathPlan:
     """What the engine runs.
 
-    batches: sequences at a time. steps: decode steps after each prompt. step_tokens: largest
-    prefill between two steps of serving.
+    batches: sequences at a time. steps: decode steps after each prompt, at most a quarter of a
+    sequence. step_tokens: largest prefill between two steps of serving.
     """
 
     batches: tuple[int, ...] = (1, 3, 8, 32)
@@ -69,10 +70,14 @@ class PathPlan:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Divergence by rounding over all positions of all sequences, nats, but at least _LEAST."""
+    """Divergence by rounding over all positions of all sequences, in nats, at least _LEAST.
+
+    deviation: standard deviation of a position.
+    """
 
     mean: float
     worst: float
+    deviation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +107,17 @@ class PathPhase:
 
     @property
     def mean(self) -> float:
-        """Mean divergence in multiples of that of rounding, nats below 1e-6 counting as 1e-6."""
-        return float(self.kl.mean()) / max(float(self.rounding.mean()), self.noise.mean)
+        """Mean divergence in multiples of that of rounding at these positions.
+
+        Or at all positions, if that and two standard errors is more: of a few tokens, one may
+        differ by far.
+        """
+        chance = self.noise.mean + 2 * self.noise.deviation / math.sqrt(len(self.kl))
+        return float(self.kl.mean()) / max(float(self.rounding.mean()), chance)
 
     @property
     def worst(self) -> float:
-        """Largest divergence in multiples of the largest of rounding, at least 1e-5 nats."""
+        """Largest divergence in multiples of the largest of rounding at any position."""
         return float(self.kl.max()) / self.noise.worst
 
 
@@ -230,6 +240,7 @@ class _Run:
         self._kv_bits, self._progress = kv_bits, progress
         self._device = next(model.parameters()).device
         self._length = sequences.shape[1]
+        self._steps = min(plan.steps, self._length // 4)
         twin = _twin(model, kv_bits, in_fp16=layers == IN_FP16)
         progress(f"serving path, {layers}: transformers")
         _cast(twin, torch.float32)
@@ -239,7 +250,7 @@ class _Run:
         perplexity(twin, sequences.flatten(), context=self._length, on_logits=meter)
         self._rounding = np.nan_to_num(meter.result().token_kl, nan=0.0)
         values = float(self._rounding.mean()), float(self._rounding.max())
-        self._noise = Noise(*map(max, values, _LEAST))
+        self._noise = Noise(*map(max, values, _LEAST), float(self._rounding.std()))
         architecture = decoded_architecture(twin)
         assert architecture is not None  # that of `model`
         sizes = frozenset(size for batch in plan.batches for size in (batch, *step_sizes(batch)))
@@ -258,7 +269,6 @@ class _Run:
     def forced(self) -> Iterator[PathPhase]:
         """Run every batch size, as `decode` and as `decode --serve` do."""
         for batch in self._plan.batches:
-            # Each length of a prompt is decoded at one batch size; serving has all at each.
             for way, run in (("decode", self._decode), ("serve", self._serve)):
                 self._progress(f"serving path, {self._layers}: {way}, batch {batch}")
                 forced = _Forced(self._reference, self._sequences, self._rounding, self._device)
@@ -275,13 +285,16 @@ class _Run:
             return engine.generate(prompts.int().to(self._device), new).tokens
 
     def _decode(self, forced: _Forced, batch: int) -> None:
-        """Prompts of equal length, of several lengths, each with steps."""
-        steps = self._plan.steps
+        """Prompts of equal length, each with steps: short ones, long ones, and some between.
+
+        Each batch size has others of these: serving has all lengths at each.
+        """
+        steps = self._steps
         ids = forced.rows(range(batch)).int()
         with closing(self._engine(batch, self._length)) as engine:
-            lengths = prompt_lengths(self._length, steps)
+            short, *between, long = prompt_lengths(self._length, steps)
             first = self._plan.batches.index(batch)
-            for prompt in (lengths[0], *lengths[1 + first :: len(self._plan.batches)]):
+            for prompt in (short, *between[first :: len(self._plan.batches)], long):
 
                 def on_pass(position: int, logits: torch.Tensor, prompt: int = prompt) -> None:
                     places = [(slot, slot, slot, position) for slot in range(batch)]
@@ -292,9 +305,9 @@ class _Run:
     def _serve(self, forced: _Forced, batch: int) -> None:
         """Requests of unlike lengths, more than there are slots."""
         generator = np.random.default_rng(batch)
-        count, most = 2 * batch + 1, self._length - 2 * self._plan.steps
-        drawn = generator.integers(1, max(most, 2), count)
-        answers = generator.integers(1, 2 * self._plan.steps, count)
+        count, most = 2 * batch + 1, self._length - 2 * self._steps
+        drawn = generator.integers(1, most, count)
+        answers = generator.integers(1, 2 * self._steps + 1, count)
         requests = [
             ServingRequest(int(prompt), int(new))
             for prompt, new in zip(drawn, answers, strict=True)

@@ -130,6 +130,16 @@ def test_continuations_are_those_of_transformers(loaded, run, sequences):
     assert own == greedy(loaded.model, sequences[:2, :16], NEW, END)
 
 
+def test_short_sequences_have_fewer_steps(sequences, under):
+    plan = PathPlan(batches=(2,), steps=12, step_tokens=64)
+    model, bits = under("fp16")
+    short = sequences[:, :16].contiguous()
+    result = serving_path(model, short, short[:2, :8], plan, kv_bits=bits, new=4, ends=END)
+    assert not judged(result, [])["fails"]
+    with pytest.raises(AccuracyError, match="sequences of 16 tokens are needed"):
+        serving_path(model, short[:, :15], short, plan, kv_bits=bits, new=4, ends=END)
+
+
 def test_an_architecture_that_decode_lacks_is_named(sequences):
     from transformers import GPT2Config, GPT2LMHeadModel
 
