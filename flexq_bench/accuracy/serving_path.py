@@ -50,7 +50,7 @@ from flexq_bench.measure.tuning import Tuning
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 
 SHIPPED, IN_FP16 = "as shipped", "weights in FP16"  # layers of a phase
-_LEAST = 1e-6, 1e-5  # nats, mean and worst: FP32 itself rounds to about a tenth of that
+_LEAST_MEAN, _LEAST_WORST = 1e-6, 1e-5  # nats: FP32 itself rounds to about a tenth of that
 _SHORT_PROMPT = 5  # tokens
 _MIN_LENGTH = 16  # tokens of a sequence, for a prompt and steps
 
@@ -70,7 +70,7 @@ class PathPlan:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Divergence by rounding over all positions of all sequences, in nats, at least _LEAST.
+    """Divergence by rounding over all positions of all sequences, in nats, with a least value.
 
     deviation: standard deviation of a position.
     """
@@ -249,8 +249,9 @@ class _Run:
         _cast(twin, torch.float16)
         perplexity(twin, sequences.flatten(), context=self._length, on_logits=meter)
         self._rounding = np.nan_to_num(meter.result().token_kl, nan=0.0)
-        values = float(self._rounding.mean()), float(self._rounding.max())
-        self._noise = Noise(*map(max, values, _LEAST), float(self._rounding.std()))
+        mean, worst = float(self._rounding.mean()), float(self._rounding.max())
+        deviation = float(self._rounding.std())
+        self._noise = Noise(max(mean, _LEAST_MEAN), max(worst, _LEAST_WORST), deviation)
         architecture = decoded_architecture(twin)
         assert architecture is not None  # that of `model`
         sizes = frozenset(size for batch in plan.batches for size in (batch, *step_sizes(batch)))
