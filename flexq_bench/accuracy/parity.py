@@ -46,6 +46,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 # Largest number of tokens: of a prefill between two steps, and on a GPU of a captured prefill.
 MOST_TOKENS: dict[Backend, int] = {"cpu": 512, "cuda": 2048}
 STEP_TOKENS = 16  # each number of tokens up to this one is launched
+_ADVICE = ": evaluate --through reference"
 _INPUT_ROWS = 64  # of a layer's inputs: the first ones, which contain outliers
 _GUARD_ROWS = 16  # after the output, which no launch may write
 
@@ -138,7 +139,7 @@ def launch_parity(
         try:
             kernel = next(named, None) or kernel_of(given.name, given.layer)
         except QuantizeError as error:
-            reason = str(error).removeprefix(f"{given.name}: ")
+            reason = str(error).removeprefix(f"{given.name}: ").removesuffix(_ADVICE)
             yield LaunchParity(given.name, "", 0, n, k, None, math.inf, reason)
             continue
         key = kernel.spec.label, n, k, given.layer.bias is not None
