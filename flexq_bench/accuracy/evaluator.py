@@ -349,6 +349,11 @@ class Evaluator:
         """Return a scheme's last agreement with the reference on a text; None: not evaluated."""
         return self._agreements.get((scheme, text))
 
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Names of the texts that can be evaluated."""
+        return tuple(self._tokens)
+
     def text_ids(self, text: str) -> torch.Tensor:
         """Return the segments of a text that may be evaluated, int64 [segments, context]."""
         tokens, count = self._tokens[text], self._segment_count(text)

@@ -42,9 +42,10 @@ class ParityCheck(Check[ParityLimit]):
 
     def judge(self, limit: ParityLimit, context: CheckContext) -> Iterator[LimitOutcome]:
         setup, model = context.setup, context.model.model
-        if not setup.plan.texts:
+        text = next(iter(setup.evaluator.available), None)
+        if text is None:
             raise NotJudgedError("no text makes inputs for the layers: give --data NAME=FILE")
-        segment = setup.evaluator.text_ids(setup.plan.texts[0].name)[0]
+        segment = setup.evaluator.text_ids(text)[0]
         launches = list(
             kernel_parity(
                 model,

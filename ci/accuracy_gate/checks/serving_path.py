@@ -190,9 +190,9 @@ def _judged_texts(
 def _sequences(context: CheckContext, limit: ServingPathLimit) -> torch.Tensor:
     """Segments from all of the texts in turn, int64 [at most the largest batch, tokens]."""
     setup, count = context.setup, max(*limit.batches, limit.prompts)
-    if not setup.plan.texts:
+    if not setup.evaluator.available:
         raise NotJudgedError("no text makes tokens for the engine: give --data NAME=FILE")
-    of_texts = [setup.evaluator.text_ids(text.name) for text in setup.plan.texts]
+    of_texts = [setup.evaluator.text_ids(text) for text in setup.evaluator.available]
     share = -(-count // len(of_texts))
     chosen = [ids[torch.linspace(0, len(ids) - 1, min(share, len(ids))).long()] for ids in of_texts]
     return torch.cat(chosen)[:count, : limit.tokens]
