@@ -10,6 +10,7 @@ from flexq_bench.ci.accuracy_gate.checks.fidelity import FidelityCheck
 from flexq_bench.ci.accuracy_gate.checks.kl import KlCheck
 from flexq_bench.ci.accuracy_gate.checks.parity import ParityCheck
 from flexq_bench.ci.accuracy_gate.checks.perplexity import PerplexityCheck
+from flexq_bench.ci.accuracy_gate.checks.serving_path import ServingPathCheck
 from flexq_bench.ci.accuracy_gate.checks.tail import TailCheck
 from flexq_bench.ci.accuracy_gate.checks.task import TaskCheck
 from flexq_bench.ci.accuracy_gate.contract import Check
@@ -23,4 +24,5 @@ CHECKS: tuple[Check[Any], ...] = (
     CoverageCheck(),
     TaskCheck(),
     ParityCheck(),
+    ServingPathCheck(),
 )
