@@ -11,6 +11,7 @@ from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
@@ -46,6 +47,7 @@ def gate_perf(
     """
     policy = policy.on(machine.device.sku)
     received = {compared.case.key: compared for compared in comparer(plan)}
+    store_history(database, head)  # the line that its verdicts belong to
     with database.session() as session:
         night = record_night(
             session,

@@ -11,7 +11,7 @@ from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
-from flexq_bench.db.queries import HistoryPoint, ProjectSeries
+from flexq_bench.db.queries import CommitRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
@@ -183,14 +183,18 @@ def _groups(new_steps: Sequence[_StoredStep]) -> list[Group]:
     return [
         Group(
             family,
-            _commit(steps_of_group[0].before, project),
-            _commit(steps_of_group[0].first, project),
+            _row(steps_of_group[0].before, project),
+            _row(steps_of_group[0].first, project),
             tuple(new.uuid for new in steps_of_group),
         )
         for (family, project, _, _), steps_of_group in members.items()
     ]
 
 
+def _row(point: HistoryPoint, project: str) -> CommitRow:
+    return CommitRow(point.commit, point.topo_order, point.subject, "", project)
+
+
 def _commit(point: HistoryPoint, project: str) -> CommitInfo:
     # All others are stored already, and unknown values here change none of them.
-    return CommitInfo(point.commit, None, point.topo_order, dirty=False, project=project)
+    return CommitInfo(point.commit, None, None, dirty=False, project=project)

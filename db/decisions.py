@@ -125,6 +125,7 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
         writer.commit(replace(canonical(commit), project=project))
         for commit in (info.base, info.head)
     )
+    writer.place_commits()
     columns = Decision.__table__.columns
     row = {name: getattr(info, name) for name in info.__slots__ if name in columns} | {
         "series_id": writer.series(info.series),

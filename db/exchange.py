@@ -96,6 +96,7 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
             runs[record.run.uuid] = record.run.status
             read += 1
         writer.flush()
+        writer.place_commits()
         for uuid, status in runs.items():
             advance_run(session, uuid, status)
     return ImportSummary(str(path), read, writer.added, tuple(runs))

@@ -39,12 +39,14 @@ class CommitInfo:
 
     sha: str
     parent: str | None  # None: the root commit, or unknown (installed wheel)
-    topo_order: int | None  # number of first-parent commits up to this one; None: not in a git tree
+    topo_order: int | None  # only in files of earlier versions: number of first parents up to here
     dirty: bool
     subject: str = ""
     author: str = ""
     committed_at: str | None = None  # ISO 8601, UTC
     project: str = ""  # name of the external repository; empty: this repository
+    parents: tuple[str, ...] = ()  # shas, the first one is `parent`; empty: none, or unknown
+    branch: str = ""  # on which it was measured; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

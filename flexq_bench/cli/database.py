@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -170,8 +170,9 @@ def export(
 ) -> None:
     """Write stored records to a file. Options select; without one all are written.
 
-    With --format: in the format of another service, only results that may be compared; pytorch-hud
-    and flashinfer-bench contain all of them, the others the newest of each series.
+    With --format: in the format of another service, only results of the main branch that may be
+    compared; pytorch-hud and flashinfer-bench contain all of them, the others the newest of each
+    series.
     """
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
@@ -185,6 +186,8 @@ def export(
         progress("exporting") as bar,
     ):
         filters = selection.filters(session)
+        if format_name is not None:
+            filters = replace(filters, main_line=True)
         gemms = counted(queries.stored_records(session, Record, filters))
         if format_name is not None:
             count = export_external(format_name, file, gemms, filters.projects)

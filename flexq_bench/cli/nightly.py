@@ -125,13 +125,6 @@ def nightly(
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today)
-    if measured.repository is not None and is_shallow(measured.repository):
-        say(
-            console(stderr=True),
-            f"{measured.repository} is a shallow clone: this commit has no place in the history, "
-            "and is not compared with commits that the clone lacks: git fetch --unshallow first "
-            "(in a workflow: fetch-depth: 0)",
-        )
     pool_options = place.pool(seed, tuning, measured.project)
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():

@@ -38,6 +38,7 @@ from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.commit_history import store_history, warn_once
 from flexq_bench.runs.owner_process import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.transactions import run_transaction
@@ -118,6 +119,8 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     with ended_by_terminate():
         with suppress(*UNAVAILABLE):  # the next run repeats it
             end_dead_runs(database)
+        if note := store_history(database, commit):
+            warn_once(note)
         info = run_transaction(
             database,
             lambda session: begin_run(

@@ -37,8 +37,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 from flexq_bench.workloads.probes import calibrates
 
 if TYPE_CHECKING:
-    from flexq_bench.db.queries import AlertRow
-    from flexq_bench.db.records import CommitInfo
+    from flexq_bench.db.queries import AlertRow, CommitRow
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
 
@@ -261,8 +260,8 @@ class Group:
     """
 
     family: str
-    good: CommitInfo
-    bad: CommitInfo
+    good: CommitRow
+    bad: CommitRow
     members: tuple[str, ...]
 
 

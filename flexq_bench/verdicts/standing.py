@@ -17,6 +17,7 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.verdicts.alert_rule import NOT_WORSE
+from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_verdict import Metric, Step, steps
 
 MAX_RESULTS = 300  # of a series that are analysed, the newest
@@ -87,12 +88,10 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
 
 
 def history_of(session: Session, series_id: int) -> list[HistoryPoint]:
-    """The newest results of the newest epoch of a series; by time if no commit has a position."""
-    points = queries.series_history(session, series_id, without_sweeps=True)
+    """The newest commits of the newest epoch of a series on the main line, a point for each."""
+    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
     last = points[-1].epoch if points else 0
-    newest = [point for point in points if point.epoch == last]
-    placed = [point for point in newest if point.topo_order is not None]
-    return (placed or newest)[-MAX_RESULTS:]
+    return [point for point in points if point.epoch == last][-MAX_RESULTS:]
 
 
 def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
@@ -110,6 +109,9 @@ def no_step_reason(
 
 def _by_comparison(session: Session, alert: AlertRow, decision: DecisionRow) -> Iterator[Standing]:
     if alert.good is None:
+        return
+    if queries.is_orphaned(session, alert.bad.sha, project=alert.bad.project):
+        yield Standing(None, _gone(alert.bad.sha))
         return
     latest = queries.latest_decisions_from(session, alert.good.sha, [decision.series_id])
     newest = latest.get(decision.series_id)
@@ -170,7 +172,7 @@ def _of_missing_commit(
         for one in queries.series_history(session, decision.series_id, without_sweeps=True)
     }
     if decision.head not in whole:
-        gone = f"{decision.head[:10]} is no longer on the line of history"
+        gone = _gone(decision.head)
         size = abs(point.after - point.before) / 4
         same = [
             step
@@ -187,6 +189,10 @@ def _of_missing_commit(
             f"{len(points)} results have another environment, whose levels are not comparable",
         )
     return Standing(own)
+
+
+def _gone(sha: str) -> str:
+    return f"{sha[:10]} is no longer on the line of history"
 
 
 def _newest_level(points: Sequence[HistoryPoint], located: Sequence[Step]) -> float:

@@ -22,6 +22,7 @@ from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.steps import SMALLEST_STEP
 from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
+from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_verdict import Metric, change_text
 
 _SAME_CASE = (
@@ -63,11 +64,12 @@ def show_series(
         metric = Metric(member.metric, member.unit, member.direction)
         unit = "µs" if member.unit == "us" else html.escape(member.unit)
         figure = history_chart.history(frame, styles, html.escape(member.metric), unit)
-        steps = _change_points(frame, metric)
+        levels = history_frame({series: one_per_commit(points) for series, points in own.items()})
+        steps = _change_points(levels, metric)
         _mark(figure, frame, alert, steps)
         draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
-        st.markdown(_in_words(frame, steps))
+        st.markdown(_in_words(levels, steps))
     for one in series_breaks(session, [member.series_id]):
         st.warning(as_text(one.text), icon=":material/swap_vert:")
     _show_by_gpu(alert, histories, styles)

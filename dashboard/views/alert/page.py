@@ -119,11 +119,8 @@ def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
         return [bad]
     if good.topo_order is None or bad.topo_order is None:
         return [good, bad]
-    # Up to the parent of the bad commit: a commit on a branch may have the same topo_order.
-    between = queries.commits_between(
-        session, good.topo_order, bad.topo_order - 1, project=bad.project
-    )
-    return [good, *between, bad]
+    between = (good.topo_order, bad.topo_order)
+    return [good, *queries.commits_between(session, *between, project=bad.project)]
 
 
 def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:

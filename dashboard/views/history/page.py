@@ -93,8 +93,11 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         st.info("No series passes all filters: remove one, or clear them all.")
         return None
     drawn = chosen[:_MAX_SERIES]
+    branch = _choose_branch(controls, database, drawn)
     with database.session() as session:
-        histories = {series: queries.series_history(session, series.id) for series in drawn}
+        histories = {
+            series: queries.series_history(session, series.id, branch=branch) for series in drawn
+        }
         kernels = queries.kernel_names(session)
         breaks = [one.text for one in series_breaks(session, [series.id for series in drawn])]
     if len(chosen) > _MAX_SERIES:
@@ -142,6 +145,25 @@ def _draw(figure: go.Figure) -> None:
         uuid = point.get("customdata")
         if uuid is not None:
             st.switch_page(measurement.page.as_link(), query_params=measurement.link_of(str(uuid)))
+
+
+def _choose_branch(
+    controls: Controls, database: Database, drawn: Sequence[SeriesName]
+) -> str | None:
+    """Return the branch whose line is shown; None: the main branch, or series of several projects.
+
+    Nothing can be chosen if no other branch has results.
+    """
+    projects = {series.project for series in drawn}
+    if len(projects) > 1:
+        return None
+    with database.session() as session:
+        names = queries.branch_names(session, *projects)
+    if len(names) < 2:
+        return None
+    return controls.select(
+        st.sidebar, "branch", "Branch", names, names[0], format_func=lambda name: name or "(main)"
+    )
 
 
 def _choose_release(controls: Controls, database: Database, project: str) -> ReleaseRow | None:

@@ -13,6 +13,7 @@ from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
 from flexq_bench.verdicts.change_points import Scale
+from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.differences import as_positive
 
 _WORDS = {
@@ -39,7 +40,10 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
     rows = [
         (
             series_name(series),
-            *_pattern(tuple(points[-MAX_RESULTS:]), Scale.of(series.metric, series.unit)),
+            *_pattern(
+                tuple(one_per_commit(points)[-MAX_RESULTS:]),
+                Scale.of(series.metric, series.unit),
+            ),
         )
         for series, points in histories.items()
         if points

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0024"
-down_revision = "0022"
+down_revision = "0023"
 branch_labels = None
 depends_on = None
 
@@ -18,3 +18,9 @@ def upgrade() -> None:
     op.add_column("decision", sa.Column("rule", sa.String, nullable=False, server_default=""))
     op.add_column("decision", sa.Column("numbers", sa.JSON))
     op.add_column("decision", sa.Column("decided_hash", sa.String))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("decision") as decision:
+        for column in ("decided_hash", "numbers", "rule"):
+            decision.drop_column(column)
