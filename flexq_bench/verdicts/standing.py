@@ -180,7 +180,12 @@ def _of_missing_commit(
             if step.verdict == decision.verdict
             and max(abs(step.before - point.before), abs(step.after - point.after)) <= size
         ]
-        return Standing(_range(points, same[-1]), gone) if same else Standing(None, gone)
+        if same:
+            return Standing(_range(points, same[-1]), gone)
+        # The commit that replaced it may have too few results for a change yet.
+        newest = points[-1].median_us
+        is_still_bad = abs(newest - point.after) < abs(newest - point.before)
+        return Standing(own) if is_still_bad else Standing(None, gone)
     if whole[decision.head] == points[-1].epoch:
         return Standing(None, f"the level has stood for {len(points)} results: it is the level now")
     if len(points) >= _NEW_EPOCH:
