@@ -152,7 +152,7 @@ def test_upgraded_database_explains_verdicts_of_earlier_detector(cli, alert, dat
     with sqlite3.connect(database) as connection:  # as before there were these columns
         for column in ("rule", "numbers", "decided_hash"):
             connection.execute(f"ALTER TABLE decision DROP COLUMN {column}")
-        connection.execute("UPDATE alembic_version SET version_num = '0022'")
+        connection.execute("UPDATE alembic_version SET version_num = '0023'")
     connection.close()
     assert cli("db", "upgrade").code == ExitCode.PASS
 
