@@ -53,7 +53,7 @@ def add_alert_events(
             kind="alert",
             severity="info",
             subject=f"Alert {change.alert} is {change.state}: {alert.family} on "
-            f"{_gpu_names(alert.gpus)}",
+            f"{', '.join(alert.gpus) or 'no GPU'}",
             lines=[change.reason, f"flexq-bench explain {change.alert}"],
             kernels=alert.kernels,
             gpus=alert.gpus,
@@ -75,12 +75,13 @@ def add_alert_events(
             ),
             f"flexq-bench explain {alert_id}",
         ]
+        gpus = ", ".join(alert.gpus) or "no GPU"
         _add(
             session,
             key=f"alert {alert_id}",
             kind="alert",
             severity="critical" if wrong or slow else "warning",
-            subject=f"Alert {alert_id}: {alert.family} {size} on {_gpu_names(alert.gpus)}",
+            subject=f"Alert {alert_id}: {alert.family} {size} on {gpus}",
             lines=lines,
             kernels=labels.values(),
             gpus=alert.gpus,
@@ -371,10 +372,6 @@ def _labels(session: Session, members: Sequence[queries.DecisionRow]) -> dict[in
 def _truncated(lines: Sequence[str]) -> list[str]:
     first = list(lines[:_MAX_LINES])
     return first + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
-
-
-def _gpu_names(gpus: Sequence[str]) -> str:
-    return ", ".join(gpus) or "no GPU"
 
 
 def _printable(text: str) -> str:

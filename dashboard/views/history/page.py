@@ -182,7 +182,6 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
         "release",
         "Release",
         ordered,
-        ordered[0],
         format_func=lambda row: f"{row.name} ({short_commit(row.sha, dirty=False)})",
         to_url=lambda row: row.name,
         always_in_url=True,

@@ -41,8 +41,7 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
         (
             series_name(series),
             *_pattern(
-                tuple(one_per_commit(points)[-MAX_RESULTS:]),
-                Scale.of(series.metric, series.unit),
+                tuple(one_per_commit(points)[-MAX_RESULTS:]), Scale.of(series.metric, series.unit)
             ),
         )
         for series, points in histories.items()
