@@ -1,4 +1,4 @@
-"""What the checks of the serving path find: damage of kernels, attention, KV cache and picking.
+"""Find damage by the checks of the serving path: kernels, attention, KV cache and picking.
 
     python benchmarks/accuracy/path_damage.py --model DIR [--scheme w8a16,flexq-w6ax]
         [--random llama-13b] [--batch 1,3,8,32] [--tokens 384] [--out rows.json]

@@ -57,7 +57,7 @@ _MIN_LENGTH = 16  # tokens of a sequence, for a prompt and steps
 
 @dataclass(frozen=True, slots=True)
 class PathPlan:
-    """What the engine runs.
+    """Settings of the engine.
 
     batches: sequences at a time. steps: decode steps after each prompt, at most a quarter of a
     sequence. step_tokens: largest prefill between two steps of serving.
