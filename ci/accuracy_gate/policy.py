@@ -54,9 +54,23 @@ allow = ["chat_template"]        # optional: patterns of differences that are ac
 [weights]                        # optional: each row, in quantization steps of its format
 allow = ["weights.lm_head"]      # optional: patterns of layers and tensors that may differ
 
-[parity]                         # optional: kernel outputs against the evaluated model
+[parity]                         # optional: every launch of a kernel against the reference
 tolerance = 0.001                # largest relative error
-kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a layer's formats
+kernels = ["flexq-w6a6"]         # optional: taken for their formats in place of those that decode
+largest_batch = 32               # optional: of decode steps
+
+[serving_path]                   # optional: decode's engine against transformers; all optional:
+batches = [1, 3, 8, 32]          # sequences at a time
+tokens = 512                     # of a sequence, at most
+steps = 12                       # after each prompt
+mean = 3.0                       # divergence of a phase, in multiples of what rounding makes
+worst = 5.0                      # of a token, in multiples of the worst by rounding
+prompts = 16                     # texts that it continues by the likeliest tokens
+new = 48                         # tokens of each, at most
+agreement = 0.1                  # least share of the original's tokens before the first other one
+looping = 0.25                   # largest increase of the share of texts that end in a loop
+ended = 0.25                     # largest difference of the share that ends with an end token
+length = 0.5                     # largest relative difference of the mean length
 """
 
 from __future__ import annotations

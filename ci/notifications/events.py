@@ -193,7 +193,7 @@ def add_accuracy_gate_events(session: Session, records: Iterable[GateRecord]) ->
     for record in records:
         if record.exit_code == 0:
             continue
-        failed = [limit for limit in record.limits if limit.outcome not in ("pass", "waived")]
+        failed = [lim for lim in record.limits if lim.outcome != "pass" and not lim.allowed]
         _add(
             session,
             key=f"gate accuracy {record.uuid}",

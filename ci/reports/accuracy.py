@@ -209,8 +209,9 @@ def change(limit: LimitOutcome) -> str:
 
 
 def coverage(limit: LimitOutcome) -> str:
-    """Format how much was judged, and the smallest loss that it could show; empty: unknown."""
-    shows = "" if limit.detectable is None else f"shows {limit.detectable:.3g} {limit.unit}"
+    """Format how much was judged, and the least loss that it shows if none is found."""
+    is_known = limit.detectable is not None and limit.outcome is not GateOutcome.FAIL
+    shows = f"shows {limit.detectable:.3g} {limit.unit}" if is_known else ""
     return ", ".join(filter(None, (limit.coverage, shows)))
 
 

@@ -9,6 +9,7 @@ from flexq_bench.db.queries.commits import (
     ReleaseRow,
     commit_row,
     commits_between,
+    is_orphaned,
     recent_commits,
     releases,
 )
@@ -35,7 +36,7 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes
+from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes, is_orphaned
 from flexq_bench.db.queries.models import (
     SYNTHETIC,
     DecodeRow,

@@ -76,13 +76,13 @@ def commits_between(
 def recent_commits(
     session: Session, *, limit: int, prefixes: Sequence[str] = (), project: str = ""
 ) -> list[CommitRow]:
-    """Return the newest clean commits of the main line, then one commit per sha prefix.
+    """Return the newest clean commits of the main line, then others, then one per sha prefix.
 
-    project: name of an external project; empty: this repository. A prefix matches on any line.
+    project: name of an external project; empty: this repository.
     """
     query = select(*commit_columns()).where(~Commit.dirty, Commit.project == project)
-    newest = query.where(Commit.position.is_not(None)).order_by(Commit.position.desc()).limit(limit)
-    rows = rows_of(session, CommitRow, newest)
+    newest = query.order_by(Commit.position.desc().nulls_last(), Commit.id.desc())
+    rows = rows_of(session, CommitRow, newest.limit(limit))
     for prefix in prefixes:
         matching = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
         rows += rows_of(session, CommitRow, matching)
@@ -95,6 +95,12 @@ def commit_row(session: Session, sha: str, *, project: str = "") -> CommitRow | 
         Commit.sha == sha, Commit.project == project, ~Commit.dirty
     )
     return next(iter(rows_of(session, CommitRow, query)), None)
+
+
+def is_orphaned(session: Session, sha: str, *, project: str = "") -> bool:
+    """Return True if no branch reaches a commit any more."""
+    query = select(Commit.id).where(Commit.sha == sha, Commit.project == project)
+    return session.scalar(query.where(Commit.orphaned_at.is_not(None)).limit(1)) is not None
 
 
 def commit_columns() -> list[Label[Any]]:

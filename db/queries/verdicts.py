@@ -186,8 +186,9 @@ def commits_without(session: Session, series_ids: Iterable[int], *, project: str
         return 0
     query = (
         select(func.count(Measurement.commit_id.distinct()))
-        .join(Series, Measurement.series_id == Series.id)
-        .where(Series.project == project, Measurement.created_at > last)
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .where(Commit.project == project, Commit.position.is_not(None))
+        .where(Measurement.created_at > last)
     )
     return session.scalars(query).one()
 

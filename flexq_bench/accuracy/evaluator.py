@@ -349,6 +349,12 @@ class Evaluator:
         """
         return self._is_stored(scheme) and isinstance(self._checkpoint, ExternalCheckpoint)
 
+    def kv_bits(self, scheme: str) -> int:
+        """Return the bits of keys and values in a scheme's KV cache."""
+        if self._checkpoint is not None and self._is_stored(scheme):
+            return self._checkpoint.kv_bits
+        return resolve(scheme).kv_bits
+
     def folds(self, scheme: str) -> Folds:
         """Return the scales folded into a scheme's model; unknown for a checkpoint."""
         if scheme in (FULL_PRECISION, ORIGINAL) or not self._plan.original:
@@ -358,6 +364,11 @@ class Evaluator:
     def agreement(self, scheme: str, text: str) -> Agreement | None:
         """Return a scheme's last agreement with the reference on a text; None: not evaluated."""
         return self._agreements.get((scheme, text))
+
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Names of the texts that can be evaluated."""
+        return tuple(self._tokens)
 
     def text_ids(self, text: str) -> torch.Tensor:
         """Return the segments of a text that may be evaluated, int64 [segments, context]."""

@@ -110,6 +110,9 @@ def no_step_reason(
 def _by_comparison(session: Session, alert: AlertRow, decision: DecisionRow) -> Iterator[Standing]:
     if alert.good is None:
         return
+    if queries.is_orphaned(session, alert.bad.sha, project=alert.bad.project):
+        yield Standing(None, _gone(alert.bad.sha))
+        return
     latest = queries.latest_decisions_from(session, alert.good.sha, [decision.series_id])
     newest = latest.get(decision.series_id)
     orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
@@ -169,7 +172,7 @@ def _of_missing_commit(
         for one in queries.series_history(session, decision.series_id, without_sweeps=True)
     }
     if decision.head not in whole:
-        gone = f"{decision.head[:10]} is no longer on the line of history"
+        gone = _gone(decision.head)
         size = abs(point.after - point.before) / 4
         same = [
             step
@@ -177,7 +180,12 @@ def _of_missing_commit(
             if step.verdict == decision.verdict
             and max(abs(step.before - point.before), abs(step.after - point.after)) <= size
         ]
-        return Standing(_range(points, same[-1]), gone) if same else Standing(None, gone)
+        if same:
+            return Standing(_range(points, same[-1]), gone)
+        # The commit that replaced it may have too few results for a change yet.
+        newest = points[-1].median_us
+        is_still_bad = abs(newest - point.after) < abs(newest - point.before)
+        return Standing(own) if is_still_bad else Standing(None, gone)
     if whole[decision.head] == points[-1].epoch:
         return Standing(None, f"the level has stood for {len(points)} results: it is the level now")
     if len(points) >= _NEW_EPOCH:
@@ -186,6 +194,10 @@ def _of_missing_commit(
             f"{len(points)} results have another environment, whose levels are not comparable",
         )
     return Standing(own)
+
+
+def _gone(sha: str) -> str:
+    return f"{sha[:10]} is no longer on the line of history"
 
 
 def _newest_level(points: Sequence[HistoryPoint], located: Sequence[Step]) -> float:

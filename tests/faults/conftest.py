@@ -146,6 +146,7 @@ class Server:
         engine = create_engine(
             self.url(name).replace("postgresql:", "postgresql+psycopg:"),
             isolation_level="AUTOCOMMIT",
+            connect_args={"options": "-c statement_timeout=0"},  # not under a fault of the server
         )
         with engine.connect() as connection:
             for statement in statements:

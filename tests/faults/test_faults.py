@@ -241,10 +241,10 @@ def connections_cut(bench: Bench) -> None:
 def statements_time_out(bench: Bench) -> None:
     limit = "ALTER SYSTEM SET statement_timeout = '1ms'"
     bench.server.execute(limit, "SELECT pg_reload_conf()")
-    time.sleep(random.Random(bench.seed).uniform(2, 6))
-    # The session that takes the limit away must not be under it itself.
-    bench.server.execute("SET statement_timeout = 0", "ALTER SYSTEM RESET statement_timeout",
-                         "SELECT pg_reload_conf()")  # fmt: skip
+    try:
+        time.sleep(random.Random(bench.seed).uniform(2, 6))
+    finally:
+        bench.server.execute("ALTER SYSTEM RESET statement_timeout", "SELECT pg_reload_conf()")
 
 
 @on_a_server

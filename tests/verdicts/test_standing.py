@@ -171,7 +171,7 @@ def test_acknowledged_change_that_was_shipped_is_explained(session, feed, days, 
         session, 1, "acknowledged", person="Ada", note="", at=START + timedelta(days=50)
     )
     session.execute(
-        text('UPDATE "commit" SET topo_order = id, committed_at = :at'),
+        text('UPDATE "commit" SET committed_at = :at'),
         {"at": (START + timedelta(days=days)).strftime("%Y-%m-%d %H:%M:%S")},
     )
     store_releases(session, {"v2": f"{25:040x}"}, project="p")

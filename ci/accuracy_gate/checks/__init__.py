@@ -11,6 +11,7 @@ from flexq_bench.ci.accuracy_gate.checks.fidelity import FidelityCheck
 from flexq_bench.ci.accuracy_gate.checks.kl import KlCheck
 from flexq_bench.ci.accuracy_gate.checks.parity import ParityCheck
 from flexq_bench.ci.accuracy_gate.checks.perplexity import PerplexityCheck
+from flexq_bench.ci.accuracy_gate.checks.serving_path import ServingPathCheck
 from flexq_bench.ci.accuracy_gate.checks.tail import TailCheck
 from flexq_bench.ci.accuracy_gate.checks.task import TaskCheck
 from flexq_bench.ci.accuracy_gate.checks.weights import WeightsCheck
@@ -27,4 +28,5 @@ CHECKS: tuple[Check[Any], ...] = (
     ArtefactsCheck(),
     WeightsCheck(),
     ParityCheck(),
+    ServingPathCheck(),
 )
