@@ -15,7 +15,7 @@ from flexq_bench.exit_codes import ExitCode
 POLICY = """
 version = 1
 schemes = ["flexq-w6ax"]
-max_tokens = 510
+max_tokens = 2040
 [fidelity]
 text = "heldout"
 percent = 0.4
