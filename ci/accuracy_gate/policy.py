@@ -55,7 +55,7 @@ kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Self, cast, get_args
@@ -147,10 +147,31 @@ class _Settings(DataTable):
         return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
 
 
+def _by_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy's values with a table for each text of a table of several texts."""
+    return {
+        key: [one for table in value for one in _per_text(table)]
+        if key in _OF_TEXTS and isinstance(value, list)
+        else _per_text(value)
+        if key in _OF_TEXTS
+        else value
+        for key, value in values.items()
+    }
+
+
+def _per_text(table: Any) -> list[Any]:
+    if isinstance(table, dict) and isinstance(table.get("text"), list) and table["text"]:
+        return [{**table, "text": text} for text in table["text"]]
+    return [table]
+
+
 def _field(check: Check[Any]) -> tuple[Any, Any]:
-    if check.repeated:
+    if check.repeated or "text" in check.table.model_fields:
         return Entries[check.table], ()  # type: ignore[name-defined]
     return check.table | None, None
+
+
+_OF_TEXTS = {check.key for check in CHECKS if "text" in check.table.model_fields}
 
 
 def policy_table(checks: Sequence[Check[Any]]) -> type[_Settings]:
@@ -167,7 +188,7 @@ def _limits(settings: _Settings) -> tuple[CheckLimit, ...]:
     limits = []
     for check in CHECKS:
         value = getattr(settings, check.key)
-        tables = value if check.repeated else () if value is None else (value,)
+        tables = value if isinstance(value, tuple) else () if value is None else (value,)
         limits += [CheckLimit(check, table) for table in tables]
     return tuple(limits)
 
@@ -185,7 +206,7 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
     """Return the accuracy policy of a file; errors as load_accuracy_policy."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
-    settings = validated(_PolicyTable, values, file.name)
+    settings = validated(_PolicyTable, _by_text(values), file.name)
     folder = file.parent if isinstance(file, Path) else None
     return AccuracyPolicy(
         name=file.name.removesuffix(".toml"),

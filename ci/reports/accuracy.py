@@ -107,6 +107,9 @@ def notes(report: AccuracyReport) -> Iterator[str]:
     """
     for warning in report.warnings:
         yield f"warning: {warning}"
+    if report.coverage:
+        parts = (f"{t.text} {t.tokens:,} of {t.of_tokens:,}" for t in report.coverage)
+        yield f"coverage, tokens: {'; '.join(parts)}"
     if report.absent:
         yield f"missing: {'; '.join(report.absent)}"
     yield from worst_texts(report)
@@ -182,6 +185,7 @@ def as_json(report: AccuracyReport) -> str:
         "commit": report.commit,
         "device": report.device,
         "checks": [asdict(limit) for limit in report.judged],
+        "coverage": [asdict(text) for text in report.coverage],
         "diagnoses": [diagnosis.values() for diagnosis in report.diagnoses],
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -234,11 +238,30 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     if items:
         yield ""
         yield from (f"- {plain(line)}" for line in items)
+    yield from _coverage_table(report)
     yield from _layer_tables(report)
     hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
     if hashes:
         yield ""
         yield f"Content hash of {', '.join(hashes)}."
+
+
+def _coverage_table(report: AccuracyReport) -> Iterator[str]:
+    if not report.coverage:
+        return
+    yield ""
+    yield "| text | tokens | segments | documents | positions | different tokens |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for text in report.coverage:
+        cells = (
+            plain(text.text),
+            f"{text.tokens:,} of {text.of_tokens:,} ({text.tokens / text.of_tokens:.0%})",
+            f"{text.segments:,} of {text.of_segments:,}",
+            f"{text.documents:,} of {text.of_documents:,}" if text.of_documents else "",
+            f"{text.context:,}",
+            f"{text.vocabulary:,} of {text.of_vocabulary:,}",
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _layer_tables(report: AccuracyReport) -> Iterator[str]:

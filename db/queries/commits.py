@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Label, select
@@ -15,11 +16,12 @@ from flexq_bench.db.tables import Commit, Release
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRow:
-    """A tag and its commit. topo_order: as of CommitRow."""
+    """A tag and its commit. topo_order: as of CommitRow. committed_at None: unknown."""
 
     name: str
     sha: str
     topo_order: int | None
+    committed_at: datetime | None
 
 
 def releases(session: Session, *, project: str = "") -> list[ReleaseRow]:

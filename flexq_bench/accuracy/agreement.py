@@ -7,7 +7,7 @@ the inputs of its output head and the head itself, from which they are recompute
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +67,11 @@ class ReferenceLogits:
         """Return the predictions on the first segments only."""
         result = self.result.first(count)
         return ReferenceLogits(self.head, self.hidden[:count], self.targets[:count], result)
+
+    def of(self, places: Sequence[int]) -> ReferenceLogits:
+        """Return the predictions on the segments at these places, in this order."""
+        hidden, targets = (tuple(x[i] for i in places) for x in (self.hidden, self.targets))
+        return ReferenceLogits(self.head, hidden, targets, self.result.of(places))
 
     def extend(self, more: ReferenceLogits) -> None:
         """Add the segments that follow."""

@@ -29,7 +29,7 @@ class ReproducedModel:
 
     def __init__(self, scheme: str, text: str, model: Any, reference: ReferenceLogits) -> None:
         self.scheme, self.text = scheme, text
-        self._model = model
+        self.model = model
         self._meter = AgreementMeter(reference)
         self._result: PerplexityResult | None = None
 
@@ -39,7 +39,7 @@ class ReproducedModel:
         if self._result is None or count > done:
             length = text_length(context, tokens.bos)
             more = perplexity(
-                self._model,
+                self.model,
                 tokens.ids[done * length : count * length],
                 context=context,
                 on_logits=self._meter,

@@ -10,19 +10,31 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
+import numpy as np
+
+from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, scale_of
 from flexq_bench.stats.level_model import LevelModel, level_model
+from flexq_bench.verdicts.differences import as_positive, steps_from_constant
 
 # values by which the position of a step may differ from one analysis to the next
 REACH = 5
+_SMALLEST_OF_COUNT = 0.005  # of the level; some bytes more of a megabyte are no change
 _NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one
 
 
 class Scale(StrEnum):
-    """How the values of a metric are compared."""
+    """Comparison of the values of a metric."""
 
-    RATIO = "ratio"  # times and rates: positive, changes are factors
-    DIFFERENCE = "difference"  # counts and signed values: changes are differences, 0 is allowed
+    RATIO = RATIO  # times and rates: positive, changes are factors
+    COUNT = COUNT  # 0 is allowed; changes are differences, of at least 0.5 % of the level
+    DIFFERENCE = DIFFERENCE  # signed values: as counts, of any size
+
+    @classmethod
+    def of(cls, metric: str, unit: str) -> Scale:
+        """Return the scale of a metric in a unit (`db.units`)."""
+        return cls(scale_of(metric, unit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +117,45 @@ def find_change_points(
     longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
     `Scale.RATIO` those that are not positive.
     """
-    values = [
-        point.value if scale is Scale.DIFFERENCE or point.value > 0 else math.nan
-        for point in points
+    values: Sequence[float] = [
+        point.value if scale is not Scale.RATIO or point.value > 0 else math.nan for point in points
     ]
-    model = level_model(values, devices=[point.device for point in points])
-    steps = tuple(
-        change
-        for one in model.steps
-        for change in [Change(one.index, one.before, one.after, one.p_value)]
-        if abs(change.relative if scale is Scale.RATIO else change.difference) >= smallest
-    )
+    analysed = values if scale is Scale.RATIO else as_positive(values)
+    model = level_model(analysed, devices=[point.device for point in points])
+    found = [Change(one.index, one.before, one.after, one.p_value) for one in model.steps]
+    if scale is not Scale.RATIO:
+        found = _differences(values, found)
+    steps = tuple(change for change in found if _size(change, scale) >= smallest)
     withdrawn = tuple(
         Withdrawn(one.index, reason_without_step(model, one.index, rises=one.difference > 0))
         for one in reported
         if all(abs(step.index - one.index) > REACH for step in steps)
     )
     return ChangePoints(steps, (), withdrawn, model)
+
+
+def _differences(values: Sequence[float], found: Sequence[Change]) -> list[Change]:
+    """Return the changes with levels in the unit of the series, and exact ones of constant levels.
+
+    found: changes of the mapped values.
+    """
+    p_values = {change.index: change.p_value for change in found}
+    for index in steps_from_constant(values):
+        if all(abs(index - change.index) > REACH for change in found):
+            p_values[index] = 0.0
+    ends = [0, *sorted(p_values), len(values)]
+    levels = [float(np.nanmedian(values[a:b])) for a, b in pairwise(ends) if b > a]
+    return [
+        Change(index, before, after, p_values[index])
+        for index, (before, after) in zip(sorted(p_values), pairwise(levels), strict=True)
+        if before != after
+    ]
+
+
+def _size(change: Change, scale: Scale) -> float:
+    if scale is Scale.COUNT and abs(change.relative) < _SMALLEST_OF_COUNT:
+        return -1.0
+    return abs(change.relative if scale is Scale.RATIO else change.difference)
 
 
 def reason_without_step(model: LevelModel, index: int, *, rises: bool) -> str:

