@@ -9,7 +9,6 @@ from flexq_bench.db.queries.commits import (
     ReleaseRow,
     commit_row,
     commits_between,
-    is_orphaned,
     recent_commits,
     releases,
 )

@@ -97,12 +97,6 @@ def commit_row(session: Session, sha: str, *, project: str = "") -> CommitRow | 
     return next(iter(rows_of(session, CommitRow, query)), None)
 
 
-def is_orphaned(session: Session, sha: str, *, project: str = "") -> bool:
-    """Return True if no branch reaches a commit any more."""
-    query = select(Commit.id).where(Commit.sha == sha, Commit.project == project)
-    return session.scalar(query.where(Commit.orphaned_at.is_not(None)).limit(1)) is not None
-
-
 def commit_columns() -> list[Label[Any]]:
     """Return the columns of a CommitRow."""
     return columns_of(CommitRow, Commit, topo_order=Commit.position)

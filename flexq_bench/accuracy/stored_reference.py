@@ -26,7 +26,7 @@ from flexq_bench.accuracy.bos import TextTokens
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import PerplexityResult, text_length
-from flexq_bench.accuracy.references import check_same_tokens
+from flexq_bench.accuracy.references import check_same_tokens, segments_of
 from flexq_bench.accuracy.texts import Text
 
 FORMAT = 1  # version of the file format
@@ -159,6 +159,11 @@ class StoredReference:
     def segments(self, text: Text) -> int:
         """Return the number of segments of a text."""
         return len(self._of(text)[1].hidden)
+
+    def is_part(self, text: Text, max_tokens: int | None) -> bool:
+        """Return True if it has fewer segments of a text than an evaluation; see segment_count."""
+        tokens, logits = self._of(text)
+        return len(logits.hidden) < segments_of(tokens, logits.result.context, max_tokens)
 
     def _of(self, text: Text) -> tuple[TextTokens, ReferenceLogits]:
         if text.content_hash not in self._texts:

@@ -157,7 +157,8 @@ def test_other_kernels_for_the_formats_can_be_named(gate):
 def test_four_bits_fail_in_all_reports(gate, tmp_path):
     files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
-    ran = gate("--scheme", "w4a4", *options)
+    divergence = '[kl]\ntext = "heldout"\nmean = 0.006\np99 = 0.05\n'
+    ran = gate("--scheme", "w4a4", *options, policy=QUICK + divergence)
     assert ran.code == ExitCode.REGRESSION
     document = json.loads(files["json"].read_text())
     assert document["exit_code"] == 1
@@ -168,7 +169,7 @@ def test_four_bits_fail_in_all_reports(gate, tmp_path):
     suite = ElementTree.fromstring(files["junit"].read_text())
     counts = {name: int(count) for name, count in suite.attrib.items()}
     assert counts["tests"] == len(document["checks"])
-    assert counts["failures"] >= 8
+    assert counts["failures"] >= 3
     skipped = [check for check in document["checks"] if check["outcome"] == "not judged"]
     assert (counts["errors"], counts["skipped"]) == (0, len(skipped))
 

@@ -180,3 +180,15 @@ def test_absolute_limit_is_of_the_same_tokens_with_early_stops(gate, tiny_llama)
         assert absolute["coverage"] == "all 5,040 tokens"
         values.add(absolute["value"])
     assert len(values) == 1
+
+
+def test_absolute_limit_is_not_judged_on_a_part_of_its_tokens(cli, gate, tiny_llama, tmp_path):
+    path, data = tmp_path / "part.safetensors", str(tiny_llama / "heldout.txt")
+    saving = ("--schemes", "fp16", "--max-tokens", "1275", "--save-reference", str(path))
+    stored = cli("accuracy", "--model", str(tiny_llama), "--data", data, "--device", "cpu", *saving)
+    assert stored.code == ExitCode.PASS, stored.error
+    policy = ABSOLUTE.replace("max_tokens = 510\n", "")
+    ran = gate(tiny_llama, "--reference", str(path), "--json", "-", policy=policy)
+    outcomes = {check["check"]: check["outcome"] for check in json.loads(ran.out)["checks"]}
+    assert outcomes["absolute perplexity of heldout"] == "not judged"
+    assert outcomes["perplexity of heldout"] == "pass"

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from flexq_bench.accuracy.results import PERPLEXITY, MetricDifference, MetricResult, difference
+from flexq_bench.accuracy.stored_reference import StoredReference
 from flexq_bench.ci.accuracy_gate.contract import (
     ALL_TOKENS,
     Check,
@@ -197,6 +198,7 @@ def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutco
         if broken := results.broken(result, result):
             return decided(GateOutcome.FAIL, broken)
         raise NotJudgedError(results.lacking(text))
+    _check_reference(context, text)
     available, evaluated = context.distinct[text][1], len(result.values)
     segment = result.n_items // max(1, evaluated)
     if evaluated < available:
@@ -205,6 +207,16 @@ def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutco
         )
     outcome = GateOutcome.FAIL if result.value > limit.at_most else GateOutcome.PASS
     return decided(outcome, "", value=result.value)
+
+
+def _check_reference(context: CheckContext, text: str) -> None:
+    """Raise NotJudgedError if a stored reference shortens a text."""
+    setup, most = context.setup, context.policy.max_tokens
+    reference = setup.evaluator.reference
+    if not isinstance(reference, StoredReference):
+        return
+    if any(reference.is_part(given, most) for given in setup.plan.texts if given.name == text):
+        raise NotJudgedError(f"it is of all tokens, the stored reference has a part of {text}")
 
 
 def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower) -> float:
