@@ -188,11 +188,13 @@ def _judged_texts(
 
 
 def _sequences(context: CheckContext, limit: ServingPathLimit) -> torch.Tensor:
-    """Segments from all of the texts in turn, int64 [at most the largest batch, tokens]."""
+    """Segments from all texts of the longest segments in turn, int64 [at most a batch, tokens]."""
     setup, count = context.setup, max(*limit.batches, limit.prompts)
     if not setup.evaluator.available:
         raise NotJudgedError("no text makes tokens for the engine: give --data NAME=FILE")
     of_texts = [setup.evaluator.text_ids(text) for text in setup.evaluator.available]
+    longest = max(ids.shape[1] for ids in of_texts)
+    of_texts = [ids for ids in of_texts if ids.shape[1] == longest]
     share = -(-count // len(of_texts))
     chosen = [ids[torch.linspace(0, len(ids) - 1, min(share, len(ids))).long()] for ids in of_texts]
     return torch.cat(chosen)[:count, : limit.tokens]
