@@ -13,7 +13,7 @@ from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point
 from flexq_bench.db.queries import AlertRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.stats.segments import SHORTEST_SEGMENT
+from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
 from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
@@ -117,7 +117,7 @@ def _new_steps(
     for step in located:
         first, before = points[step.index], points[step.index - 1]
         # Two steps are at least the shortest level apart: later results may move one by a few.
-        reach = SHORTEST_SEGMENT - 1
+        reach = SHORTEST_LEVEL - 1
         near = {p.commit for p in points[max(step.index - reach, 0) : step.index + reach + 1]}
         if near & known or first.commit == before.commit:
             continue

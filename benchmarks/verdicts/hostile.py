@@ -12,10 +12,10 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+from flexq_bench.stats.steps import HISTORY_RULES
 from numpy.typing import NDArray
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

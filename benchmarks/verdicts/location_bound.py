@@ -15,11 +15,11 @@ import argparse
 import sys
 
 import numpy as np
+from flexq_bench.stats.steps import HISTORY_RULES
 from numpy.typing import NDArray
 from retrospective import MAX_DISTANCE, SERIES_LENGTH, SIGMA, STEP_AT, STEPS, with_step
 
 from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 

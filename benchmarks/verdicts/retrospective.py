@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from flexq_bench.stats.steps import HISTORY_RULES
 from in_processes import in_processes
 from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

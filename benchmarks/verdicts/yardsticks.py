@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 from numpy.typing import NDArray
 
 from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 
 Floats = NDArray[np.float64]
 Detector = Callable[[Floats], list[int]]

@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.segments import SHORTEST_SEGMENT
-from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
+from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
+from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
+from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
+from flexq_bench.verdicts.change_points import Point, find_change_points
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 10
+DETECTOR_VERSION = 11
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
-    "shortest_segment": SHORTEST_SEGMENT,
-    "significance": HISTORY_RULES.significance,
-    "smallest_step": HISTORY_RULES.smallest,
-    "earlier_looks": HISTORY_RULES.earlier_looks,
+    "shortest_level": SHORTEST_LEVEL,
+    "settled": SETTLED,
+    "significance": SIGNIFICANCE,
     "smallest_change": SMALLEST_CHANGE,
 }
 CAVEAT = "by history alone, no interleaved comparison confirms it"
@@ -49,26 +49,26 @@ class Step:
 
 
 def steps(values: Sequence[float], direction: str) -> list[Step]:
-    """The changes of level of a history, oldest first (`flexq_bench.stats.change_points`).
+    """The changes of level of a history, oldest first (`flexq_bench.verdicts.change_points`).
 
     values: oldest first, any unit. direction: the better direction, `lower` or `higher`.
     """
     return [
         Step(
-            index=point.index,
+            index=change.index,
             verdict=Verdict.SLOWER if worse > 0 else Verdict.FASTER,
             cause=Cause.UNCLEAR,
             reason=(
-                f"level {point.mean_before:.6g} until here, {point.mean_after:.6g} from here on "
-                f"({point.relative_change:+.2%}): {CAVEAT}"
+                f"level {change.before:.6g} until here, {change.after:.6g} from here on "
+                f"({change.relative:+.2%}): {CAVEAT}"
             ),
-            before=point.mean_before,
-            after=point.mean_after,
+            before=change.before,
+            after=change.after,
             log_ratio=worse,
-            p_value=point.p_value,
+            p_value=change.p_value,
         )
-        for point in change_points(values, HISTORY_RULES)
-        for worse in [_worse(point.mean_before, point.mean_after, direction)]
+        for change in find_change_points([Point(value) for value in values]).steps
+        for worse in [_worse(change.before, change.after, direction)]
     ]
 
 

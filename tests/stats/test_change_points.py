@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
 
 
 def a_series(*levels: tuple[float, int], sigma: float = 0.01, seed: int = 1) -> np.ndarray:

@@ -6,10 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
+from flexq_bench.stats.steps import HISTORY_RULES
 
 from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.level_model import level_model, on_newest_device
-from flexq_bench.stats.steps import HISTORY_RULES
 
 EFFECTS = np.array([0.0, 0.008, -0.008, 0.02])
 

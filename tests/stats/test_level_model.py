@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flexq_bench.stats.clear_steps import EarlierLooks
+from flexq_bench.stats.steps import HISTORY_RULES
 
 from flexq_bench.stats import level_model_by_epoch
-from flexq_bench.stats.clear_steps import EarlierLooks
 from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.steps import HISTORY_RULES
 
 SIGMA = 0.003
 

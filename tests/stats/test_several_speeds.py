@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flexq_bench.stats.steps import HISTORY_RULES
 
 from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.steps import HISTORY_RULES
 
 SIGMA = 0.01
 

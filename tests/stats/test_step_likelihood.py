@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from flexq_bench.stats.steps import HISTORY_RULES
 
 from flexq_bench.stats.level_model import level_model
 from flexq_bench.stats.step_likelihood import best_place, step_costs
-from flexq_bench.stats.steps import HISTORY_RULES
 
 
 def with_memory(size: int, seed: int, memory: float = 0.5) -> np.ndarray:

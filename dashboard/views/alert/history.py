@@ -18,8 +18,7 @@ from flexq_bench.dashboard.shared.history_frame import history_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
-from flexq_bench.stats.level_model import FEWEST_POINTS
-from flexq_bench.stats.steps import SMALLEST_STEP
+from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.verdicts.change_points import Point, find_change_points
 
 _SAME_CASE = (
@@ -80,7 +79,7 @@ def _change_points(frame: pd.DataFrame) -> list[_Step]:
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
         points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
-        for change in find_change_points(points, smallest=SMALLEST_STEP).steps:
+        for change in find_change_points(points).steps:
             row = rows.iloc[change.index]
             steps.append(
                 _Step(int(row["place"]), str(row["commit"]), change.relative, change.p_value)
