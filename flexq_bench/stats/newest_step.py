@@ -94,9 +94,12 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     if _is_slope(np.concatenate((left, right)), residuals):
         p_value = 1.0
     sigma = float(np.sqrt(max(variances)))
-    place = int(
-        places[best_place(costs, information, innovation_variance(costs, values.size, sigma))]
-    )
+    # An outlier, or what was before the level before, hardly moves the step.
+    limit = _CLIP_SIGMAS * sigma
+    usual = np.clip(cleaned, min(before, after) - limit, max(before, after) + limit)
+    costs, information = step_costs(usual - before, places, memory)
+    best = best_place(costs, information, innovation_variance(costs, values.size, sigma))
+    place = int(places[best])
     return NewestStep(place if abs(place - at) <= WITHIN else at, before, after, p_value)
 
 
