@@ -21,6 +21,7 @@ from flexq_bench.verdicts.alert_rule import (
     kernel_family,
 )
 from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
+from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import EMPTY_KERNEL
 
@@ -29,7 +30,7 @@ from flexq_bench.workloads.probes import EMPTY_KERNEL
 class Suspect:
     """A series that a run measured. series: its id. case: its case.
 
-    latest: the run's result. earlier: results of the same epoch before it, oldest first.
+    latest: the run's commit. earlier: the other commits of the same epoch, oldest first.
     sigmas: distance of latest from its history. joint: of all series of its family together.
     """
 
@@ -69,6 +70,7 @@ def suspects_of(
     waiting: by case key, the nights that a candidate has waited for a comparison.
     """
     cases, measured = [], []
+    branch = queries.branch_of(session, commit.sha, commit.project)
     for row in queries.run_results(session, run):
         # An interleaved comparison measures under `boost` and can't confirm steady load.
         if row.median_us is None or row.status not in ("ok", "noisy") or row.regime == "sustained":
@@ -77,9 +79,11 @@ def suspects_of(
             continue
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
-        points = queries.series_history(session, row.series_id, without_sweeps=True)
-        for latest in [point for point in points if point.run == run][-1:]:
-            earlier = [p for p in points if p.run != run and p.epoch == latest.epoch]
+        points = one_per_commit(
+            queries.series_history(session, row.series_id, without_sweeps=True, branch=branch)
+        )
+        for latest in [point for point in points if point.commit == commit.sha][-1:]:
+            earlier = [p for p in points if p != latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     alerts = queries.alerts(session, states=OPEN_STATES)
     return Suspects(
@@ -118,7 +122,8 @@ def _crept(
     Each of many small steps may be within the noise of a night. Leaves out series of open alerts,
     and series already compared with the release, unless they have changed further.
     """
-    head = commit.topo_order or 0
+    row = queries.commit_row(session, commit.sha, project=commit.project)
+    head = 0 if row is None else row.topo_order or 0
     releases = queries.releases(session, project=commit.project)
     orders = ((r.sha, r.topo_order) for r in releases if r.topo_order is not None)
     release, order = next(((sha, at) for sha, at in orders if at < head), ("", head))

@@ -26,7 +26,7 @@ from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
 from flexq_bench.stats.level_model import DeviceChange
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, robust_scale
 from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
-from flexq_bench.verdicts import Cause, Verdict
+from flexq_bench.verdicts import Cause, Verdict, history_verdict
 from flexq_bench.verdicts.change_points import (
     Change,
     ChangePoints,
@@ -34,6 +34,7 @@ from flexq_bench.verdicts.change_points import (
     find_change_points,
     reason_without_step,
 )
+from flexq_bench.verdicts.commit_points import one_per_commit
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
@@ -65,11 +66,8 @@ class LookedBack:
 
 
 def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> LookedBack:
-    """Analyse every series of the run: store new change points, and retract those that no longer
-    hold.
-
-    Results of a commit outside of a git tree have no position in the order, and are ignored.
-    """
+    """Analyse every series of the run on the main line: store new change points, and retract those
+    that no longer hold."""
     stored = retracted = changed = 0
 
     def revise(series_id: int, usable: Sequence[HistoryPoint], found: ChangePoints) -> None:
@@ -135,9 +133,9 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Change
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    points = queries.series_history(session, series_id, without_sweeps=True)
+    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
     last = points[-1].epoch if points else 0
-    return [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
+    return [point for point in points if point.epoch == last][-_LONGEST:]
 
 
 def _retract(
@@ -182,6 +180,7 @@ def _store(
         "values": [result.median_us for result in results],
         "devices": [result.device for result in results],
         "commits": [result.commit for result in results],
+        "reruns": [result.reruns for result in results],
         "index": step.index,
         "p_value": step.p_value,
     }
@@ -208,6 +207,8 @@ def _store(
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=datetime.now(UTC),
+            rule=history_verdict.RULE,
+            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
         ),
     )
     return add_change_point(session, identity, first.commit, before=step.before, after=step.after)
@@ -215,4 +216,4 @@ def _store(
 
 def _commit(point: HistoryPoint) -> CommitInfo:
     # All others are stored already, and unknown values here change none of them.
-    return CommitInfo(point.commit, None, point.topo_order, dirty=False)
+    return CommitInfo(point.commit, None, None, dirty=False)

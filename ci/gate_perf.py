@@ -11,6 +11,7 @@ from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
@@ -44,7 +45,9 @@ def gate_perf(
     comparer measures head with its own program. Raises errors of the comparer and the database;
     nothing is stored then.
     """
+    policy = policy.on(machine.device.sku)
     received = {compared.case.key: compared for compared in comparer(plan)}
+    store_history(database, head)  # the line that its verdicts belong to
     with database.session() as session:
         night = record_night(
             session,
@@ -154,7 +157,7 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
         elif not any(finding.waiver is waiver for finding in findings):
             notes.append(f"{title} was not needed")
     notes += [
-        f"limit of {','.join(limit.kernels)} fits no planned case{_but_probes(limit, cases)}: "
+        f"limit of {limit.name} fits no planned case{_but_probes(limit, cases)}: "
         "delete or correct it"
         for limit in policy.limits
         if not any(limit.fits(case) for case in cases if not calibrates(case.kernel))

@@ -11,16 +11,18 @@ from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point
-from flexq_bench.db.queries import AlertRow, HistoryPoint, ProjectSeries
+from flexq_bench.db.queries import AlertRow, CommitRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
 from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
+from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_verdict import (
     DETECTOR,
     DETECTOR_VERSION,
     PARAMETERS,
+    RULE,
     Step,
     evidence_of,
     is_back,
@@ -95,12 +97,10 @@ def family_of(project: str, kernel: str) -> str:
 
 
 def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    """The newest results of the newest epoch, by ancestry; by time if no commit has a position."""
-    points = queries.series_history(session, series_id, without_sweeps=True)
+    """The newest commits of the newest epoch on the main line."""
+    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
     last = points[-1].epoch if points else 0
-    newest = [point for point in points if point.epoch == last]
-    placed = [point for point in newest if point.topo_order is not None]
-    return (placed or newest)[-_MAX_RESULTS:]
+    return [point for point in points if point.epoch == last][-_MAX_RESULTS:]
 
 
 def _new_steps(
@@ -147,6 +147,8 @@ def _new_steps(
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=at,
+            rule=RULE,
+            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
         )
         added = add_decision(session, info)
         add_change_point(session, identity, first.commit, before=step.before, after=step.after)
@@ -168,8 +170,8 @@ def _groups(new_steps: Sequence[_StoredStep]) -> list[Group]:
     return [
         Group(
             family,
-            _commit(steps_of_group[0].before, project),
-            _commit(steps_of_group[0].first, project),
+            _row(steps_of_group[0].before, project),
+            _row(steps_of_group[0].first, project),
             tuple(new.uuid for new in steps_of_group),
         )
         for (family, project, _, _), steps_of_group in members.items()
@@ -224,6 +226,10 @@ def _has_come_back(
     return after and is_back(good, located[-1].after, direction)
 
 
+def _row(point: HistoryPoint, project: str) -> CommitRow:
+    return CommitRow(point.commit, point.topo_order, point.subject, "", project)
+
+
 def _commit(point: HistoryPoint, project: str) -> CommitInfo:
     # All others are stored already, and unknown values here change none of them.
-    return CommitInfo(point.commit, None, point.topo_order, dirty=False, project=project)
+    return CommitInfo(point.commit, None, None, dirty=False, project=project)

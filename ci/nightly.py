@@ -124,8 +124,9 @@ def conclude(
     assert stored is not None  # measure_night stored it
     if stored.state == "done" and stored.report:
         return _parse_report(stored.report)
-    notes: list[str] = []
     with database.session() as session:
+        begun_at = queries.run_by_uuid_prefix(session, info.run).created_at
+        notes = queries.history_notes(session, commit.project, since=begun_at)
         waiting = _nights_waited(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
     comparisons: list[CaseComparison] = []
@@ -233,8 +234,9 @@ def _comparisons(
     """
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
+        branch = queries.branch_of(session, commit.sha, commit.project)
         for suspect in suspects.outliers[: rules.candidates]:
-            base = queries.trusted_base(session, suspect.series)
+            base = queries.trusted_base(session, suspect.series, branch=branch)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None
     for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):

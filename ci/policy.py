@@ -5,15 +5,18 @@ suite = "nightly"                    # a suite's name, or a .toml beside the pol
 slower_percent = 2.0                 # largest accepted slow-down; 0: none
 owner = "kernels"                    # optional: owner of kernels whose limit names none
 
-[[limit]]                            # none or more; the first that matches a kernel counts
+[[limit]]                            # none or more; the first that matches a case counts
 kernels = ["flexq-*", "flexq-*[*]"]  # labels or globs
 slower_percent = 1.0
 owner = "flexq"                      # optional
+gpus = ["*H200*"]                    # optional, as the next three: SKUs or globs, in any case
+regimes = ["sustained"]              # boost, sustained
+shapes = ["4096x4096"]               # N x K
+m = "1:16,256:"                      # tokens: see workloads.ranges
 
 [[waiver]]                           # none or more: known failures, accepted until a date
 kernels = ["abq-w2a8"]
-shapes = ["4096x4096"]               # optional: N x K
-m = "1,8"                            # optional: see workloads.ranges
+m = "1,8"                            # gpus, regimes, shapes and m as of a limit
 reason = "slower until the new packing lands"
 owner = "abq"
 expires = 2026-01-31                 # the last day on which it counts
@@ -23,8 +26,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -41,6 +44,7 @@ from flexq_bench.workloads.data_files import (
     Entries,
     FormError,
     Text,
+    Texts,
     error_prefix,
     parsed_text,
     parsed_texts,
@@ -49,11 +53,11 @@ from flexq_bench.workloads.data_files import (
 )
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.names import unknown
-from flexq_bench.workloads.patterns import check_patterns, is_glob, matches_any
+from flexq_bench.workloads.patterns import check_patterns, is_glob, matches_any, matches_any_gpu
 from flexq_bench.workloads.probes import is_probe
-from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.ranges import check_sizes, in_sizes
 from flexq_bench.workloads.suite import Suite
-from flexq_bench.workloads.suites import load_suite
+from flexq_bench.workloads.suites import Regimes, load_suite
 
 VERSION = 1
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
@@ -72,46 +76,53 @@ def _parse_shapes(texts: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 Patterns = Annotated[tuple[str, ...], parsed_texts(check_patterns)]
 
 
-class Limit(DataTable):
-    """The largest accepted slow-down of these kernels in percent, and their owner."""
+class _Selection(DataTable):
+    """Cases on devices. gpus: globs of SKUs; shapes: (N, K); m: tokens; empty: all."""
 
     kernels: Patterns
-    slower_percent: Amount
-    owner: AnyText = ""
-
-    def fits(self, case: Case) -> bool:
-        return _fits(self.kernels, case)
-
-
-class Waiver(DataTable):
-    """Known slow-down of cases, accepted until the end of `expires`.
-
-    shapes: (N, K); m: tokens; empty: all.
-    """
-
-    kernels: Patterns
-    reason: Text
-    owner: Text
-    expires: Day
+    gpus: Texts = ()
+    regimes: Regimes = ()
     shapes: Annotated[tuple[tuple[int, int], ...], parsed_texts(_parse_shapes)] = ()
-    m: Annotated[tuple[int, ...], parsed_text(parse_ranges)] = ()
+    m: Annotated[str, parsed_text(check_sizes)] = ""
 
     def fits(self, case: Case) -> bool:
+        """Return True if a case is selected, on a device that is (`is_on`)."""
         return (
-            _fits(self.kernels, case)
+            matches_any(self.kernels, case.label)
+            and (not self.regimes or case.regime in self.regimes)
             and (not self.shapes or (case.gemm.n, case.gemm.k) in self.shapes)
-            and (not self.m or case.gemm.m in self.m)
+            and (not self.m or in_sizes(case.gemm.m, self.m))
         )
 
-    def has_expired(self, today: date) -> bool:
-        return today > self.expires
+    def is_on(self, gpus: Iterable[str]) -> bool:
+        """Return True if one of these SKUs is selected."""
+        return not self.gpus or matches_any_gpu(self.gpus, gpus)
 
     @property
     def name(self) -> str:
-        """Readable name, for example `abq-w2a8 4096x4096 m=1,8`."""
+        """Readable name, for example `abq-w2a8 4096x4096 m=1,8 sustained on *H200*`."""
         shapes = [f"{n}x{k}" for n, k in self.shapes]
-        sizes = [f"m={','.join(map(str, self.m))}"] if self.m else []
-        return " ".join((",".join(self.kernels), *shapes, *sizes))
+        sizes = [f"m={self.m}"] if self.m else []
+        gpus = [f"on {','.join(self.gpus)}"] if self.gpus else []
+        return " ".join((",".join(self.kernels), *shapes, *sizes, *self.regimes, *gpus))
+
+
+class Limit(_Selection):
+    """The largest accepted slow-down of these cases in percent, and their owner."""
+
+    slower_percent: Amount
+    owner: AnyText = ""
+
+
+class Waiver(_Selection):
+    """Known slow-down of cases, accepted until the end of `expires`."""
+
+    reason: Text
+    owner: Text
+    expires: Day
+
+    def has_expired(self, today: date) -> bool:
+        return today > self.expires
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,14 @@ class Policy:
     limits: tuple[Limit, ...] = ()
     waivers: tuple[Waiver, ...] = ()
 
+    def on(self, gpu: str) -> Policy:
+        """Return the policy with the limits and waivers that apply on a GPU, by its SKU."""
+        return replace(
+            self,
+            limits=tuple(limit for limit in self.limits if limit.is_on((gpu,))),
+            waivers=tuple(waiver for waiver in self.waivers if waiver.is_on((gpu,))),
+        )
+
     def limit_of(self, case: Case) -> Limit:
         """Return the first limit that matches the case, else the default."""
         return next((limit for limit in self.limits if limit.fits(case)), self.default)
@@ -131,9 +150,16 @@ class Policy:
     def owner_of(self, case: Case) -> str:
         return self.limit_of(case).owner or self.default.owner
 
-    def owner_of_label(self, label: str) -> str:
-        """Return the owner of a kernel, by its label alone; empty: the policy names none."""
-        fitting = (limit for limit in self.limits if matches_any(limit.kernels, label))
+    def owner_of_label(self, label: str, gpus: Sequence[str] = ()) -> str:
+        """Return the owner of a kernel by its label and GPUs; empty: the policy names none.
+
+        gpus: SKUs; empty: any.
+        """
+        fitting = (
+            limit
+            for limit in self.limits
+            if matches_any(limit.kernels, label) and (not gpus or limit.is_on(gpus))
+        )
         return next(fitting, self.default).owner or self.default.owner
 
     def waiver_of(self, case: Case, today: date) -> Waiver | None:
@@ -243,7 +269,3 @@ def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:
         # Probes are part of every plan, whatever the suite.
         if not is_glob(pattern) and not is_probe(pattern):
             suite.restrict(kernels=(pattern,))
-
-
-def _fits(patterns: tuple[str, ...], case: Case) -> bool:
-    return matches_any(patterns, case.label)

@@ -21,6 +21,8 @@ class GateOutcome(StrEnum):
 
     MISSING = "missing"  # planned, but without a result to judge
     REGRESSION = "regression"
+    FAIL = "fail"  # of the accuracy gate: a limit is exceeded, or a model is broken
+    NOT_JUDGED = "not judged"  # of the accuracy gate: for a reason that the report gives
     AMBIGUOUS = "ambiguous"
     WAIVED = "waived"
     PASS = "pass"
@@ -30,6 +32,8 @@ class GateOutcome(StrEnum):
 _EXIT_CODES = {
     GateOutcome.MISSING: ExitCode.MISSING,
     GateOutcome.REGRESSION: ExitCode.REGRESSION,
+    GateOutcome.FAIL: ExitCode.REGRESSION,
+    GateOutcome.NOT_JUDGED: ExitCode.MISSING,
     GateOutcome.AMBIGUOUS: ExitCode.AMBIGUOUS,
 }
 

@@ -51,7 +51,7 @@ pages = (
 # Called before the navigation, which else loads a page's icon from the network, and again for
 # titles.
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
-shown = st.navigation([view.as_page() for view in pages], expanded=True)
+shown = st.navigation([view.page.as_link() for view in pages], expanded=True)
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
 # Streamlit's grey captions have a contrast below 4.5; here they explain how numbers are computed.
 st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 }"

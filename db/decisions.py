@@ -53,7 +53,8 @@ class DecisionInfo:
     series: the identity of the series, all columns that db.writer.series_identity returns. watched:
     True on the watched branch; only such decisions open and close alerts. evidence: JSON values
     without NaN and infinities; its fingerprint is the input hash. log_ratio: ln(head / base); low,
-    high: one-sided 99 % bounds; None: nothing was judged.
+    high: one-sided 99 % bounds; None: nothing was judged, or no ratio. rule: in words. numbers:
+    all others of the verdict by name, JSON values as of the evidence.
     """
 
     uuid: str
@@ -73,6 +74,8 @@ class DecisionInfo:
     log_ratio_low: float | None
     log_ratio_high: float | None
     created_at: datetime
+    rule: str
+    numbers: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
         writer.commit(replace(canonical(commit), project=project))
         for commit in (info.base, info.head)
     )
+    writer.place_commits()
     columns = Decision.__table__.columns
     row = {name: getattr(info, name) for name in info.__slots__ if name in columns} | {
         "series_id": writer.series(info.series),
@@ -127,12 +131,28 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
         "head_commit_id": head,
         "device_id": writer.device(info.device),
         "parameters": dict(info.parameters),
+        "numbers": dict(info.numbers),
         "input_hash": fingerprint(info.evidence),
     }
+    row["decided_hash"] = decided_hash(row)
     decision_id = session.scalars(insert(Decision).values(row).returning(Decision.id)).one()
     data = zlib.compress(canonical_json(info.evidence).encode())
     session.execute(insert(DecisionEvidence).values(decision_id=decision_id, data=data))
     return True
+
+
+_DECIDED = (
+    *("detector", "detector_version", "parameters", "input_hash", "verdict", "cause", "reason"),
+    *("log_ratio", "log_ratio_low", "log_ratio_high", "rule", "numbers"),
+)
+
+
+def decided_hash(decision: Mapping[str, Any]) -> str:
+    """Return the fingerprint of a verdict with its rule, numbers and words.
+
+    decision: the columns of a decision.
+    """
+    return fingerprint({name: decision[name] for name in _DECIDED})
 
 
 def open_alert(

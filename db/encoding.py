@@ -64,6 +64,7 @@ _CHOICES = {
     (GateLimit, "outcome"): GATE_OUTCOMES,
 }
 INT64 = range(-(2**63), 2**63)
+_NEW_FIELDS = ("parents", "branch")  # of a commit
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
@@ -94,12 +95,17 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
         if item.name in NESTED:
             key, part = NESTED[item.name]
             flat[item.name] = getattr(value, part)
-            infos[key] = plain_value(value)
+            infos[key] = _without_new_fields(plain_value(value))
         elif item.name == "device":
             infos[DEVICE_KEY] = plain_value(value)
         else:
             flat[item.name] = plain_value(value)
     return flat | infos
+
+
+def _without_new_fields(info: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the empty fields that earlier versions, which refuse unknown ones, don't have."""
+    return {name: value for name, value in info.items() if value or name not in _NEW_FIELDS}
 
 
 def decode_record(flat: Mapping[str, Any]) -> AnyRecord:

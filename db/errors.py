@@ -10,6 +10,7 @@ DatabaseError
 │   └── StandbyError        the server accepts no writes now (failover)
 ├── FileMovedError          the open file was deleted, or replaced by another one
 ├── LockedError             another writer locked the database for longer than the timeout
+├── BusyError               the server gave the transaction up: a deadlock, a timeout, no memory
 ├── SchemaError
 │   ├── NewerSchemaError    written by a later version
 │   └── OlderSchemaError    requires `flexq-bench db upgrade`
@@ -66,6 +67,10 @@ class LockedError(DatabaseError):
     """Another process locked the database for longer than the timeout."""
 
 
+class BusyError(DatabaseError):
+    """The server gave the transaction up for a reason that passes; it has no effect."""
+
+
 class SchemaError(DatabaseError):
     """The tables do not have the schema of this version."""
 
@@ -111,4 +116,4 @@ class RecordFormatError(RecordError):
 
 
 # Callers keep the data that is to be stored, and retry.
-UNAVAILABLE = (LockedError, StandbyError, UnreachableError)
+UNAVAILABLE = (BusyError, LockedError, StandbyError, UnreachableError)

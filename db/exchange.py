@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,9 +80,12 @@ def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
 def import_file(session: Session, path: str | Path) -> ImportSummary:
     """Store the records of a file, all or none; records already stored are left unchanged.
 
-    The status of a run advances to the one in the file, if that is later (see advance_run).
+    The file is read twice: before the database is locked for other writers, so that a file which
+    can't be stored or takes long to read locks nobody out, and to store the records. The status of
+    a run advances to the one in the file, if that is later (see advance_run).
     Raises what `read_records` and `add_record` raise.
     """
+    deque(read_records(path), maxlen=0)
     lock_for_writing(session.connection())
     runs: dict[str, str] = {}
     read = 0
@@ -92,6 +96,7 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
             runs[record.run.uuid] = record.run.status
             read += 1
         writer.flush()
+        writer.place_commits()
         for uuid, status in runs.items():
             advance_run(session, uuid, status)
     return ImportSummary(str(path), read, writer.added, tuple(runs))

@@ -14,7 +14,21 @@ from flexq_bench.db.encoding import decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
 from flexq_bench.db.records import AnyRecord
 
-MAX_LINE_BYTES = 64 << 20  # maximum bytes of a record; usual ones have some thousands
+# Bounds of one record, after decoding; usual ones have some thousands of bytes and some hundred
+# cells (values, lists, objects). A parsed cell takes up to 100 bytes of memory.
+MAX_LINE_BYTES = 32 << 20
+MAX_CELLS = 5 << 18
+# Bounds of a gzip file. JSON of records shrinks to a tenth, or to a fiftieth if they are equal.
+MAX_EXPANSION = 200
+_MIN_BOUNDED_BYTES = 64 << 20  # decoded; smaller files may expand by any factor
+_MAX_BLANK_LINES = 1000  # in a row
+
+
+def count_cells(json_text: bytes | str) -> int:
+    """Return the number of values, lists and objects in JSON that is not parsed yet, at most."""
+    if isinstance(json_text, bytes):
+        return sum(map(json_text.count, (b",", b"[", b"{")))
+    return sum(map(json_text.count, ",[{"))
 
 
 def record_line(record: AnyRecord) -> str:
@@ -42,17 +56,23 @@ def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> in
 
 def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
     """Iterate over the records of a file. Raises RecordFormatError with file and line, OSError."""
-    number, has_record = 0, False
+    number, has_record, blank, size = 0, False, 0, 0
+    most = max(MAX_EXPANSION * path.stat().st_size, _MIN_BOUNDED_BYTES) if compressed else None
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
             lines = iter(partial(file.readline, MAX_LINE_BYTES + 1), b"")
             for number, line in enumerate(lines, start=1):
-                if len(line) > MAX_LINE_BYTES:  # a small gzip file may expand to an endless line
-                    raise RecordFormatError(
-                        f"{path}:{number}: a line of more than {MAX_LINE_BYTES:,} bytes: this is "
-                        "not a file of FlexQ Bench results"
-                    )
-                if line.strip():  # skip blank lines
+                size += len(line)
+                if most is not None and size > most:
+                    raise _out_of_bounds(path, number, f"expands to more than {most:,} bytes")
+                if len(line) > MAX_LINE_BYTES:
+                    raise _out_of_bounds(path, number, f"a line of over {MAX_LINE_BYTES:,} bytes")
+                if count_cells(line) > MAX_CELLS:
+                    raise _out_of_bounds(path, number, f"a line of over {MAX_CELLS:,} values")
+                blank = 0 if line.strip() else blank + 1
+                if blank > _MAX_BLANK_LINES:
+                    raise _out_of_bounds(path, number, f"over {_MAX_BLANK_LINES:,} blank lines")
+                if not blank:
                     has_record = True
                     yield _record(line, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -61,6 +81,10 @@ def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
         ) from error
     if not has_record:
         raise RecordFormatError(f"{path}:1: the file is empty: copy it again")
+
+
+def _out_of_bounds(path: Path, number: int, what: str) -> RecordFormatError:
+    return RecordFormatError(f"{path}:{number}: {what}: this is not a file of FlexQ Bench results")
 
 
 def _record(line: bytes, path: Path, number: int) -> AnyRecord:

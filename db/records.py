@@ -39,12 +39,14 @@ class CommitInfo:
 
     sha: str
     parent: str | None  # None: the root commit, or unknown (installed wheel)
-    topo_order: int | None  # number of first-parent commits up to this one; None: not in a git tree
+    topo_order: int | None  # only in files of earlier versions: number of first parents up to here
     dirty: bool
     subject: str = ""
     author: str = ""
     committed_at: str | None = None  # ISO 8601, UTC
     project: str = ""  # name of the external repository; empty: this repository
+    parents: tuple[str, ...] = ()  # shas, the first one is `parent`; empty: none, or unknown
+    branch: str = ""  # on which it was measured; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,8 @@ class ServingRecord(ModelRecord):
     ttft_p95_ms: float | None = None
 
 
-GATE_OUTCOMES = ("missing", "regression", "ambiguous", "pass")  # worst first
+# Worst first; "missing" and "regression" are those of records of earlier versions.
+GATE_OUTCOMES = ("missing", "regression", "fail", "not judged", "ambiguous", "pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +318,11 @@ class GateLimit:
     high: float | None
     unit: str
     detectable: float | None = None  # smallest detectable loss; None: not defined for this limit
+    text: str = ""  # the text that was judged; empty: none, or unknown
+    coverage: str = ""  # how much was judged, as "28 of 28 layers"; empty: unknown
+    cause: str = ""  # explanation of a failure; may be empty
+    details: tuple[str, ...] = ()  # differences and the like, one a line
+    allowed: bool = False  # the policy allows that it is not judged
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def begin_run(
     stored = session.scalar(select(Run.uuid).where(Run.idempotency_key == run.idempotency_key))
     resumed = dataclasses.replace(run, uuid=stored or run.uuid)
     run_id = writer.run(resumed, writer.commit(canonical(commit)))
+    writer.place_commits()
     owned = {} if owner is None else _owner_columns(owner)
     values = {"status": run.status, "finished_at": None, **owned}
     session.execute(update(Run).where(Run.id == run_id).values(values))

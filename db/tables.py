@@ -69,18 +69,69 @@ class Commit(Base):
     """
 
     __tablename__ = "commit"
-    __table_args__ = (UniqueConstraint("sha", "dirty", "project"), Index(None, "topo_order"))
+    __table_args__ = (UniqueConstraint("sha", "dirty", "project"), Index(None, "position"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     sha: Mapped[str]
     parent_sha: Mapped[str | None]  # null: the root commit, or unknown (installed wheel)
-    topo_order: Mapped[int | None] = mapped_column(BigInteger)  # null: not in a git tree
+    # Only of records of earlier versions, which counted first parents: orders commits whose
+    # ancestry is not stored. Null: not recorded.
+    topo_order: Mapped[int | None] = mapped_column(BigInteger)
     dirty: Mapped[bool]
     subject: Mapped[str]  # empty: unknown
     author: Mapped[str]  # empty: unknown
     committed_at: Mapped[datetime | None]  # null: unknown (installed wheel)
     # Name of an external project; empty: this repository.
     project: Mapped[str] = mapped_column(server_default="")
+    branch: Mapped[str] = mapped_column(server_default="")  # it was measured on; empty: unknown
+    # Place on the main line, in order of ancestry; written by db.lines. Null: not on it.
+    position: Mapped[int | None] = mapped_column(BigInteger)
+    orphaned_at: Mapped[datetime | None]  # since when no branch reaches it; null: one does
+
+
+class CommitParent(Base):
+    """A parent of a commit of a project, measured or not."""
+
+    __tablename__ = "commit_parent"
+    __table_args__ = (
+        UniqueConstraint("project", "sha", "number"),
+        Index(None, "project", "parent_sha"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str]  # as of a commit
+    sha: Mapped[str]
+    number: Mapped[int] = mapped_column(BigInteger)  # of the parent, from 0
+    parent_sha: Mapped[str | None]  # null: a root commit
+
+
+class Branch(Base):
+    """A branch of a project, with its tip as last seen in a clone; each is a line of history."""
+
+    __tablename__ = "branch"
+    __table_args__ = (UniqueConstraint("project", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str]  # as of a commit
+    name: Mapped[str]  # empty: the main branch, whose name is not known
+    is_main: Mapped[bool]
+    tip_sha: Mapped[str | None]  # null: never seen in a clone
+    tip_at: Mapped[datetime | None]  # commit time of the tip; null: as tip_sha
+    closed_at: Mapped[datetime | None]  # when it was seen to be deleted; null: open
+    # Place on the main line of the last commit before the branch began. Null: none, or main.
+    fork_position: Mapped[int | None] = mapped_column(BigInteger)
+    note: Mapped[str] = mapped_column(server_default="")  # on the last rewrite; empty: none
+    noted_at: Mapped[datetime | None]  # null: no note
+
+
+class BranchCommit(Base):
+    """Place of a commit on the line of a branch other than main, after its fork position."""
+
+    __tablename__ = "branch_commit"
+
+    branch_id: Mapped[int] = mapped_column(ForeignKey("branch.id"), primary_key=True)
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), primary_key=True, index=True)
+    position: Mapped[int] = mapped_column(BigInteger)
 
 
 class Device(Base):
@@ -494,6 +545,10 @@ class Decision(Base):
     log_ratio: Mapped[float | None]  # ln(head / base); null: nothing was judged
     log_ratio_low: Mapped[float | None]  # one-sided 99 % bound; null: as log_ratio
     log_ratio_high: Mapped[float | None]  # null: as log_ratio
+    rule: Mapped[str] = mapped_column(server_default="")  # in words; empty: an earlier version
+    # All numbers of the verdict, by name. Null in the next two: an earlier version.
+    numbers: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    decided_hash: Mapped[str | None]  # fingerprint of all that was decided (`decided_hash`)
     created_at: Mapped[datetime]
 
 

@@ -10,6 +10,7 @@ from traceback import walk_tb
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from flexq_bench.db.errors import (
+    BusyError,
     DatabaseError,
     LockedError,
     NotADatabaseError,
@@ -42,13 +43,18 @@ _POSTGRESQL: dict[str, tuple[type[DatabaseError], str]] = {
               "timeout, so try again when it is done"),
     "25006": (StandbyError, "is read-only: connect to the primary server"),
     "42501": (ReadOnlyError, "does not let this user write: grant it the rights on the tables"),
-    "53100": (DatabaseError, "can't grow, the server's disk is full: free space, or run "
+    "53100": (BusyError, "can't grow, the server's disk is full: free space, or run "
               "`flexq-bench db prune`"),
 }  # fmt: skip
 
 
-# SQLSTATE classes: connection exceptions, and a server that is shutting down or starting.
+# SQLSTATE classes (PostgreSQL's documentation, appendix A): connection exceptions, and a server
+# that is shutting down or starting.
 _GOING_AWAY = ("08", "57P")
+# Transaction rollback (serialization failure, deadlock), insufficient resources (memory,
+# connections), a cancelled query (statement_timeout, or an administrator), an idle transaction that
+# was ended, and an operating system's error: the same transaction can succeed later.
+_PASSING = ("40", "53", "57014", "25P03", "25P04", "58030")
 
 
 @contextmanager
@@ -77,6 +83,8 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
         for fragment, kind, message in _SQLITE:
             if fragment in reason:
                 return kind(f"{name} {message}")
+    elif isinstance(error, DBAPIError) and code is not None and code.startswith(_PASSING):
+        return BusyError(f"{name} gave the transaction up: {reason}; try again")
     elif isinstance(error, DBAPIError) and (
         error.connection_invalidated or code is None or code.startswith(_GOING_AWAY)
     ):

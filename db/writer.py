@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -19,6 +19,7 @@ from flexq_bench.db.encoding import INT64
 from flexq_bench.db.errors import ConflictError, NotFoundError
 from flexq_bench.db.families import FAMILIES, column_values
 from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.lines import add_parents, place_commits
 from flexq_bench.db.records import (
     AnyRecord,
     CommitInfo,
@@ -29,6 +30,7 @@ from flexq_bench.db.records import (
 )
 from flexq_bench.db.tables import (
     Base,
+    BranchCommit,
     Commit,
     Device,
     Environment,
@@ -68,6 +70,7 @@ class Writer:
         self._ids: dict[tuple[object, ...], int] = {}
         self._opened: dict[int, datetime] = {}
         self._pending: dict[str, Record] = {}
+        self._not_placed: set[str] = set()  # projects with new commits
         self.added = 0
 
     def add(self, record: AnyRecord) -> None:
@@ -87,6 +90,7 @@ class Writer:
         for record in records:
             self.add(record)
         self.flush()
+        self.place_commits()
 
     def flush(self) -> None:
         """Store the queued records, except those whose uuid is stored.
@@ -116,7 +120,10 @@ class Writer:
         self.added += len(records)
 
     def commit(self, info: CommitInfo) -> int:
-        """Return the id of a commit, inserted if missing; its empty columns are filled in."""
+        """Return the id of a commit, inserted if missing; its empty columns are filled in.
+
+        `place_commits` must follow.
+        """
         key = ("commit", info)
         if key not in self._ids:
             row = {
@@ -128,10 +135,19 @@ class Writer:
                 "author": info.author,
                 "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
                 "project": info.project,
+                "branch": info.branch,
             }
             self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty", _PROJECT))
             self._complete_commit(self._ids[key], row)
+            if info.parents:
+                add_parents(self._session, info.project, {info.sha: info.parents})
         return self._ids[key]
+
+    def place_commits(self) -> None:
+        """Place the commits that were added or completed on their lines (db.lines)."""
+        for project in sorted(self._not_placed):
+            place_commits(self._session, project, at=datetime.now(UTC))
+        self._not_placed.clear()
 
     def run(self, info: RunInfo, commit_id: int) -> int:
         """Return the id of a run, inserted with its plan if missing. A stored run keeps its status.
@@ -258,7 +274,7 @@ class Writer:
         """Cache the device ids of all records, like `_cache_series`."""
         rows: dict[tuple[object, ...], dict[str, Any]] = {
             ("device", info): _device_row(info)
-            for info in {record.device for record in records}
+            for info in dict.fromkeys(record.device for record in records)  # ids by first record
             if ("device", info) not in self._ids
         }
         self._cache_ids(Device, rows, by="fingerprint")
@@ -365,6 +381,10 @@ class Writer:
         }
         if new_values:
             self._session.execute(update(Commit).where(Commit.id == commit_id).values(new_values))
+        is_placed = stored["position"] is not None or stored["orphaned_at"] is not None
+        on_branch = select(BranchCommit.commit_id).where(BranchCommit.commit_id == commit_id)
+        if new_values or not (is_placed or self._session.scalar(on_branch) is not None):
+            self._not_placed.add(stored[_PROJECT])
 
     def _row_id(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
         """Return the id of the row with these values in the columns `by`, inserted if missing."""

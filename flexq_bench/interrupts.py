@@ -3,8 +3,8 @@
 1. While the program is being imported, Ctrl-C ends it at once with exit code 130 (`exit_at_once`,
    set by `flexq_bench/__main__.py`): code that is being imported may swallow a KeyboardInterrupt.
 2. Afterwards Ctrl-C raises KeyboardInterrupt in the main thread (`handle_interrupts`).
-3. SIGTERM, sent by job schedulers and service managers, does the same while something is measured
-   or evaluated (`ended_by_terminate`).
+3. SIGTERM, sent by job schedulers and service managers, and SIGHUP, sent when a terminal closes, do
+   the same while something is measured or evaluated (`ended_by_terminate`).
 4. `runs.lifecycle.open_run` sets the status of a run to interrupted; stored results stay. Other
    context managers stop processes that were started, and remove temporary files.
 5. A command that can be resumed prints how (`cli.output.say_interrupted`).
@@ -55,15 +55,19 @@ def was_interrupted() -> bool:
 
 @contextmanager
 def ended_by_terminate() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, unless ignored (`nohup`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -41,6 +41,13 @@ def build() -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def outside_of_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables by which a CI job names the branch that it measures are not set."""
+    for name in ("GITHUB_HEAD_REF", "GITHUB_REF", "CI_COMMIT_BRANCH", "CI_DEFAULT_BRANCH"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_tables() -> Iterator[Callable[..., Any]]:
     """New SQLite databases in this process get the tables that the migrations made once, as SQL.

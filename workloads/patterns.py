@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from fnmatch import translate
 from functools import lru_cache
 
 from flexq_bench.workloads.case import parse_kernel_label
@@ -53,6 +54,12 @@ def matches(pattern: str, label: str) -> bool:
 def matches_any(patterns: Iterable[str], label: str) -> bool:
     """Return True if a label matches one of the patterns."""
     return any(matches(pattern, label) for pattern in patterns)
+
+
+def matches_any_gpu(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    """Return True if one of the names (SKUs) matches a glob in any case, for example `*h200*`."""
+    expressions = [re.compile(translate(pattern), re.IGNORECASE) for pattern in patterns]
+    return any(expression.match(name) for name in names for expression in expressions)
 
 
 @lru_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import MAX_DIMENSION
@@ -11,6 +12,7 @@ from flexq_bench.workloads.gemm import MAX_DIMENSION
 MAX_VALUES = 10_000
 
 _NUMBER = r"[0-9]{1,18}"
+_FROM = re.compile(rf"{_NUMBER}:")
 _ITEM = re.compile(rf"(?P<low>{_NUMBER})(:(?P<high>{_NUMBER})(:(?P<by>x?)(?P<step>{_NUMBER}))?)?")
 
 
@@ -49,6 +51,27 @@ def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
     if not parts:
         raise WorkloadError(f"{file} holds no size: write 8, 1:8, 8:64:8 or 4:64:x2")
     return _merge(parts, file)
+
+
+def check_sizes(text: str) -> str:
+    """Return the text. Raises WorkloadError unless `in_sizes` can read it."""
+    _sizes(text)
+    return text
+
+
+def in_sizes(size: int, text: str) -> bool:
+    """Return True if a list as of `parse_ranges` has the size; an item `64:` has no upper end.
+
+    Nothing is listed, so a range may have any number of values.
+    """
+    return any(size in part for part in _sizes(text))
+
+
+@lru_cache
+def _sizes(text: str) -> tuple[Sequence[int], ...]:
+    items = (item.strip() for item in text.split(","))
+    closed = (f"{item}{MAX_DIMENSION}" if _FROM.fullmatch(item) else item for item in items)
+    return tuple(_parse_item(item, text) for item in closed)
 
 
 def _merge(parts: Sequence[Sequence[int]], source: str) -> tuple[int, ...]:

@@ -50,7 +50,6 @@ from flexq_bench.workloads.suite import Group, Shape, Suite, layer_shapes
 
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
-_REGIMES: tuple[Regime, ...] = get_args(Regime)
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
 
 Word = TypeVar("Word", Stage, CacheMode, Regime)
@@ -71,6 +70,11 @@ def _words(kind: str, names: tuple[str, ...], known: tuple[Word, ...]) -> tuple[
     return tuple(word for word in known if word in names)
 
 
+Regimes = Annotated[
+    tuple[Regime, ...], parsed_texts(lambda names: _words("regime", names, get_args(Regime)))
+]
+
+
 class _GroupTable(DataTable):
     """One group of a suite's file."""
 
@@ -89,9 +93,7 @@ class _GroupTable(DataTable):
     caches: Annotated[
         tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))
     ] = ("cold",)
-    regimes: Annotated[
-        tuple[Regime, ...], parsed_texts(lambda names: _words("regime", names, _REGIMES))
-    ] = ("boost",)
+    regimes: Regimes = ("boost",)
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:

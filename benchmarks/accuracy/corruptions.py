@@ -46,8 +46,9 @@ from flexq_bench.accuracy.results import (
 )
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
 from flexq_bench.accuracy.texts import read_text
+from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
-from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.engine import open_database
 from flexq_bench.kernels.contract import LinearKernel
@@ -323,7 +324,7 @@ def row_of(
         for what in ("perplexity", "KL mean")
     )
     failing = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
-               for n, c in checks.items() if c.outcome is GateOutcome.REGRESSION]  # fmt: skip
+               for n, c in checks.items() if c.outcome is GateOutcome.FAIL]  # fmt: skip
     percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base
@@ -348,21 +349,18 @@ def row_of(
 
 
 def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
-    """The policy without tasks and parity, on the text that was given."""
+    """The first limit of each check of a text, on the text that was given."""
     policy = load_accuracy_policy(options.policy)
     name = read_text(options.data).name
 
-    def on_text(limit: Any) -> Any:
-        return None if limit is None else limit.model_copy(update={"text": name})
-
+    first = {limit.check.key: limit for limit in reversed(policy.limits) if limit.texts}
     return dataclasses.replace(
         policy,
-        tasks=(),
-        parity=None,
-        perplexities=tuple(on_text(limit) for limit in policy.perplexities[:1]),
-        kl=on_text(policy.kl),
-        agreement=on_text(policy.agreement),
-        fidelity=on_text(policy.fidelity),
+        limits=tuple(
+            dataclasses.replace(limit, table=limit.table.model_copy(update={"text": name}))
+            for limit in policy.limits
+            if limit in first.values()
+        ),
         context=options.context or policy.context,
         max_tokens=options.max_tokens or policy.max_tokens,
     )

@@ -40,9 +40,12 @@ from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.results import FULL_PRECISION, KL_QUANTILES
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.accuracy.texts import read_text
-from flexq_bench.ci.accuracy_gate.checks import clearly_beyond, far_end
-from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PlannedPower
-from flexq_bench.ci.accuracy_gate.power import GROWTH, PILOT, limit_alpha, shared_alpha
+from flexq_bench.ci.accuracy_gate.checks.agreement import AgreementLimit
+from flexq_bench.ci.accuracy_gate.checks.kl import KlLimit
+from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, PlannedPower
+from flexq_bench.ci.accuracy_gate.judging import clearly_beyond, far_end
+from flexq_bench.ci.accuracy_gate.power import GROWTH
+from flexq_bench.ci.accuracy_gate.text_test import PILOT
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.stats import (
     Decision,
@@ -108,15 +111,13 @@ class Draws:
 
     def __init__(self, policy: AccuracyPolicy, agreement: Agreement, losses: Losses) -> None:
         self._losses, self._agreement = losses, agreement
-        self.plan = TestPlan(LOSS, shared_alpha(policy), policy.planned.power)
-        self._alpha = limit_alpha(policy)
-        named = {} if policy.kl is None else KL_QUANTILES
-        self._shares = [v for k, v in named.items() if getattr(policy.kl, k) is not None]
-        means = {"mean": agreement.kl} if policy.kl is not None and policy.kl.mean else {}
-        for key in ("top1", "top5"):
-            if policy.agreement is not None and getattr(policy.agreement, key) is not None:
-                means[key] = getattr(agreement, key)
-        self._means = {key: np.array(values) for key, values in means.items()}
+        self.plan = TestPlan(LOSS, policy.planned_alpha, policy.planned.power)
+        self._alpha = policy.other_alpha
+        limited = {key for limit in policy.of(KlLimit) for key in limit.bounds}
+        limited |= {key for limit in policy.of(AgreementLimit) for key in limit.bounds}
+        self._shares = [share for key, share in KL_QUANTILES.items() if key in limited]
+        means = {"mean": agreement.kl, "top1": agreement.top1, "top5": agreement.top5}
+        self._means = {key: np.array(v) for key, v in means.items() if key in limited}
         every = np.sort(agreement.token_kl, axis=None)
         self._quantiles = [every[math.ceil(share * every.size) - 1] for share in self._shares]
 

@@ -24,6 +24,7 @@ from flexq_bench.cli.app import main as flexq_bench
 from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import resolve
+from flexq_bench.schemes import registry as schemes
 
 BROKEN = "--broken"
 PASSED, FAILED = 0, 1
@@ -65,11 +66,11 @@ def verdict(what: str, command: Sequence[str], expected: int) -> bool:
 
 
 def break_packing(policy: str, device: str) -> None:
-    """Patch the kernels of the policy's parity check to pack one group with the wrong sign."""
-    parity = load_accuracy_policy(policy).parity
+    """Patch the kernels of the policy's schemes to pack one group with the wrong sign."""
     backend: Backend = "cpu" if device == "cpu" else "cuda"
-    labels = parity.kernels if parity else ()
-    classes: set[Any] = {type(resolve(label, backend)) for label in labels}
+    judged = map(schemes.resolve, load_accuracy_policy(policy).schemes)
+    layers = [found for scheme in judged for found in schemes.layer_kernels(scheme, gated=True)]
+    classes: set[Any] = {type(resolve(found.kernel, backend)) for found in layers if found.kernel}
     for kernel in classes:
         kernel.pack_weight = flipping(kernel.pack_weight)
 

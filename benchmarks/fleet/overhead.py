@@ -14,7 +14,7 @@ from pathlib import Path
 
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
+from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
 from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
@@ -55,12 +55,12 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         open_database(str(Path(folder) / "flexq.sqlite")) as database,
-        open_ray_pool(
+        RayPool(
             database,
             RayWorkers("local", backend="cpu", seed=0, times=times, actor=instant_worker()),
             COMMIT,
             times,
-        ) as pool,
+        ).opened() as pool,
     ):
         ready = time.perf_counter()
         keys = tuple(case.key for case in cases)

@@ -39,7 +39,7 @@ from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.exchange import write_records
 from flexq_bench.db.records import Record
 from flexq_bench.errors import CancelledError, FlexqError
-from flexq_bench.fleet import RayPool, Times, open_ray_pool
+from flexq_bench.fleet import RayPool, Times
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.plan import build_plan
@@ -294,7 +294,7 @@ def main() -> int:
     with open_database(str(out / "fleet.sqlite")) as database, load_watched(out / "load.csv"):
         bench = Bench(database, out, arguments)
         try:
-            with open_ray_pool(database, workers, current_commit(), TIMES) as pool:
+            with RayPool(database, workers, current_commit(), TIMES).opened() as pool:
                 gpus = sum(kind.workers for kind in pool.kinds)
                 say(f"{gpus} workers after {time.perf_counter() - began:.1f} s")
                 some = suite.restrict(layers=suite.layers[:1], m=suite.m[:3])

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from flexq_bench.stats.steps import HISTORY_RULES
 from in_processes import in_processes
 from numpy.typing import NDArray
 from yardsticks import kernel_pelt
@@ -92,7 +91,7 @@ KINDS: dict[str, Draw] = {
 
 
 def detected(logs: Floats) -> list[int]:
-    return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
+    return [point.index for point in change_points(20 * np.exp(logs))]
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:

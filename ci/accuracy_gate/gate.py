@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -32,24 +32,49 @@ from flexq_bench.accuracy.results import (
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.tasks import check_tasks
 from flexq_bench.accuracy.texts import Text
-from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.ci.accuracy_gate.checks import (
+from flexq_bench.ci.accuracy_gate.checks.task import TaskLimit
+from flexq_bench.ci.accuracy_gate.contract import (
+    AccuracyPolicy,
+    CheckContext,
+    CheckLimit,
     LimitOutcome,
-    deciding,
-    judge_distribution_limits,
-    judge_parity,
-    judge_task,
-    judge_text,
+    ModelFolders,
+    NotJudgedError,
+    Stage,
 )
-from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, PerplexityLimit
-from flexq_bench.ci.accuracy_gate.power import PowerSchedule, TextTest
+from flexq_bench.ci.accuracy_gate.power import PowerSchedule
 from flexq_bench.ci.accuracy_gate.results import SchemeResults, find
+from flexq_bench.ci.accuracy_gate.text_test import PILOT, TextTest
 from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import Database
 from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import GateLimit, GateRecord
 from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_line
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.schemes.errors import NoKernelError
+
+NO_FOLDERS = ModelFolders()
+OnActivity = Callable[[str], None]
+# Errors of a model that is wrong in a way that no check of its files finds.
+_FAILURES = (UsageError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+MODEL = "model"  # name of the outcome of a model that can't be evaluated
+
+
+def _no_activity(what: str) -> None:
+    """Show nothing."""
+
+
+def _described(error: Exception) -> str:
+    """Return the message of an error; of a library's, with its class."""
+    own = isinstance(error, UsageError | ValueError)
+    return one_line(error) if own else f"{type(error).__name__}: {one_line(error)}"
+
+
+class _FirstSegments:
+    """The schedule of a first opinion; see Schedule."""
+
+    def next_count(self, *_: object) -> int:
+        return PILOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +95,24 @@ class AccuracyReport:
     warnings: tuple[str, ...] = ()  # about the evaluation
     diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
     absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
+    quick: bool = False  # a first opinion on a small sample, in which nothing passes
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit code of the worst outcome that counts, see `deciding`."""
-        return exit_code_of(deciding(self.judged))
+        """Exit code of the worst outcome, see `verdict_of`."""
+        return exit_code_of((verdict_of(self.judged),))
 
     def with_outcome(self, outcome: GateOutcome) -> tuple[LimitOutcome, ...]:
         return tuple(limit for limit in self.judged if limit.outcome is outcome)
+
+
+def verdict_of(judged: Sequence[LimitOutcome]) -> GateOutcome:
+    """Return the worst outcome of limits, without those that need not be judged.
+
+    If nothing was judged, the verdict is that.
+    """
+    counted = {limit.outcome for limit in judged if not limit.allowed}
+    return next((outcome for outcome in GateOutcome if outcome in counted), GateOutcome.NOT_JUDGED)
 
 
 def planned_evaluation(
@@ -105,7 +140,7 @@ def planned_evaluation(
     if base in schemes:
         raise UsageError(f"{base} can't be judged against itself: give another --base")
     missing = {**_missing_texts(policy, texts), **_missing_tasks(policy, task_data)}
-    names = dict.fromkeys(limit.name for limit in policy.tasks)
+    names = dict.fromkeys(limit.name for limit in policy.of(TaskLimit))
     tasks = tuple(name for name in names if name not in missing)
     if not texts and not tasks:
         raise MissingResultsError(
@@ -149,7 +184,7 @@ def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, s
 
 def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(limit.name for limit in policy.tasks):
+    for name in dict.fromkeys(limit.name for limit in policy.of(TaskLimit)):
         try:
             check_tasks([name], data)
         except AccuracyError as error:  # not available on this machine, or not in lm-eval
@@ -167,15 +202,22 @@ def gate_accuracy(
     *,
     on_unit: OnUnit,
     diagnose: bool = True,
+    folders: ModelFolders = NO_FOLDERS,
+    quick: bool = False,
+    on_activity: OnActivity = _no_activity,
 ) -> AccuracyReport:
     """Evaluate the schemes, store the results, and judge every limit.
 
     schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
-    with the reason. diagnose: also diagnose failing schemes. A scheme that can't be evaluated
-    fails, and the others are still judged. Raises errors of the base's evaluation and the database.
+    with the reason. diagnose: also diagnose failing schemes. quick: evaluate the first segments
+    only; what does not fail on them is not judged. on_activity: called with what is done next,
+    besides evaluations. A scheme that can't be evaluated fails, and the others are still judged.
+    Raises errors of the database.
     """
-    gate = _Gate(policy, setup, database, schemes, base, dict(missing), on_unit)
-    judged = gate.judge()
+    gate = _Gate(
+        policy, setup, database, schemes, base, dict(missing), on_unit, folders, quick, on_activity
+    )
+    judged = [_first_opinion(limit) for limit in gate.judge()] if quick else gate.judge()
     failing = [s for s in schemes if _fails(judged, s) and s not in gate.failures]
     origin, reference = setup.origin, setup.plan.reference and setup.evaluator.reference
     return AccuracyReport(
@@ -193,15 +235,67 @@ def gate_accuracy(
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
         warnings=setup.warnings,
-        diagnoses=tuple(diagnose_scheme(setup, s) for s in failing) if diagnose else (),
+        diagnoses=gate.diagnoses(failing) if diagnose and not quick else (),
         absent=gate.absent(),
+        quick=quick,
     )
+
+
+def _first_opinion(limit: LimitOutcome) -> LimitOutcome:
+    """Return the outcome on a small sample, where only a failure counts."""
+    if limit.outcome not in (GateOutcome.PASS, GateOutcome.AMBIGUOUS):
+        return replace(limit, allowed=False)
+    reason = "within its limit so far" if limit.outcome is GateOutcome.PASS else "undecided so far"
+    return replace(limit, outcome=GateOutcome.NOT_JUDGED, reason=f"{reason} (--quick)")
+
+
+def judge_unloaded(
+    policy: AccuracyPolicy,
+    origin: ResultOrigin,
+    schemes: Sequence[str],
+    base: str,
+    folders: ModelFolders,
+    reason: str,
+    *,
+    is_judged: bool,
+    reference: str | None,
+    through: Through,
+) -> AccuracyReport:
+    """Judge a model that can't be loaded, or whose reference can't be, for the given reason.
+
+    is_judged: it is the judged model that can't be loaded, so the gate fails; else it is not
+    judged. Checks of folders are judged.
+    """
+    judged: list[LimitOutcome] = []
+    for scheme in schemes:
+        results = SchemeResults(scheme, base, (), {})
+        context = CheckContext(policy, scheme, base, folders, None, results, seed=origin.seed)
+        early = {
+            limit: context.outcomes(limit)
+            for limit in policy.limits
+            if limit.check.stage is Stage.FOLDERS
+        }
+        judged += context.after_failure(_model_outcome(scheme, reason, fails=is_judged), early)
+    return AccuracyReport(
+        model=origin.model,
+        model_hash=origin.model_hash,
+        base=base,
+        policy=policy.name,
+        commit=origin.commit.sha,
+        device=origin.device.sku,
+        judged=tuple(judged),
+        through=through,
+        reference=reference or "",
+    )
+
+
+def _model_outcome(scheme: str, reason: str, *, fails: bool) -> LimitOutcome:
+    outcome = GateOutcome.FAIL if fails else GateOutcome.NOT_JUDGED
+    return LimitOutcome(scheme, MODEL, outcome, reason, "can be evaluated")
 
 
 def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
-    return any(
-        limit.scheme == scheme and limit.outcome is GateOutcome.REGRESSION for limit in judged
-    )
+    return any(limit.scheme == scheme and limit.outcome is GateOutcome.FAIL for limit in judged)
 
 
 class _Gate:
@@ -216,19 +310,24 @@ class _Gate:
         base: str,
         missing: dict[str, str],
         on_unit: OnUnit,
+        folders: ModelFolders,
+        quick: bool,
+        on_activity: OnActivity,
     ) -> None:
         self._policy, self._setup, self._database = policy, setup, database
         self._schemes, self._base, self._missing = schemes, base, missing
-        self._on_unit = on_unit
+        self._on_unit, self._folders, self._quick = on_unit, folders, quick
+        self._on_activity = on_activity
         self.results: list[MetricResult] = []
-        self.failures: dict[str, str] = {}  # by scheme, the reason why it could not be evaluated
-        self._parities: dict[str, LimitOutcome] = {}
+        self.failures: dict[str, LimitOutcome] = {}  # of schemes that could not be evaluated
+        self._early: dict[str, dict[CheckLimit, list[LimitOutcome]]] = {s: {} for s in schemes}
+        self._own: dict[tuple[str, str, int], list[MetricResult]] = {}
         evaluator = setup.evaluator
         self._distinct_segments = cache(evaluator.distinct_segments)
         compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
         self._schedule = (
             PowerSchedule(policy, self._distinct_segments, evaluator.context, self._is_undecided)
-            if policy.planned.detect is not None and policy.perplexities
+            if policy.text_plans()
             else None
         )
         # Early stopping compares segment by segment with the reference, so that must be the base.
@@ -236,8 +335,13 @@ class _Gate:
 
     def judge(self) -> list[LimitOutcome]:
         """Evaluate all schemes; return the outcome of every limit of every scheme, in order."""
+        for scheme in self._schemes:
+            self._judge_early(Stage.FOLDERS, scheme)
+        if self._quick:
+            self._setup.evaluator.schedule = _FirstSegments()
         if self._stops_early:
-            self._setup.evaluator.schedule = self._schedule
+            if not self._quick:
+                self._setup.evaluator.schedule = self._schedule
             for scheme in self._schemes:
                 self._evaluate_or_fail(scheme)
             self._evaluate_base()
@@ -261,27 +365,49 @@ class _Gate:
                 missing_data.append(f"the task {name} ({self._missing[name]})")
         return tuple(missing_data)
 
+    def _judge_early(self, stage: Stage, scheme: str) -> None:
+        """Judge the limits of a stage before that of the results."""
+        context = self._context(scheme, self.results)
+        for limit in self._policy.limits:
+            if limit.check.stage is stage:
+                self._on_activity(f"checking {scheme}: {', '.join(limit.names)}")
+                self._early[scheme][limit] = context.outcomes(limit)
+
     def _evaluate_or_fail(self, scheme: str) -> None:
+        if scheme in self.failures:
+            return
         try:
             self._evaluate(scheme)
-            if self._policy.parity is not None and self._is_quantized(scheme):
-                # here, while the scheme's model is in memory
-                self._parities[scheme] = judge_parity(self._policy.parity, scheme, self._setup)
-        except CheckpointError:
-            raise  # a damaged file is not a failure of the scheme
-        except (UsageError, ValueError) as error:  # other schemes may still succeed
-            self.failures[scheme] = one_line(error)
+        except NoKernelError as error:  # the model may be right
+            self.failures[scheme] = _model_outcome(scheme, str(error), fails=False)
+        except _FAILURES as error:  # other schemes may still succeed
+            self.failures[scheme] = _model_outcome(scheme, _described(error), fails=True)
+        else:
+            self._judge_early(Stage.MODEL, scheme)  # while the scheme's model is in memory
 
     def _evaluate_base(self) -> None:
+        """Evaluate the base; if it fails, so do the schemes of the same model.
+
+        With a separate reference each scheme fails with its own reason, such as other tokens.
+        """
+        plan = self._setup.plan
         try:
             self._evaluate(self._base)
-        except AccuracyError:
-            # With a separate reference each scheme fails with its own reason, such as other tokens.
-            if self._setup.plan.reference is None:
-                raise
+        except _FAILURES as error:
+            if plan.reference is not None:
+                return
+            for scheme in self._schemes:
+                is_stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
+                failure = _model_outcome(scheme, _described(error), fails=not is_stored)
+                self.failures.setdefault(scheme, failure)
 
-    def _is_quantized(self, scheme: str) -> bool:
-        return scheme not in (FULL_PRECISION, ORIGINAL)
+    def diagnoses(self, schemes: Sequence[str]) -> tuple[Diagnosis, ...]:
+        """Locate the losses of failing schemes."""
+        found = []
+        for scheme in schemes:
+            self._on_activity(f"locating the loss of {scheme}")
+            found.append(diagnose_scheme(self._setup, scheme))
+        return tuple(found)
 
     def _evaluate(self, scheme: str) -> None:
         """Evaluate a scheme; a task that lm-eval can't evaluate is recorded as missing."""
@@ -297,24 +423,38 @@ class _Gate:
                 self._missing[unit[1]] = str(error)
 
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
-        policy = self._policy
-        judged = self._bundle(scheme, self.results)
-        distinct = judged.without_repeats(self._distinct)
-        for limit in policy.perplexities:
-            test = self._test(judged, limit)  # leaves repeated segments out itself
-            yield judge_text(limit, distinct if test is None else judged, policy.planned, test)
-        share = partial(self._share, scheme)
-        yield from judge_distribution_limits(policy, distinct, share)
-        for task in policy.tasks:
-            yield judge_task(task, judged, policy)
-        if scheme in self._parities:
-            yield self._parities[scheme]
+        """Return the outcomes of all limits; of a failed scheme, which are not judged."""
+        context, early = self._context(scheme, self.results), self._early[scheme]
+        failure = self.failures.get(scheme)
+        if failure is not None:
+            yield from context.after_failure(failure, early)
+            return
+        for limit in self._policy.limits:
+            yield from early[limit] if limit in early else context.outcomes(limit)
 
-    def _bundle(self, scheme: str, results: Sequence[MetricResult]) -> SchemeResults:
-        """Bundle results of a scheme with those of the original quantized here by the scheme."""
-        own, unknown = self._reproduced_results(scheme, results)
-        failure = self.failures.get(scheme, "")
-        return SchemeResults(scheme, self._base, results, self._missing, failure, own, unknown)
+    def _context(
+        self,
+        scheme: str,
+        results: Sequence[MetricResult],
+        share: Callable[[str], float] | None = None,
+    ) -> CheckContext:
+        """Return what checks may read of a scheme. share: see CheckContext; None: the last look."""
+        every = SchemeResults(scheme, self._base, results, self._missing)
+        return CheckContext(
+            self._policy,
+            scheme,
+            self._base,
+            self._folders,
+            self._setup,
+            every,
+            distinct=self._distinct,
+            tests=self._tests(every),
+            share=share or partial(self._share, scheme),
+            reproduce=partial(self._reproduced, scheme, results),
+            progress=self._on_activity,
+            quick=self._quick,
+            seed=self._setup.plan.seed,
+        )
 
     @cached_property
     def _distinct(self) -> dict[str, tuple[Sequence[int], int]]:
@@ -332,45 +472,50 @@ class _Gate:
         self, scheme: str, text: str, results: Sequence[MetricResult], share: float
     ) -> bool:
         """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
-        judged = self._bundle(scheme, results).without_repeats(self._distinct)
-        outcomes = judge_distribution_limits(self._policy, judged, lambda _: share, text=text)
-        return any(limit.outcome is GateOutcome.AMBIGUOUS for limit in outcomes)
+        context = self._context(scheme, results, lambda _: share)
+        return any(
+            outcome.outcome is GateOutcome.AMBIGUOUS
+            for limit in self._policy.limits
+            if limit.check.stage is Stage.RESULTS and not limit.check.planned
+            if text in limit.texts
+            for outcome in context.outcomes(limit)
+        )
 
-    def _test(self, judged: SchemeResults, limit: PerplexityLimit) -> TextTest | None:
-        """Return the planned test, with all segments if it did not run during the evaluation."""
-        if self._schedule is None or limit.text in self._missing:
-            return None
-        test = self._schedule.test(judged.scheme, limit.text)
-        first, second = judged.pair(limit.text, PERPLEXITY)
-        if first is None or second is None or test is None:
-            return test
-        if test.evaluated < len(second.values) == len(first.values):
-            test.add(first.values, second.values)
-        return test
+    def _tests(self, results: SchemeResults) -> dict[str, TextTest]:
+        """Return the planned tests, with all segments if one did not run during the evaluation."""
+        tests = {}
+        for text in self._distinct:
+            if self._schedule is None:
+                break
+            test = self._schedule.test(results.scheme, text)
+            if test is None:
+                continue
+            tests[text] = test
+            first, second = results.pair(text, PERPLEXITY)
+            if first is None or second is None:
+                continue
+            if test.evaluated < len(second.values) == len(first.values):
+                test.add(first.values, second.values)
+        return tests
 
-    def _reproduced_results(
-        self, scheme: str, results: Sequence[MetricResult]
-    ) -> tuple[dict[str, list[MetricResult]], str]:
-        """Return results of the original quantized here by the scheme, or why there are none.
+    def _reproduced(
+        self, scheme: str, results: Sequence[MetricResult], text: str
+    ) -> Sequence[MetricResult]:
+        """Return results of the original quantized here by the scheme, on the same segments.
 
-        The results are by text. Both are empty if the policy has no fidelity limit, or the scheme
-        no result.
+        Raises NotJudgedError or UsageError if there are none.
         """
-        limit = self._policy.fidelity
-        plan, evaluator = self._setup.plan, self._setup.evaluator
-        if limit is None or scheme in self.failures:
-            return {}, ""
-        result = find(results, scheme, limit.text, PERPLEXITY)
+        result = find(results, scheme, text, PERPLEXITY)
         if result is None or not result.values:
-            return {}, ""
+            raise NotJudgedError(self._missing.get(text, "no result arrived"))
+        plan, evaluator = self._setup.plan, self._setup.evaluator
         stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
         if not stored and plan.reference is None and evaluator.through == REFERENCE:
-            return {}, "quantized here, from the original, through the reference"
-        try:
-            reproduced = evaluator.reproduced(scheme, limit.text, len(result.values))
-        except (UsageError, ValueError) as error:
-            return {}, one_line(error)
-        return {limit.text: [replace(result, scheme=scheme) for result in reproduced]}, ""
+            return results  # quantized here, from the original, through the reference
+        key = scheme, text, len(result.values)
+        if key not in self._own:
+            self._own[key] = [replace(own, scheme=scheme) for own in evaluator.reproduced(*key)]
+        return self._own[key]
 
 
 def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
@@ -423,7 +568,7 @@ def _record(
     origin: ResultOrigin,
     at: datetime,
 ) -> GateRecord:
-    outcomes = set(deciding(judged))
+    verdict = verdict_of(judged)
     identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
     return GateRecord(
         uuid=name_uuid(" ".join(identity), kind="accuracy gate"),
@@ -442,8 +587,8 @@ def _record(
             (diagnosis.values() for diagnosis in report.diagnoses if diagnosis.scheme == scheme),
             None,
         ),
-        verdict=next(outcome for outcome in GateOutcome if outcome in outcomes).value,
-        exit_code=int(exit_code_of(outcomes)),
+        verdict=verdict.value,
+        exit_code=int(exit_code_of((verdict,))),
         limits=tuple(_stored_limit(limit) for limit in judged),
         created_at=at.isoformat(),
         run=origin.run,

@@ -13,10 +13,11 @@ detect = 1.0                     # optional: the least loss to detect, in percen
                                  # the gate plans how many tokens that takes
 power = 0.95                     # optional: probability of detecting it
 alpha = 0.01                     # optional: probability that a model without a loss fails
+allow_not_judged = ["fidelity*"] # optional: patterns of checks that need not be judged
 
 [[perplexity]]                   # none or more; each has one limit at least
 text = "wikitext"                # its name: --data wikitext=FILE gives the file
-at_most = 15.0                   # optional: largest accepted perplexity, for any base
+at_most = 15.0                   # optional: largest accepted perplexity, of all tokens
 increase = 0.5                   # optional: largest accepted increase of the perplexity
 percent = 2.0                    # optional: the same relative to the base, in percent
 upper_percent = 3.0              # optional: of the upper end of its 95 % interval
@@ -48,20 +49,28 @@ kl_percent = 8.0                 # of the mean KL divergence, in percent of the 
 kl = 0.0002                      # optional: differences of the mean KL below this, in nats, pass
 
 [parity]                         # optional: kernel outputs against the evaluated model
-kernels = ["flexq-w6a6", "flexq-w6a8"]
 tolerance = 0.001                # largest relative error
+kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a layer's formats
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, cast, get_args
 
-from pydantic import model_validator
+from pydantic import create_model, model_validator
 
 from flexq_bench.accuracy.results import FULL_PRECISION, Bos
+from flexq_bench.ci.accuracy_gate.checks import CHECKS
+from flexq_bench.ci.accuracy_gate.contract import (
+    AccuracyPolicy,
+    Check,
+    CheckLimit,
+    PlannedPower,
+    Stage,
+)
 from flexq_bench.ci.policy import check_version, find_policy
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.workloads.data_files import (
@@ -85,120 +94,8 @@ _FOLDER = "policies/accuracy"
 _LEAST_DETECT, _LEAST_ALPHA = 1e-3, 1e-9
 
 
-class PerplexityLimit(DataTable):
-    """Limits of a perplexity on a text, and of its increase; None: not limited."""
-
-    text: Text
-    at_most: Amount | None = None
-    increase: Amount | None = None
-    percent: Amount | None = None
-    upper_percent: Amount | None = None
-
-
-class TaskLimit(DataTable):
-    """Points by which the metric of a task may be worse."""
-
-    name: Text
-    metric: Text
-    margin_points: Amount
-    at_least: Share | None = None
-
-
-class KlLimit(DataTable):
-    """The largest KL divergences from the original's predictions, in nats; None: not limited."""
-
-    text: Text
-    mean: Amount | None = None
-    median: Amount | None = None
-    p95: Amount | None = None
-    p99: Amount | None = None
-    p999: Amount | None = None
-    max: Amount | None = None
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        _check_any(self)
-        return self
-
-
-class AgreementLimit(DataTable):
-    """The least shares of agreement with the original's predictions; None: not limited."""
-
-    text: Text
-    top1: Share | None = None
-    top5: Share | None = None
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        _check_any(self)
-        return self
-
-
-class FidelityLimit(DataTable):
-    """Largest accepted difference from the original quantized here by the same scheme.
-
-    percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
-    difference of the mean KL divergence passes at any percentage.
-    """
-
-    text: Text
-    percent: Amount
-    kl_percent: Amount
-    kl: Amount = 0.0
-
-
-class ParityLimit(DataTable):
-    """Largest accepted error of kernels: see flexq_bench.accuracy.parity."""
-
-    kernels: Texts
-    tolerance: Amount
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPower:
-    """Error rates of a policy. detect: percent of perplexity; None: nothing is planned.
-
-    power: probability to detect that loss; alpha: to fail a model without one.
-    """
-
-    detect: float | None = None
-    power: float = 0.95
-    alpha: float = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyPolicy:
-    """A policy named after its file. None: as described in the module's docstring."""
-
-    name: str
-    version: int  # of the file format
-    fingerprint: str  # SHA-256 of the file's content, in hexadecimal digits
-    schemes: tuple[str, ...]
-    base: str
-    context: int | None
-    max_tokens: int | None
-    limit: int | None
-    perplexities: tuple[PerplexityLimit, ...]
-    tasks: tuple[TaskLimit, ...]
-    parity: ParityLimit | None
-    kl: KlLimit | None = None
-    agreement: AgreementLimit | None = None
-    fidelity: FidelityLimit | None = None
-    planned: PlannedPower = PlannedPower()
-    bos: Bos | None = None
-    chat_template: bool = False
-    few_shot: int | None = None
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Names of the texts that have a limit, each once."""
-        optional_limits = (self.kl, self.agreement, self.fidelity)
-        limits = (*self.perplexities, *(limit for limit in optional_limits if limit is not None))
-        return tuple(dict.fromkeys(limit.text for limit in limits))
-
-
-class _PolicyTable(DataTable):
-    """A policy file, as described in the module's docstring."""
+class _Settings(DataTable):
+    """The keys of a policy file besides the tables of checks; see the module's docstring."""
 
     version: Count
     schemes: Texts
@@ -208,29 +105,20 @@ class _PolicyTable(DataTable):
     limit: Count | None = None
     chat_template: Flag = False
     few_shot: Natural | None = None
-    perplexity: Entries[PerplexityLimit] = ()
-    task: Entries[TaskLimit] = ()
-    kl: KlLimit | None = None
-    agreement: AgreementLimit | None = None
-    fidelity: FidelityLimit | None = None
-    parity: ParityLimit | None = None
     bos: Text | None = None
     detect: Amount | None = None
     power: Share | None = None
     alpha: Share | None = None
+    allow_not_judged: Texts = ()
 
     @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        optional_limits = (self.kl, self.agreement, self.fidelity)
-        if not self.perplexity and not self.task and not any(optional_limits):
-            alone = "" if self.parity is None else ", [parity] is of kernels alone"
+    def _check_settings(self) -> Self:
+        limits = _limits(self)
+        if all(limit.check.stage is not Stage.RESULTS for limit in limits):
+            alone = "".join(f", [{limit.check.key}] is of no text or task" for limit in limits)
             raise WorkloadError(
                 f"limits nothing{alone}: add a [[perplexity]], a [[task]], [kl] or [agreement]"
             )
-        for number, limit in enumerate(self.perplexity, start=1):
-            if self.detect is None:  # each of them is a limit itself
-                with error_prefix(f"perplexity {number}"):
-                    _check_any(limit)
         if self.bos is not None and self.bos not in get_args(Bos):
             raise WorkloadError(f"bos is {self.bos!r}: give {', '.join(get_args(Bos))}")
         if self.detect is None and not (self.power is None and self.alpha is None):
@@ -244,7 +132,44 @@ class _PolicyTable(DataTable):
             raise WorkloadError(f"power is {self.power}: give a number between 0.5 and 1")
         if self.alpha is not None and not _LEAST_ALPHA <= self.alpha < 0.5:
             raise WorkloadError(f"alpha is {self.alpha}: give a number from {_LEAST_ALPHA} to 0.5")
+        numbers: dict[str, int] = {}
+        for limit in limits:
+            key = limit.check.key
+            numbers[key] = numbers.get(key, 0) + 1
+            with error_prefix(f"{key} {numbers[key]}" if limit.check.repeated else key):
+                limit.check.check_table(limit.table, self.planned)
         return self
+
+    @property
+    def planned(self) -> PlannedPower:
+        """The error rates, with the defaults of what is omitted."""
+        plan = {"detect": self.detect, "power": self.power, "alpha": self.alpha}
+        return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
+
+
+def _field(check: Check[Any]) -> tuple[Any, Any]:
+    if check.repeated:
+        return Entries[check.table], ()  # type: ignore[name-defined]
+    return check.table | None, None
+
+
+def policy_table(checks: Sequence[Check[Any]]) -> type[_Settings]:
+    """Return the type of a policy file with the tables of these checks."""
+    tables: dict[str, Any] = {check.key: _field(check) for check in checks}
+    return create_model("_PolicyTable", __base__=_Settings, **tables)
+
+
+_PolicyTable = policy_table(CHECKS)
+
+
+def _limits(settings: _Settings) -> tuple[CheckLimit, ...]:
+    """Return the tables of all checks, in the registry's order."""
+    limits = []
+    for check in CHECKS:
+        value = getattr(settings, check.key)
+        tables = value if check.repeated else () if value is None else (value,)
+        limits += [CheckLimit(check, table) for table in tables]
+    return tuple(limits)
 
 
 def load_accuracy_policy(name_or_path: str) -> AccuracyPolicy:
@@ -260,43 +185,24 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
     """Return the accuracy policy of a file; errors as load_accuracy_policy."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
-    table = validated(_PolicyTable, values, file.name)
+    settings = validated(_PolicyTable, values, file.name)
+    folder = file.parent if isinstance(file, Path) else None
     return AccuracyPolicy(
         name=file.name.removesuffix(".toml"),
-        version=table.version,
+        version=settings.version,
         fingerprint=fingerprint(values),
-        schemes=table.schemes,
-        base=table.base,
-        context=table.context,
-        max_tokens=table.max_tokens,
-        limit=table.limit,
-        perplexities=table.perplexity,
-        tasks=tuple(_located(task, file) for task in table.task),
-        parity=table.parity,
-        kl=table.kl,
-        agreement=table.agreement,
-        fidelity=table.fidelity,
-        planned=_planned(table),
-        chat_template=table.chat_template,
-        few_shot=table.few_shot,
-        bos=table.bos,  # type: ignore[arg-type]  # _check_limits
+        schemes=settings.schemes,
+        base=settings.base,
+        limits=tuple(
+            CheckLimit(limit.check, limit.check.located(limit.table, folder))
+            for limit in _limits(settings)
+        ),
+        context=settings.context,
+        max_tokens=settings.max_tokens,
+        limit=settings.limit,
+        planned=settings.planned,
+        chat_template=settings.chat_template,
+        few_shot=settings.few_shot,
+        bos=cast(Bos | None, settings.bos),  # _check_settings
+        allow_not_judged=settings.allow_not_judged,
     )
-
-
-def _planned(table: _PolicyTable) -> PlannedPower:
-    plan = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
-    return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
-
-
-def _check_any(limit: DataTable) -> None:
-    """Raise WorkloadError if a table has a subject, but no limit."""
-    optional = [name for name, field in type(limit).model_fields.items() if not field.is_required()]
-    if all(getattr(limit, name) is None for name in optional):
-        raise WorkloadError(f"limits nothing: add {', '.join(optional[:-1])} or {optional[-1]}")
-
-
-def _located(task: TaskLimit, file: Traversable) -> TaskLimit:
-    """The task; for one in a file beside the policy, with the path of that file as its name."""
-    if task.name.endswith((".yaml", ".yml")) and isinstance(file, Path):
-        return task.model_copy(update={"name": str(file.parent / task.name)})
-    return task

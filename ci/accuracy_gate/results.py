@@ -14,18 +14,13 @@ from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
 class SchemeResults:
     """Results that the checks compare: those of a scheme and of its base.
 
-    absent: texts and tasks that were not evaluated, with the reason. failure: why the scheme has no
-    results at all; empty: it has. own: results of the original quantized here by the scheme, by
-    text; if a text is not in it, `unknown` has the reason.
+    absent: texts and tasks that were not evaluated, with the reason.
     """
 
     scheme: str
     base: str
     results: Sequence[MetricResult]
     absent: Mapping[str, str]
-    failure: str = ""
-    own: Mapping[str, Sequence[MetricResult]] | None = None
-    unknown: str = ""
 
     def find(self, scheme: str, task: str, metric: str) -> MetricResult | None:
         """The result of this metric, if there is one."""
@@ -44,31 +39,22 @@ class SchemeResults:
         distinct: by text, the indices of these segments, and the number of all.
         """
 
-        def kept(results: Sequence[MetricResult]) -> list[MetricResult]:
-            return [
-                without_repeats(result, *distinct[result.task])
-                if result.task in distinct
-                else result
-                for result in results
-            ]
+        kept = [
+            without_repeats(result, *distinct[result.task]) if result.task in distinct else result
+            for result in self.results
+        ]
+        return replace(self, results=kept)
 
-        own = self.own and {text: kept(results) for text, results in self.own.items()}
-        return replace(self, results=kept(self.results), own=own)
+    def lacking(self, name: str) -> str:
+        """Explain why a text or task has no results."""
+        return self.absent.get(name, "no result arrived")
 
-    def lacking(self, name: str, first: MetricResult | None, second: MetricResult | None) -> str:
-        """Explain why there is nothing to judge; empty: there are results."""
-        if first is not None and first.value is not None and second is not None:
-            return "" if second.value is not None else second.detail
-        return self.failure or self.absent.get(name, "no result arrived")
-
-    def failure_reason(self, first: MetricResult | None, second: MetricResult | None) -> str:
+    def broken(self, first: MetricResult | None, second: MetricResult | None) -> str:
         """Explain a missing result that the scheme itself caused.
 
         first, second: results of the base and of the scheme. Empty: the scheme has the result, or
         lacks it for another reason.
         """
-        if self.failure:
-            return self.failure
         base_has_value = first is not None and first.value is not None
         if second is not None and second.value is None and (first is second or base_has_value):
             return second.detail

@@ -8,12 +8,14 @@ URLs, and library messages that may contain them, are never logged or stored.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,8 +28,8 @@ from flexq_bench.errors import InfrastructureError
 if TYPE_CHECKING:
     from flexq_bench.db.outbox import DeliveryRow
 
-SIGNATURE = "X-FlexQ-Bench-Signature-256"
-DELIVERY = "X-FlexQ-Bench-Delivery"
+# Header names of Standard Webhooks (standardwebhooks.com); libraries of that name verify them.
+DELIVERY, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 TIMEOUT_S = 20.0  # to connect, and between two parts of a response
 DEADLINE_S = 2 * TIMEOUT_S  # of a whole message, because a response may come byte by byte
 VERSION = 1  # of the webhook's JSON
@@ -79,9 +81,16 @@ def payload(delivery: DeliveryRow) -> bytes:
     return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def signature(secret: str, body: bytes) -> str:
-    """Return `sha256=` and the HMAC-SHA-256 (RFC 2104) of a body, 64 hexadecimal digits."""
-    return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+def signature(secret: str, delivery: str, timestamp: int, body: bytes) -> str:
+    """Return the signature of Standard Webhooks: `v1,` and a base64 HMAC-SHA-256 (RFC 2104).
+
+    It covers the delivery's id and the time of sending, in seconds since 1970, so a receiver can
+    refuse a message that is sent again. secret: any text; `whsec_` is followed by base64.
+    """
+    prefix, _, encoded = secret.partition("whsec_")
+    key = base64.b64decode(encoded) if encoded and not prefix else secret.encode()
+    signed = hmac.digest(key, b"%s.%d.%s" % (delivery.encode(), timestamp, body), hashlib.sha256)
+    return f"v1,{base64.b64encode(signed).decode()}"
 
 
 def _by_deadline(sends: Callable[[], None]) -> None:
@@ -131,9 +140,19 @@ def _post(url: str, secret: str | None, delivery: DeliveryRow) -> None:
     except ModuleNotFoundError:
         raise ChannelError(_NOT_INSTALLED) from None
     body = payload(delivery)
-    headers = {"Content-Type": "application/json", DELIVERY: delivery.uuid}
+    now = int(time.time())
+    headers = {
+        "Content-Type": "application/json",
+        DELIVERY: delivery.uuid,
+        TIMESTAMP: str(now),
+    }
     if secret is not None:
-        headers[SIGNATURE] = signature(secret, body)
+        try:
+            headers[SIGNATURE] = signature(secret, delivery.uuid, now, body)
+        except ValueError:  # the text after whsec_ is no base64; its message could reveal the key
+            raise ChannelError(
+                "the key begins with whsec_ and is no base64: copy it again"
+            ) from None
     try:
         # A redirect would send the signed body to another host. stream: the body of the response is
         # not read, because it may be endless.

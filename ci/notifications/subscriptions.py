@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -40,7 +39,7 @@ from flexq_bench.workloads.data_files import (
 )
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.names import unknown
-from flexq_bench.workloads.patterns import matches_any
+from flexq_bench.workloads.patterns import matches_any, matches_any_gpu
 
 ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_SUBSCRIPTIONS"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -103,7 +102,7 @@ class Subscriptions:
             subscription.severity
         ):
             return False
-        if subscription.gpus and event.gpus and not _matches_any_gpu(subscription.gpus, event.gpus):
+        if subscription.gpus and event.gpus and not matches_any_gpu(subscription.gpus, event.gpus):
             return False
         labels = [
             label
@@ -111,11 +110,11 @@ class Subscriptions:
             if not subscription.kernels or matches_any(subscription.kernels, label)
         ]
         if subscription.owner is not None:
-            labels = [label for label in labels if self._owner(label) == subscription.owner]
+            labels = [label for label in labels if self._owner(label, event) == subscription.owner]
         return bool(labels) or not event.kernels
 
-    def _owner(self, label: str) -> str:
-        return "" if self.policy is None else self.policy.owner_of_label(label)
+    def _owner(self, label: str, event: EventInfo) -> str:
+        return "" if self.policy is None else self.policy.owner_of_label(label, event.gpus)
 
 
 def load_subscriptions(path: str | Path) -> Subscriptions:
@@ -149,7 +148,3 @@ def _policy_path(file: Path, policy: str) -> str:
 
 def _rank(severity: str) -> int:
     return SEVERITIES.index(severity)
-
-
-def _matches_any_gpu(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -10,60 +11,120 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.diagnosis import named_layers
-from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
-from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
+from flexq_bench.ci.accuracy_gate.contract import LimitOutcome
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, verdict_of
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.ci.reports.formats import JUnitCase, junit_xml, plain
 from flexq_bench.ci.reports.perf import EXIT_WORDS
+from flexq_bench.exit_codes import ExitCode
 
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
 _MAX_LAYERS = 8  # rows of a table of layers
-_MAX_ITEMS = 3  # tokens and settings of a failing scheme that a line lists
-_FAILING = (GateOutcome.MISSING, GateOutcome.REGRESSION, GateOutcome.AMBIGUOUS)
+_MAX_ITEMS = 3  # tokens, texts and settings of a failing scheme that a line lists
+_MAX_DETAILS = 8  # lines of a limit
+_NO_OPINION = "no opinion yet"
+_UNNAMED_UNITS = ("share", "relative error")  # which the name of the check says
+_FAILING = (GateOutcome.FAIL, GateOutcome.AMBIGUOUS)
+_NOTED = (*_FAILING, GateOutcome.NOT_JUDGED)
 
 
 def headline(report: AccuracyReport) -> str:
-    """Return the result as `failed: 1 regression, 3 pass; tiny against fp16, through kernels`."""
-    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in GateOutcome]
-    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
+    """Return the result as `failed: 1 fail, 3 pass; tiny against fp16, through kernels`."""
+    word = EXIT_WORDS[report.exit_code]
+    if report.quick:
+        word = f"{word} at first sight" if report.exit_code == ExitCode.REGRESSION else _NO_OPINION
+    counted = [_counted(report, outcome) for outcome in GateOutcome]
     return (
-        f"{EXIT_WORDS[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
+        f"{word}: {', '.join(filter(None, counted))}; {report.model} against {_base(report)}, "
         f"through {report.through}"
     )
 
 
+def _counted(report: AccuracyReport, outcome: GateOutcome) -> str:
+    """Count the limits of an outcome, as `3 not judged, 2 of them allowed`; empty: none."""
+    limits = report.with_outcome(outcome)
+    allowed = sum(limit.allowed for limit in limits)
+    count = f"{len(limits)} {outcome}" if limits else ""
+    if not allowed:
+        return count
+    return f"{count} (allowed)" if allowed == len(limits) else f"{count} ({allowed} allowed)"
+
+
 def terminal(report: AccuracyReport) -> Table:
-    """Return a table of every limit of every scheme."""
+    """Return a table of every limit of every scheme, the worst first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("outcome", "scheme", "check", "change", "limit", "detectable", "why"):
-        right = name in ("change", "limit", "detectable")
+    several = len({limit.scheme for limit in report.judged}) > 1
+    for name in _columns(several=several):
+        right = name in ("value", "limit")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for limit in report.judged:
-        table.add_row(
-            str(limit.outcome),
-            limit.scheme,
-            limit.check,
-            change(limit),
-            limit.limit,
-            detectable(limit),
-            limit.reason,
-        )
+    for limit in _worst_first(report.judged):
+        *cells, reason = _cells(limit, several=several)
+        table.add_row(*cells, "" if limit.outcome is GateOutcome.PASS else reason)
     return table
 
 
+def _columns(*, several: bool) -> tuple[str, ...]:
+    """Names of the columns; several: there are several schemes."""
+    scheme = ("scheme",) if several else ()
+    return ("outcome", *scheme, "check", "value", "limit", "coverage", "why")
+
+
+def _cells(limit: LimitOutcome, *, several: bool) -> tuple[str, ...]:
+    outcome = f"{limit.outcome} (allowed)" if limit.allowed else str(limit.outcome)
+    scheme = (limit.scheme,) if several else ()
+    return (
+        outcome, *scheme, limit.check, change(limit), limit.limit, coverage(limit), limit.reason,
+    )  # fmt: skip
+
+
+def _worst_first(judged: Sequence[LimitOutcome]) -> list[LimitOutcome]:
+    """Sort limits by outcome, those that need not be judged last."""
+    order = list(GateOutcome)
+    return sorted(judged, key=lambda limit: (limit.allowed, order.index(limit.outcome)))
+
+
+def worst_texts(report: AccuracyReport) -> Iterator[str]:
+    """Yield for each scheme the texts that lose most, if it was judged on several."""
+    losses: dict[str, dict[str, LimitOutcome]] = {}
+    for limit in report.judged:
+        if limit.text and limit.change is not None and limit.check.startswith("perplexity"):
+            losses.setdefault(limit.scheme, {})[limit.text] = limit
+    for scheme, by_text in losses.items():
+        if len(by_text) < 2:
+            continue
+        worst = sorted(by_text.values(), key=lambda limit: -(limit.change or 0.0))[:_MAX_ITEMS]
+        named = [f"{limit.text} {change(limit)}, {limit.outcome}" for limit in worst]
+        yield f"{scheme}: worst texts: {'; '.join(named)}"
+
+
 def notes(report: AccuracyReport) -> Iterator[str]:
-    """Yield warnings, what lacks data and diagnoses of failing schemes, as lines of plain text."""
+    """Yield what explains the table, as lines of plain text.
+
+    These are warnings, what lacks data, the texts that lose most, causes and details of limits, and
+    the diagnosis of schemes that fail for no named cause.
+    """
     for warning in report.warnings:
         yield f"warning: {warning}"
     if report.absent:
         yield f"missing: {'; '.join(report.absent)}"
+    yield from worst_texts(report)
+    explained = {limit.scheme for limit in report.judged if limit.cause}
+    for limit in report.judged:
+        if limit.cause:
+            yield f"{limit.scheme}: {limit.cause}"
+        for line in limit.details[:_MAX_DETAILS]:
+            yield f"{limit.scheme}: {limit.check}: {line}"
+        if len(limit.details) > _MAX_DETAILS:
+            more = len(limit.details) - _MAX_DETAILS
+            yield f"{limit.scheme}: {limit.check}: and {more} more (--json)"
     for diagnosis in report.diagnoses:
         if diagnosis.differing:
             differing = "; ".join(diagnosis.differing[:_MAX_ITEMS])
             yield f"{diagnosis.scheme}: differs from the original: {differing}"
-        if named := named_layers(diagnosis.layers, diagnosis.kl):
+        named = named_layers(diagnosis.layers, diagnosis.kl)
+        if named and diagnosis.scheme not in explained:
             yield f"{diagnosis.scheme}: look first at {named}"
         if diagnosis.note:
             yield f"{diagnosis.scheme}: {diagnosis.note}"
@@ -78,21 +139,22 @@ def markdown(report: AccuracyReport) -> str:
 
 
 def junit(report: AccuracyReport) -> str:
-    """Format JUnit XML: regressions and ambiguous checks are failures, missing ones errors."""
+    """Format JUnit XML: failing and ambiguous checks are failures, others not judged skipped."""
     counts = {outcome: len(report.with_outcome(outcome)) for outcome in GateOutcome}
     totals = {
         "tests": len(report.judged),
-        "failures": counts[GateOutcome.REGRESSION] + counts[GateOutcome.AMBIGUOUS],
-        "errors": counts[GateOutcome.MISSING],
+        "failures": counts[GateOutcome.FAIL] + counts[GateOutcome.AMBIGUOUS],
+        "errors": 0,
+        "skipped": counts[GateOutcome.NOT_JUDGED],
     }
     cases = map(_junit_case, report.judged)
     return junit_xml(SUITE, totals, _named_hashes(report), cases, "\n".join(notes(report)))
 
 
 def _junit_case(limit: LimitOutcome) -> JUnitCase:
-    if limit.outcome not in _FAILING:
+    if limit.outcome not in _NOTED:
         return JUnitCase(limit.scheme, limit.check)
-    tag = "error" if limit.outcome is GateOutcome.MISSING else "failure"
+    tag = "skipped" if limit.outcome is GateOutcome.NOT_JUDGED else "failure"
     message = f"{change(limit)}, limit {limit.limit}".removeprefix(", ")
     kind = str(limit.outcome)
     return JUnitCase(limit.scheme, limit.check, tag, message, kind, limit.reason)
@@ -105,6 +167,9 @@ def as_json(report: AccuracyReport) -> str:
         "gate": "accuracy",
         "exit_code": int(report.exit_code),
         "headline": headline(report),
+        "verdict": str(verdict_of(report.judged)),
+        "counts": Counter(str(limit.outcome) for limit in report.judged),
+        "quick": report.quick,
         "model": report.model,
         "model_hash": report.model_hash,
         "through": report.through,
@@ -123,30 +188,34 @@ def as_json(report: AccuracyReport) -> str:
 
 
 def change(limit: LimitOutcome) -> str:
-    """Format the change, as `+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
+    """Format the value that the limit is of, as `+0.8 % (+0.7 … +1.0)`; empty: it has none."""
+    has_interval = limit.low is not None and limit.high is not None and limit.low < limit.high
     if limit.change is not None:
-        text = f"{limit.change:+.2f} {limit.unit}"
-        if limit.low is not None and limit.high is not None:
-            text += f" ({limit.low:+.2f} … {limit.high:+.2f})"
-        return text
-    if limit.value is None:
+        form = "{:+.2f}" if limit.unit in ("%", "points") else "{:+.2g}"
+        value = limit.change
+    elif limit.value is not None:
+        form, value = "{:.3g}" if has_interval else "{:.4g}", limit.value
+    else:
         return ""
-    text = f"{limit.value:.4g} {limit.unit}".rstrip()
-    if limit.low is not None and limit.high is not None and limit.low < limit.high:
-        text += f" ({limit.low:.4g} … {limit.high:.4g})"
+    unit = "" if limit.unit in _UNNAMED_UNITS else limit.unit
+    text = f"{form.format(value)} {unit}".rstrip()
+    if has_interval:
+        text += f" ({form.format(limit.low)} … {form.format(limit.high)})"
     return text
 
 
-def detectable(limit: LimitOutcome) -> str:
-    """Format the smallest loss that the data could detect, as `1.2 %`; empty: unknown."""
-    return "" if limit.detectable is None else f"{limit.detectable:.3g} {limit.unit}"
+def coverage(limit: LimitOutcome) -> str:
+    """Format how much was judged, and the smallest loss that it could show; empty: unknown."""
+    shows = "" if limit.detectable is None else f"shows {limit.detectable:.3g} {limit.unit}"
+    return ", ".join(filter(None, (limit.coverage, shows)))
 
 
 def _base(report: AccuracyReport) -> str:
     """Return the base of all comparisons: its scheme, or the other model."""
     if not report.reference:
         return report.base
-    return f"{report.base} {report.reference} ({(report.reference_hash or '')[:12]})"
+    digest = f" ({report.reference_hash[:12]})" if report.reference_hash else ""
+    return f"{report.base} {report.reference}{digest}"
 
 
 def _lines(report: AccuracyReport) -> Iterator[str]:
@@ -198,17 +267,10 @@ def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
 
 
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
-    yield "| scheme | check | change | limit | detectable | outcome | |"
-    yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
-    for limit in judged:
-        outcome = f"**{limit.outcome}**" if limit.outcome in _FAILING else str(limit.outcome)
-        cells = (
-            f"`{limit.scheme}`",
-            plain(limit.check),
-            change(limit),
-            plain(limit.limit),
-            detectable(limit),
-            outcome,
-            plain(limit.reason),
-        )
-        yield f"| {' | '.join(cells)} |"
+    columns = _columns(several=True)
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{'|'.join(' ---: ' if name in ('value', 'limit') else ' --- ' for name in columns)}|"
+    for limit in _worst_first(judged):
+        outcome, scheme, *cells = _cells(limit, several=True)
+        marked = f"**{outcome}**" if limit.outcome in _NOTED and not limit.allowed else outcome
+        yield f"| {' | '.join((marked, f'`{scheme}`', *map(plain, cells)))} |"

@@ -75,11 +75,8 @@ def series_name(series: SeriesName) -> str:
 
 
 def _places(points: Sequence[HistoryPoint]) -> dict[str, int]:
-    """Number the commits by ancestry; those without topo_order come last, by time."""
-    ordered = sorted(
-        points,
-        key=lambda point: (point.topo_order is None, point.topo_order or 0, point.created_at),
-    )
+    """Number the commits by ancestry; those of different projects at one place by time."""
+    ordered = sorted(points, key=lambda point: (point.topo_order or 0, point.created_at))
     return {sha: place for place, sha in enumerate(dict.fromkeys(p.commit for p in ordered))}
 
 

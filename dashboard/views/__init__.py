@@ -1,6 +1,6 @@
 """The pages, one package each.
 
-The `page` module of a package has `page()`, which Streamlit calls without arguments, and
-`as_page()`, which returns the page's title and address. The folder is not named `pages`, because
-Streamlit would run each file of such a folder as a script if its link is opened before the app.
+The `page` module of a package has `page`, a page of `dashboard.pages`. The folder is not named
+`pages`, because Streamlit would run each file of such a folder as a script if its link is opened
+before the app.
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 from flexq_bench.db.queries.commits import (
     CommitRow,
     ReleaseRow,
+    commit_row,
     commits_between,
     recent_commits,
     releases,
@@ -34,6 +35,7 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
+from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes
 from flexq_bench.db.queries.models import (
     SYNTHETIC,
     DecodeRow,

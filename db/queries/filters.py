@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, exists, or_
 from sqlalchemy.orm import aliased
 
+from flexq_bench.db.queries.lines import is_on_main
 from flexq_bench.db.tables import Device, Measurement, Run, Series
 
 
@@ -19,6 +20,7 @@ class Filters:
     runs: uuids. kernels: names without variant. since, until: time of measurement, inclusive.
     accepted_only: only measurements that may be compared. without_triggers: exclude runs with
     these triggers. projects: names of external projects; the empty name: this repository.
+    main_line: only results at commits of the main line.
     """
 
     runs: tuple[str, ...] = ()
@@ -36,6 +38,7 @@ class Filters:
     accepted_only: bool = False
     without_triggers: tuple[str, ...] = ()
     projects: tuple[str, ...] = ()
+    main_line: bool = False
 
     def on_series(self) -> list[ColumnElement[bool]]:
         """Return the conditions on columns of Series."""
@@ -95,6 +98,8 @@ class Filters:
             conditions.append(Measurement.created_at <= self.until)
         if self.accepted_only:
             conditions.append(Measurement.accepted.is_(True))
+        if self.main_line:
+            conditions.append(is_on_main(Measurement.commit_id.expression))
         if self.without_triggers:
             conditions.append(Run.trigger.not_in(self.without_triggers))
         return conditions

@@ -252,7 +252,15 @@ def _of_model(
 ) -> Select[Any]:
     """Select the columns of a row from a table's entries of a model, with commit, GPU and run."""
     return (
-        select(*columns_of(row, table, Commit, commit=Commit.sha, gpu=Device.sku, run=Run.uuid))
+        select(
+            *columns_of(
+                *(row, table, Commit),
+                commit=Commit.sha,
+                topo_order=Commit.position,
+                gpu=Device.sku,
+                run=Run.uuid,
+            )
+        )
         .join(Commit, table.commit_id == Commit.id)
         .join(Device, table.device_id == Device.id)
         .join(Run, table.run_id == Run.id)
@@ -263,7 +271,7 @@ def _of_model(
 def model_scores(session: Session, model: str) -> list[Score]:
     """Return all scores of a model, oldest commit first (ancestry, not clock), then by time."""
     query = _of_model(Score, AccuracyResult, model).order_by(
-        Commit.topo_order.nulls_last(), AccuracyResult.created_at, AccuracyResult.id
+        Commit.position.nulls_last(), AccuracyResult.created_at, AccuracyResult.id
     )
     return rows_of(session, Score, query)
 

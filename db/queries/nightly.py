@@ -94,7 +94,7 @@ def change_points_of(
         )
         .join(Commit, ChangePoint.commit_id == Commit.id)
         .where(ChangePoint.series_id == series_id)
-        .order_by(Commit.topo_order.nulls_last(), ChangePoint.id)
+        .order_by(Commit.position.nulls_last(), ChangePoint.id)
     )
     if not with_retracted:
         query = query.where(ChangePoint.retracted_at.is_(None))
@@ -197,8 +197,8 @@ def latest_nights(session: Session) -> list[NightRow]:
             .join(Series, Decision.series_id == Series.id)
             .join(Commit, Decision.head_commit_id == Commit.id)
             .where(*is_verdict, Series.gpu == gpu, Decision.created_at == at)
-            .group_by(Commit.sha, Commit.topo_order, Decision.verdict)
-            .order_by(Commit.topo_order, Commit.sha, Decision.verdict)
+            .group_by(Commit.sha, Commit.position, Decision.verdict)
+            .order_by(Commit.position, Commit.sha, Decision.verdict)
         ):
             heads[sha] = None
             verdicts[verdict] += count
@@ -218,7 +218,7 @@ def verdicts_of_commit(session: Session, sha: str | None, *, project: str = "") 
     newest = (
         select(Commit.id)
         .where(Commit.project == project)
-        .order_by(Commit.topo_order.desc().nulls_last(), Commit.id)
+        .order_by(Commit.position.desc().nulls_last(), Commit.id)
         .limit(1)
     )
     if sha is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from flexq_bench.db.families import FAMILIES, field_values
 from flexq_bench.db.queries.filters import Filters
 from flexq_bench.db.queries.runs_and_plans import run_info
 from flexq_bench.db.records import AnyRecord, CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.db.tables import Commit, Device, Environment, Epoch, Run, Series
+from flexq_bench.db.tables import Commit, CommitParent, Device, Environment, Epoch, Run, Series
 
 R = TypeVar("R", bound=AnyRecord)
 _BATCH = 500  # records in memory at once
@@ -72,6 +72,7 @@ def _load(
     else:
         query = query.join(Environment, table.environment_id == Environment.id)
     rows = {row[0].id: row for row in session.execute(query)}
+    parents = _parents(session, {row[1].sha for row in rows.values()})
     sample_rows: dict[int, list[Any]] = defaultdict(list)
     if samples is not None:
         result_id = getattr(samples.table, samples.result_id)
@@ -90,13 +91,27 @@ def _load(
             **values,
             created_at=result.created_at.isoformat(),
             run=runs[run_uuid],
-            commit=_commit_info(commit),
+            commit=_commit_info(commit, parents[commit.project, commit.sha]),
             device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
             environment=environment.content,
         )
 
 
-def _commit_info(commit: Commit) -> CommitInfo:
+def _parents(session: Session, shas: Collection[str]) -> Mapping[tuple[str, str], list[str]]:
+    """Return the known parents of commits, by project and sha."""
+    query = (
+        select(CommitParent.project, CommitParent.sha, CommitParent.parent_sha)
+        .where(CommitParent.sha.in_(shas))
+        .order_by(CommitParent.number)
+    )
+    parents: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for project, sha, parent in session.execute(query):
+        if parent is not None:
+            parents[project, sha].append(parent)
+    return parents
+
+
+def _commit_info(commit: Commit, parents: Sequence[str]) -> CommitInfo:
     return CommitInfo(
         sha=commit.sha,
         parent=commit.parent_sha,
@@ -106,4 +121,6 @@ def _commit_info(commit: Commit) -> CommitInfo:
         author=commit.author,
         committed_at=commit.committed_at.isoformat() if commit.committed_at else None,
         project=commit.project,
+        parents=tuple(parents),
+        branch=commit.branch,
     )

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
+from flexq_bench.db.queries.lines import is_on_main
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.samples import unpack
@@ -177,11 +178,13 @@ def latest_results(
 ) -> list[ResultRow]:
     """Return the newest accepted time of every series, ordered by kernel, GPU, shape.
 
-    Newest by time of measurement, over all runs; series without one are left out. Uses one index
-    lookup per series, no table scan. filters: only those on series, suites and triggers apply.
+    Newest by time of measurement, over all runs at commits of the main line; series without one are
+    left out. Uses one index lookup per series, no table scan. filters: only those on series, suites
+    and triggers apply.
     regime: only times of this regime; protocol 1, without regimes, counts as `boost`.
     """
-    return _newest_of_series(session, filters or Filters(), [], regime)
+    on_main = [is_on_main(_newest.commit_id.expression)]
+    return _newest_of_series(session, filters or Filters(), on_main, regime)
 
 
 def gpu_names(session: Session) -> tuple[str, ...]:

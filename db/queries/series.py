@@ -10,17 +10,19 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.lines import is_on_main, line_of
 from flexq_bench.db.queries.results import SWEEP
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
 from flexq_bench.db.tables import (
     Alert,
+    BranchCommit,
     Commit,
     Decision,
     Environment,
@@ -105,7 +107,7 @@ class HistoryPoint:
     """
 
     commit: str  # sha
-    topo_order: int | None  # None: not in a git tree
+    topo_order: int | None  # place on its line, in order of ancestry (db.lines); None: on none
     epoch: int
     run: str  # uuid
     measurement: str  # uuid
@@ -117,6 +119,7 @@ class HistoryPoint:
     sm_clock_mhz: float | None
     subject: str = ""  # of the commit; empty: unknown
     device: int = 0
+    reruns: tuple[float, ...] = ()  # results that the point combines; empty: it is one result
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +191,17 @@ def main_project(session: Session) -> str:
 
 
 def series_history(
-    session: Session, series_id: int, *, without_sweeps: bool = False
+    session: Session, series_id: int, *, without_sweeps: bool = False, branch: str | None = None
 ) -> list[HistoryPoint]:
-    """Return accepted times of a series, oldest commit first (ancestry, not clock).
+    """Return accepted times of a series on a line of history, oldest commit first.
 
-    without_sweeps: exclude one-off sweeps, which are never a baseline. Results of one commit are in
-    measurement order; commits without topo_order come last.
+    without_sweeps: exclude one-off sweeps, which are never a baseline. branch None: the main line;
+    else the main line up to the fork, and the branch's own commits. Results of one commit are in
+    measurement order.
     """
+    line = line_of(session, series_id, branch)
     query = (
-        select(*history_columns())
+        select(*history_columns(line.position))
         .select_from(Measurement)
         .join(Commit, Measurement.commit_id == Commit.id)
         .join(Run, Measurement.run_id == Run.id)
@@ -204,23 +209,27 @@ def series_history(
             Measurement.series_id == series_id,
             Measurement.accepted,
             Measurement.median_us.is_not(None),
+            line.is_member,
         )
-        .order_by(Commit.topo_order.nulls_last(), Measurement.created_at, Measurement.uuid)
+        .order_by(line.position, Measurement.created_at, Measurement.uuid)
     )
+    if line.is_own is not None:
+        query = query.outerjoin(BranchCommit, line.is_own)
     if without_sweeps:
         query = query.where(Run.trigger != "sweep")
     breaks = explained_orders(session, [series_id]).get(series_id, ())
     return points_of(session.execute(query), breaks, epoch_environments(session, [series_id]))
 
 
-def history_columns() -> list[Any]:
+def history_columns(position: ColumnElement[Any] | None = None) -> list[Any]:
     """Return the columns of the rows of `points_of`: HistoryPoint's, with the id of the epoch.
 
-    The query must join Commit and Run.
+    The query must join Commit and Run. position: of the commit; None: on the main line.
     """
     return columns_of(
         *(HistoryPoint, Commit, Measurement),
         commit=Commit.sha,
+        topo_order=Commit.position if position is None else position,
         epoch=Measurement.epoch_id,
         run=Run.uuid,
         measurement=Measurement.uuid,
@@ -264,22 +273,24 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
     return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
-def trusted_base(session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS) -> str | None:
+def trusted_base(
+    session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS, branch: str | None = None
+) -> str | None:
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
     The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one, and not newer than the last good commit of any open alert on the series. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
-    second night (docs/statistics.md).
+    second night (docs/statistics.md). branch: as of series_history.
     """
-    points = series_history(session, series_id, without_sweeps=True)
+    points = series_history(session, series_id, without_sweeps=True, branch=branch)
     if not points:
         return None
     shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
     trusted = shas[: max(len(shas) - lag, 1)]
     orders = {p.commit: p.topo_order for p in points}
     limit = session.scalar(
-        select(func.min(Commit.topo_order))
+        select(func.min(Commit.position))
         .join(Alert, Alert.good_commit_id == Commit.id)
         .join(Decision, Decision.alert_id == Alert.id)
         .where(Decision.series_id == series_id, Alert.state.in_(OPEN_STATES))
@@ -292,10 +303,10 @@ def trusted_base(session: Session, series_id: int, *, lag: int = BASE_LAG_COMMIT
 def explained_orders(session: Session, series_ids: Sequence[int]) -> dict[int, list[int]]:
     """Return topo_order of the commits where an explained change opens an epoch, by series."""
     query = (
-        select(EpochBreak.series_id, Commit.topo_order)
+        select(EpochBreak.series_id, Commit.position)
         .join(Commit, EpochBreak.commit_id == Commit.id)
-        .where(EpochBreak.series_id.in_(series_ids), Commit.topo_order.is_not(None))
-        .order_by(Commit.topo_order)
+        .where(EpochBreak.series_id.in_(series_ids), Commit.position.is_not(None))
+        .order_by(Commit.position)
     )
     orders: dict[int, list[int]] = {}
     for series, order in session.execute(query):
@@ -368,6 +379,7 @@ def _histories(
             measurement.series_id == Series.id,
             measurement.accepted,
             measurement.median_us.is_not(None),
+            is_on_main(measurement.commit_id.expression),
         )
         .order_by(measurement.created_at.desc())
         .offset(results - 1)
@@ -394,10 +406,11 @@ def _histories(
             Measurement.accepted,
             Measurement.median_us.is_not(None),
             Run.trigger != SWEEP,
+            Commit.position.is_not(None),
         )
         .order_by(
             Measurement.series_id,
-            Commit.topo_order.nulls_last(),
+            Commit.position,
             Measurement.created_at,
             Measurement.uuid,
         )

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.identity import fingerprint
-from flexq_bench.db.queries.commits import CommitRow
+from flexq_bench.db.queries.commits import CommitRow, commit_columns
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import (
     Alert,
@@ -91,6 +91,9 @@ class DecisionRow:
     log_ratio_low: float | None
     log_ratio_high: float | None
     created_at: datetime
+    rule: str
+    numbers: dict[str, Any] | None
+    decided_hash: str | None
 
 
 def alerts(
@@ -162,7 +165,7 @@ def latest_decisions_from(
         Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
         Decision.head_commit_id != Decision.base_commit_id,
         Decision.watched.is_(True),
-        order=(Commit.topo_order.nulls_first(), Decision.created_at, Decision.id),
+        order=(Commit.position.nulls_first(), Decision.created_at, Decision.id),
     )
     return {row.series_id: row for row in rows}
 
@@ -240,7 +243,7 @@ def _kernels(members: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, CommitRow]:
-    query = select(Commit.id, *columns_of(CommitRow, Commit))
+    query = select(Commit.id, *commit_columns())
     rows = session.execute(query.where(Commit.id.in_([i for i in ids if i is not None])))
     return {commit_id: CommitRow(*values) for commit_id, *values in rows}
 
@@ -255,7 +258,7 @@ def _decisions(
                 *(DecisionRow, Decision, Series),
                 base=base.sha,
                 head=Commit.sha,
-                head_order=Commit.topo_order,
+                head_order=Commit.position,
             )
         )
         .select_from(Decision)

@@ -7,7 +7,7 @@ the inputs of its output head and the head itself, from which they are recompute
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -179,11 +179,13 @@ def record_reference(
     context: int,
     max_tokens: int | None = None,
     bos: int | None = None,
+    on_segment: Callable[[int], None] | None = None,
 ) -> ReferenceLogits:
     """Compute the original model's perplexity, and the data to compare other models with it.
 
-    Arguments as of `perplexity`. Raises AccuracyError like `perplexity`, and if the model computes
-    more than its output head between the last hidden state and the logits.
+    Arguments as of `perplexity`. on_segment: called with each segment's number. Raises
+    AccuracyError like `perplexity`, and if the model computes more than its output head between
+    the last hidden state and the logits.
     """
     head = model.get_output_embeddings()
     if head is None:
@@ -207,6 +209,8 @@ def record_reference(
                 f"the logits of {type(model).__name__} are not what its output head gives: "
                 "predictions of this architecture can't be compared"
             )
+        if on_segment is not None:
+            on_segment(segment)
 
     hook = head.register_forward_pre_hook(keep)
     try:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +107,8 @@ class Schedule(Protocol):
 class Evaluator:
     """Evaluates one unit after another; a scheme's model is created when its first unit needs it.
 
-    These attributes may be set: on_block, called for each quantized block; schedule, which can end
+    These attributes may be set: on_block, called for each quantized block; on_segment, called for
+    each evaluated segment with scheme, text, segments so far and planned; schedule, which can end
     the evaluation of a text early (None: all of it is evaluated); at_once, the number of segments
     that a scheme's model computes together (None: see segments_at_once).
     """
@@ -128,6 +130,7 @@ class Evaluator:
         self._checkpoint = checkpoint
         self.through = plan.through or default_through(loaded.device)
         self.on_block: Progress | None = None
+        self.on_segment: Callable[[str, str, int, int], None] | None = None
         self.schedule: Schedule | None = None
         self.at_once: int | None = None
         self._agreements: dict[tuple[str, str], Agreement] = {}
@@ -403,7 +406,7 @@ class Evaluator:
                 model.model,
                 tokens.ids[done * length : wanted * length],
                 context=self.context,
-                on_logits=meter,
+                on_logits=partial(self._on_logits, (scheme, text.name), meter, (done, wanted)),
                 at_once=self.at_once,
                 bos=tokens.bos,
             )
@@ -420,6 +423,20 @@ class Evaluator:
             errors = layer_errors(self._loaded.model, model.model, first, folds)
             results.append(layer_result(scheme, text, errors, parameters))
         return results
+
+    def _on_logits(
+        self,
+        unit: tuple[str, str],
+        meter: AgreementMeter | None,
+        counts: tuple[int, int],
+        index: int,
+        logits: torch.Tensor,
+    ) -> None:
+        """Compare the logits of a segment. counts: segments before this look, and planned."""
+        if meter is not None:
+            meter(index, logits)
+        if self.on_segment is not None:
+            self.on_segment(*unit, counts[0] + index + 1, counts[1])
 
     def _next_count(
         self,

@@ -16,7 +16,7 @@ from flexq_bench.decode.text_decoder import MAX_LAUNCH_TOKENS
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend, LinearKernel, PackedOperand
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.errors import NoKernelError, QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.linear_layers import replace_module
@@ -70,7 +70,7 @@ class KernelLinear(nn.Module):
         self.layer = layer
         self.out_features, self.in_features = layer.weight.rows, layer.weight.k
         self._activations = buffers or ActivationBuffers()
-        self.kernel = kernel or _kernel_of(name, layer)
+        self.kernel = kernel or kernel_of(name, layer)
         self._bias = None if layer.bias is None else layer.bias.to(torch.float16)
 
     @torch.no_grad()
@@ -112,15 +112,19 @@ def through_kernels(model: nn.Module) -> None:
         replace_module(model, name, KernelLinear(name, layer, buffers))
 
 
-def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+def kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+    """Return the kernel that decodes a layer.
+
+    Raises NoKernelError with the layer's name if no kernel supports its formats or can run here.
+    """
     formats = layer.weight_format, layer.activation_format
     label = kernel_label(*formats)
     if label is None:
-        raise QuantizeError(f"{name}: {no_kernel_reason(*formats)}: evaluate --through reference")
+        raise NoKernelError(f"{name}: {no_kernel_reason(*formats)}: evaluate --through reference")
     backend: Backend = "cuda" if layer.weight.values.device.type == "cuda" else "cpu"
     try:
         kernel = registry.resolve(label, backend)
     except KernelError as error:
-        raise QuantizeError(f"{name}: {error}") from error
+        raise NoKernelError(f"{name}: {error}") from error
     assert isinstance(kernel, LinearKernel)  # a label of a linear layer
     return kernel

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.accuracy.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.kernels.contract import Backend, LinearKernel
 from flexq_bench.kernels.reference import Reference
 from flexq_bench.kernels.registry import resolve
@@ -33,7 +33,8 @@ class SiteParity:
     """Comparison of one layer with a kernel.
 
     kernel: its label; empty: none of the given ones supports the layer's formats. max_rel_error: as
-    in flexq_bench.measure.check; None: not computed, see `detail`.
+    in flexq_bench.measure.check, infinite for an output that is not finite; None: not computed, see
+    `detail`.
     """
 
     site: str
@@ -47,16 +48,17 @@ def kernel_parity(
     original: nn.Module,
     quantized: nn.Module,
     segment: torch.Tensor,
-    labels: Sequence[str],
+    labels: Sequence[str] | None,
     *,
     backend: Backend,
 ) -> list[SiteParity]:
-    """Compare every quantized layer with the first of the kernels that supports its formats.
+    """Compare every quantized layer with the kernel for its formats.
 
-    segment: [T], int64: tokens from which the inputs are computed. labels: of the kernels. Raises
-    KernelError for an unknown label, QuantizeError for a model without a layer map.
+    segment: [T], int64: tokens from which the inputs are computed. labels: only these kernels, the
+    first that supports a layer's formats; None: the one that decodes it. Raises KernelError for an
+    unknown label, QuantizeError for a model without a layer map.
     """
-    kernels = [kernel for label in labels if (kernel := _linear(label, backend)) is not None]
+    named = [kernel for label in labels or () if (kernel := _linear(label, backend)) is not None]
     layout = map_model(original)
     inputs: dict[str, torch.Tensor] = {}
 
@@ -70,9 +72,18 @@ def kernel_parity(
     parities = []
     for site in layout.sites:
         module = quantized.get_submodule(site.name)
-        kernel = next((k for k in kernels if _takes(k, module)), None)
-        if kernel is None or not isinstance(module, FakeQuantizedLinear | KernelLinear):
-            parities.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
+        if not isinstance(module, FakeQuantizedLinear | KernelLinear):
+            parities.append(SiteParity(site.name, "", None, "it is not quantized"))
+            continue
+        kernel = next((k for k in named if _takes(k, module)), None)
+        reason = "no kernel named has its formats" if kernel is None else ""
+        if labels is None:
+            try:
+                kernel = kernel_of(site.name, module.layer)
+            except QuantizeError as error:
+                reason = str(error).removeprefix(f"{site.name}: ")
+        if kernel is None:
+            parities.append(SiteParity(site.name, "", None, reason))
             continue
         if site.name not in inputs:  # an expert without tokens: use inputs of another one
             inputs[site.name] = next(
@@ -99,9 +110,7 @@ def _compare(
     reference = _reference(module, x)
     errors = relative_error(y, reference)
     worst = float(torch.nan_to_num(errors, nan=math.inf, posinf=math.inf).max())
-    if math.isfinite(worst):
-        return SiteParity(name, label, worst)
-    return SiteParity(name, label, None, "the kernel's output is not finite")
+    return SiteParity(name, label, worst)
 
 
 def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
@@ -117,9 +126,7 @@ def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
     return Reference(y, magnitude)
 
 
-def _takes(kernel: LinearKernel, module: nn.Module) -> bool:
-    if not isinstance(module, FakeQuantizedLinear | KernelLinear):
-        return False
+def _takes(kernel: LinearKernel, module: FakeQuantizedLinear | KernelLinear) -> bool:
     formats = module.layer.weight_format, module.layer.activation_format
     return formats == (kernel.spec.weight, kernel.spec.activation)
 

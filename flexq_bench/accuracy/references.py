@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from flexq_bench.accuracy.agreement import ReferenceLogits, record_reference
@@ -33,7 +35,11 @@ class ReferencePredictions(Protocol):
 
 
 class ModelReference:
-    """The predictions of a model in memory, computed as far as requested."""
+    """The predictions of a model in memory, computed as far as requested.
+
+    on_segment: may be set; called for each computed segment with the text, segments so far and
+    requested.
+    """
 
     def __init__(self, model: LoadedModel, *, context: int, bos: Bos | None) -> None:
         """bos: as requested for the evaluation, see chosen_bos."""
@@ -43,6 +49,7 @@ class ModelReference:
         self._bos = chosen_bos(bos, model.tokenizer)
         self._tokens: dict[str, TextTokens] = {}
         self._known: dict[str, ReferenceLogits] = {}
+        self.on_segment: Callable[[str, int, int], None] | None = None
 
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
         """See ReferencePredictions."""
@@ -62,6 +69,7 @@ class ModelReference:
             own.ids[done * length : count * length],
             context=self._context,
             bos=own.bos,
+            on_segment=partial(self._computed, text.name, done, count),
         )
         if known is None:
             self._known[text.name] = more
@@ -72,6 +80,10 @@ class ModelReference:
     def known(self, text: Text) -> ReferenceLogits | None:
         """See ReferencePredictions."""
         return self._known.get(text.name)
+
+    def _computed(self, text: str, before: int, count: int, index: int) -> None:
+        if self.on_segment is not None:
+            self.on_segment(text, before + index + 1, count)
 
 
 def check_stored(

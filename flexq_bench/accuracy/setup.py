@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.errors import AccuracyError, DamagedModelError
 from flexq_bench.accuracy.evaluator import Evaluator, default_through
-from flexq_bench.accuracy.loading import LoadedModel, load_model
+from flexq_bench.accuracy.loading import LoadedModel, chosen_dtype, load_model
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.references import ModelReference, ReferencePredictions
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.db.records import RunInfo
@@ -25,7 +31,7 @@ from flexq_bench.measure.device import describe_device, describe_environment, fi
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import new_run
-from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.model_files import CONFIG, find_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.sweeps.text import split_names
 
@@ -67,7 +73,8 @@ def subjects(
 
     model: a checkpoint's folder is evaluated alone. schemes: they quantize in memory. checkpoint: a
     folder; None: there is none. default: the schemes if neither schemes nor a checkpoint are given.
-    Raises UsageError if these contradict each other, CheckpointError if the checkpoint is damaged.
+    Raises UsageError if these contradict each other, DamagedModelError if the checkpoint is
+    damaged.
     """
     if is_checkpoint(model):
         if checkpoint is not None:
@@ -79,10 +86,10 @@ def subjects(
             raise UsageError(
                 f"{model} is quantized already: leave --schemes out, or give the original model"
             )
-        return Subjects((open_checkpoint(model).scheme.name,), model, original=False)
+        return Subjects((_open(model).scheme.name,), model, original=False)
     if checkpoint is None:
         return Subjects(schemes or default, None, original=True)
-    stored = open_checkpoint(checkpoint).scheme.name
+    stored = _open(checkpoint).scheme.name
     if stored in schemes:
         raise UsageError(
             f"{checkpoint} is {stored} already: leave that out of the schemes, or the folder out"
@@ -119,40 +126,83 @@ def prepare(
     refused when it is evaluated and not here, so that others are evaluated. loading: a context that
     is entered while models are loaded, after all names were checked; None: no context. Raises
     UsageError before the evaluation if a device, model, scheme, text or task doesn't exist or
-    doesn't fit.
+    doesn't fit, and DamagedModelError if a model is there and can't be loaded.
     """
     chosen = find_device(best_device() if device is None else device)
-    checkpoint = None if plan.checkpoint is None else open_checkpoint(plan.checkpoint)
+    chosen_dtype(dtype, chosen)
+    checkpoint = None if plan.checkpoint is None else _open(plan.checkpoint)
     for name in plan.quantized if checkpoint is None else plan.quantized[:-1]:
         resolve(name)
     check_tasks(plan.tasks, plan.task_data)
     stored = _stored_reference(plan.reference)
     with loading or nullcontext():
-        if checkpoint is None or plan.original:
-            loaded = load_model(model, device=chosen, dtype=dtype)
-        else:
-            through = plan.through or default_through(chosen)
-            loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
+        with reading(model):
+            if checkpoint is None or plan.original:
+                loaded = load_model(model, device=chosen, dtype=dtype)
+            else:
+                through = plan.through or default_through(chosen)
+                loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
         if plan.tasks and plan.chat_template:
             check_chat_template(loaded)
-        plan, reference = _with_reference(plan, stored, loaded)
+        plan, reference = _with_reference(plan, stored, loaded, model)
         evaluator = Evaluator(loaded, plan, checkpoint, reference)
         if not each_by_itself:
             evaluator.check_kernels()
     warnings = evaluator.warnings()
     for warning in warnings:
         log.warning("%s: %s", loaded.name, warning)
-    handle = None if chosen.type == "cpu" else open_handle(chosen)
-    origin = ResultOrigin(
-        model=loaded.name,
-        model_hash=loaded.content_hash,
-        seed=plan.seed,
+    named = loaded.name, loaded.content_hash
+    origin = describe_origin(*named, seed=plan.seed, device=chosen, run=run, trigger=trigger)
+    return PreparedModel(plan, evaluator, origin, warnings)
+
+
+def describe_origin(
+    model: str,
+    model_hash: str,
+    *,
+    seed: int,
+    device: torch.device,
+    trigger: str,
+    run: RunInfo | None = None,
+) -> ResultOrigin:
+    """Describe a model's evaluation on this machine, at the current commit. run None: a new one."""
+    handle = None if device.type == "cpu" else open_handle(device)
+    return ResultOrigin(
+        model=model,
+        model_hash=model_hash,
+        seed=seed,
         run=run or new_run(SUITE, trigger, ()),
         commit=current_commit(),
-        device=describe_device(chosen, handle),
-        environment=describe_environment(chosen, handle) | _versions(),
+        device=describe_device(device, handle),
+        environment=describe_environment(device, handle) | _versions(),
     )
-    return PreparedModel(plan, evaluator, origin, warnings)
+
+
+@contextmanager
+def reading(spec: str) -> Iterator[None]:
+    """Raise DamagedModelError for a UsageError of the block if there is a model of this name."""
+    try:
+        yield
+    except DamagedModelError:
+        raise
+    except UsageError as error:
+        if isinstance(error.__cause__, PermissionError) or not _is_model(spec):
+            raise
+        raise DamagedModelError(str(error), spec) from error
+
+
+def _is_model(spec: str) -> bool:
+    """Return True if there is a model on this machine, of which a part may be damaged."""
+    path = Path(os.path.expanduser(spec))
+    return path.suffix == ".gguf" or (path / CONFIG).is_file() or any(path.glob("*.gguf"))
+
+
+def _open(checkpoint: str) -> QuantizedCheckpoint:
+    """Open a checkpoint. Raises DamagedModelError if it is damaged, UsageError if it is none."""
+    if not is_checkpoint(checkpoint):
+        return open_checkpoint(checkpoint)
+    with reading(checkpoint):
+        return open_checkpoint(checkpoint)
 
 
 def _stored_reference(named: str | None) -> StoredReference | None:
@@ -170,7 +220,7 @@ def _stored_reference(named: str | None) -> StoredReference | None:
 
 
 def _with_reference(
-    plan: EvaluationPlan, stored: StoredReference | None, loaded: LoadedModel
+    plan: EvaluationPlan, stored: StoredReference | None, loaded: LoadedModel, model: str
 ) -> tuple[EvaluationPlan, ReferencePredictions | None]:
     """Return the plan's reference, and the plan with the reference's context unless it has one."""
     named = plan.reference
@@ -192,23 +242,26 @@ def _with_reference(
             plan = replace(plan, max_tokens=min(plan.max_tokens or most, most))
         return replace(plan, context=context), stored
     through = plan.through or default_through(loaded.device)
-    if is_checkpoint(named):
-        original = load_checkpoint(
-            open_checkpoint(named),
-            device=loaded.device,
-            through=through,
-            dtype=loaded.dtype,
-        )
-    else:
-        original = load_model(named, device=loaded.device, dtype=loaded.dtype)
+    with reading(named):
+        if is_checkpoint(named):
+            original = load_checkpoint(
+                open_checkpoint(named),
+                device=loaded.device,
+                through=through,
+                dtype=loaded.dtype,
+            )
+        else:
+            original = load_model(named, device=loaded.device, dtype=loaded.dtype)
     context = original.context(plan.context)
+    try:
+        loaded.context(context)
+    except AccuracyError as error:  # fewer positions than the reference has
+        raise DamagedModelError(str(error), model) from error
     return replace(plan, context=context), ModelReference(original, context=context, bos=plan.bos)
 
 
 def best_device() -> str:
     """Return the name of the first GPU, else of the CPU."""
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

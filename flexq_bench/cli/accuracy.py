@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,19 +65,13 @@ class TaskOptions:
     tasks: Annotated[
         str | None,
         model_option(
-            "--tasks",
             metavar="NAMES",
             help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six tasks of the papers.",
         ),
     ] = None
     limit: Annotated[
         int | None,
-        model_option(
-            "--limit",
-            min=1,
-            max=MAX_COUNT,
-            help="Maximum number of questions of each task.",
-        ),
+        model_option(min=1, max=MAX_COUNT, help="Maximum number of questions of each task."),
     ] = None
     chat_template: Annotated[
         bool,
@@ -89,7 +84,6 @@ class TaskOptions:
     few_shot: Annotated[
         int | None,
         model_option(
-            "--few-shot",
             min=0,
             max=MAX_COUNT,
             help="Examples before each question. Default: the task's own number.",
@@ -104,7 +98,6 @@ def accuracy(
     schemes: Annotated[
         str | None,
         typer.Option(
-            "--schemes",
             metavar="NAMES",
             help="Comma-separated names of list schemes. Default: flexq-w6ax, or none with a "
             "checkpoint.",
@@ -114,7 +107,6 @@ def accuracy(
     bos: Annotated[
         str | None,
         model_option(
-            "--bos",
             metavar="WHERE",
             help="Position of the BOS token: segment (before each segment), text (only before the "
             "first one, as GPTQ's code), none. Default: before each segment, if the "
@@ -129,7 +121,6 @@ def accuracy(
     save_reference: Annotated[
         Path | None,
         typer.Option(
-            "--save-reference",
             metavar="FILE",
             help="Write the unquantized model's predictions on the texts to a .safetensors file, "
             "for gate accuracy --reference.",
@@ -140,11 +131,7 @@ def accuracy(
     seed: SeedOption = 0,
     resume: Annotated[
         str | None,
-        typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Resume this run: evaluate only its missing results.",
-        ),
+        typer.Option(metavar="RUN", help="Resume this run: evaluate only its missing results."),
     ] = None,
     db: DbOption = None,
     as_json: JsonFileOption = None,
@@ -331,13 +318,54 @@ def progress(setup: PreparedModel) -> Iterator[OnUnit]:
 
 
 @contextmanager
+def segment_progress(setup: PreparedModel) -> Iterator[tuple[OnUnit, Callable[[str], None]]]:
+    """Show evaluated segments of all texts with the time left; yield also a function to show more.
+
+    A text has as many segments as are planned so far; texts that follow are counted as the last.
+    """
+    from flexq_bench.accuracy.references import ModelReference
+
+    plan = setup.plan
+    texts = {text.name for text in plan.texts}
+    ahead = {(scheme, text) for scheme in plan.schemes for text in texts}
+    counts: dict[Unit, tuple[int, int]] = {}
+    with shown_progress("evaluating") as bar:
+
+        def on_segment(scheme: str, text: str, done: int, planned: int) -> None:
+            counts[scheme, text] = done, planned
+            later = planned * len(ahead - counts.keys())
+            finished, total = (sum(column) for column in zip(*counts.values(), strict=True))
+            bar.update(finished, total + later, f"segments of {text} under {scheme}")
+
+        def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
+            _log_unit(unit, findings)
+            ahead.discard(unit)
+            if unit in counts:
+                done, _ = counts[unit]
+                counts[unit] = done, done
+
+        def on_block(block: int, total: int, what: str) -> None:
+            log.info("%s of %d", what, total)
+            bar.say(f"quantizing: {block} of {total} blocks")
+
+        setup.evaluator.on_block, setup.evaluator.on_segment = on_block, on_segment
+        if isinstance(setup.evaluator.reference, ModelReference):
+            setup.evaluator.reference.on_segment = partial(on_segment, plan.schemes[0])
+        yield on_unit, bar.say
+
+
+def _log_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
+    for finding in findings:
+        log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
+
+
+@contextmanager
 def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
     """Show evaluated units, and the blocks of the model that is being quantized."""
     with shown_progress("evaluating", total) as bar:
 
         def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
-            for finding in findings:
-                log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
+            _log_unit(unit, findings)
             bar.advance(" on ".join(unit))
 
         def on_block(block: int, total: int, what: str) -> None:

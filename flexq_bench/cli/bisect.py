@@ -39,8 +39,8 @@ def bisect(
         str,
         typer.Argument(help="Id of a series (list series), or a case: 'empty gemm cold m1n1k1'."),
     ],
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="Revision before the change.")],
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="Revision with the change.")],
+    good: Annotated[str, typer.Option(metavar="REV", help="Revision before the change.")],
+    bad: Annotated[str, typer.Option(metavar="REV", help="Revision with the change.")],
     place: DeviceOptions,
     repository: RepositoryOption = ".",
     sources: KernelSourceOptions,
@@ -64,6 +64,7 @@ def bisect(
     from flexq_bench.ci.bisect import Journal, case_of_series, device_uuid
     from flexq_bench.ci.bisect import bisect as find_change
     from flexq_bench.ci.reports import bisect as reports
+    from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
 
@@ -78,7 +79,7 @@ def bisect(
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
         commits = commits_between(folder, first, last)
-        run_comparison = partial(_compared_here, folder)
+        run_comparison = partial(compare_commits, folder)
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
     device_name, seed = place.device_name(), interleaving.seed
@@ -141,14 +142,6 @@ def bisect(
 def _options(**values: str | None) -> list[str]:
     """Options with values, for a command that goes on in the same way."""
     return [part for name, value in values.items() if value for part in (f"--{name}", value)]
-
-
-def _compared_here(
-    folder: Path, base: str, head: str, cases: Sequence[Case], **how: Any
-) -> Iterator[CaseComparison]:
-    from flexq_bench.measure.ab import compare_commits
-
-    return compare_commits(folder, base, head, cases, **how)
 
 
 def _compared_in_project(

@@ -17,22 +17,20 @@ class CaseOptions:
 
     models: Annotated[
         str | None,
-        case_option("--models", metavar="NAMES", help="Only these models' layers."),
+        case_option(metavar="NAMES", help="Only these models' layers."),
     ] = None
     m: Annotated[
         str | None,
-        case_option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
+        case_option(metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
     ] = None
     kernels: KernelsOption = None
-    layers: Annotated[
-        str | None, case_option("--layers", metavar="NAMES", help="Only these layers.")
-    ] = None
+    layers: Annotated[str | None, case_option(metavar="NAMES", help="Only these layers.")] = None
     stage: Annotated[
-        str | None, case_option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
+        str | None, case_option(metavar="STAGES", help="Only gemm, or only linear.")
     ] = None
-    cache: Annotated[
-        str | None, case_option("--cache", metavar="MODES", help="Only cold, or only hot.")
-    ] = None
+    cache: Annotated[str | None, case_option(metavar="MODES", help="Only cold, or only hot.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         """Raise UsageError or WorkloadError for a text that can't be parsed."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
 
 from flexq_bench.cli.cases import CaseOptions
 from flexq_bench.cli.external import (
@@ -63,14 +64,11 @@ def compare(
     ],
     kind: Annotated[
         Kind,
-        typer.Option(
-            "--kind", help="Kind of the two. auto: kernels, else revisions, else stored runs."
-        ),
+        typer.Option(help="Kind of the two. auto: kernels, else revisions, else stored runs."),
     ] = Kind.AUTO,
     suite: Annotated[
         str | None,
         case_option(
-            "--suite",
             metavar="SUITE",
             help="Suite of cases (list suites), or a .toml file. Default: smoke, or the project's.",
         ),
@@ -94,7 +92,7 @@ def compare(
     sources.use_kernels()
     if sources.project is not None:
         comparison = _of_project(sources.project, base, head, suite, cases, place)
-        raise typer.Exit(_measure(comparison, interleaving, as_json=as_json))
+        raise typer.Exit(code_with_failures(_measure(comparison, interleaving, as_json=as_json)))
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
@@ -262,27 +260,33 @@ def _show(
         sorted(results, key=lambda result: position[result.case]), rules
     )
     verdicts = [result.confirmation.verdict for result in confirmed]
-    code = report.exit_code_of_verdicts(verdicts)
-    if as_json:
-        print_json(
-            {
-                "kind": comparison.kind,
-                "base": confirmed[0].base,
-                "head": confirmed[0].head,
-                "device": comparison.device,
-                "rules": plain(rules),
-                "exit_code": int(code),
-                "cases": [report.as_plain(result) for result in confirmed],
-            }
-        )
-        return int(code)
-    out = console()
-    print_unbroken(out, report.comparison_table(confirmed))
-    for line in report.problem_lines(confirmed):
-        say(out, line)
+    code = int(report.exit_code_of_verdicts(verdicts))
+    document = {
+        "kind": comparison.kind,
+        "base": confirmed[0].base,
+        "head": confirmed[0].head,
+        "device": comparison.device,
+        "rules": plain(rules),
+        "exit_code": code,
+        "cases": [report.as_plain(result) for result in confirmed],
+    }
     sides = f"{comparison.head} against {comparison.base}, interleaved on {comparison.device}"
-    say(out, f"{sides}: {report.counts_line(verdicts)}")
-    return int(code)
+    lines = [*report.problem_lines(confirmed), f"{sides}: {report.counts_line(verdicts)}"]
+    _print(document, report.comparison_table(confirmed), lines, as_json=as_json)
+    return code
+
+
+def _print(
+    document: Mapping[str, Any], table: Table, lines: Sequence[str], *, as_json: bool
+) -> None:
+    """Print a comparison: as JSON, or as a table followed by lines."""
+    if as_json:
+        print_json(document)
+        return
+    out = console()
+    print_unbroken(out, table)
+    for line in lines:
+        say(out, line)
 
 
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
@@ -305,31 +309,24 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     if not results:
         raise UsageError(f"neither run has a result: see {base} and {head} in list runs")
     verdicts = [result.verdict for result in results]
-    code = report.exit_code_of_verdicts(verdicts)
-    if as_json:
-        print_json(
-            {
-                "kind": "runs",
-                "interleaved": False,
-                "base": runs[0].uuid,
-                "head": runs[1].uuid,
-                "exit_code": int(code),
-                "cases": [report.stored_as_plain(result) for result in results],
-            }
-        )
-        return int(code)
-    out = console()
-    print_unbroken(out, report.stored_table(results))
-    for line in report.problem_lines(results):
-        say(out, line)
+    code = int(report.exit_code_of_verdicts(verdicts))
+    document = {
+        "kind": "runs",
+        "interleaved": False,
+        "base": runs[0].uuid,
+        "head": runs[1].uuid,
+        "exit_code": code,
+        "cases": [report.stored_as_plain(result) for result in results],
+    }
     first, second = (run.uuid[:8] for run in runs)
-    say(out, f"run {second} against {first}: {report.counts_line(verdicts)}")
-    say(
-        out,
+    lines = [
+        *report.problem_lines(results),
+        f"run {second} against {first}: {report.counts_line(verdicts)}",
         "the runs were measured separately, so the machine may cause differences; "
         + _interleaved_advice(runs),
-    )
-    return int(code)
+    ]
+    _print(document, report.stored_table(results), lines, as_json=as_json)
+    return code
 
 
 def _interleaved_advice(runs: Sequence[RunSummary]) -> str:

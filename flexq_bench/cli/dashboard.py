@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 import flexq_bench
-from flexq_bench.cli.listening import AddressOption, server_url
+from flexq_bench.cli.listening import AddressOption, AllowHostOption, server_url
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.dashboard.settings import (
@@ -37,19 +37,19 @@ _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 
 def dashboard(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
     address: AddressOption = "127.0.0.1",
+    allow_host: AllowHostOption = None,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
     base_path: Annotated[
         str,
-        typer.Option("--base-path", metavar="PATH", help="URL path under which a proxy serves it."),
+        typer.Option(metavar="PATH", help="URL path under which a proxy serves it."),
     ] = "",
     commit_url: Annotated[
         str | None,
         typer.Option(
-            "--commit-url",
             metavar="URL",
             envvar=COMMIT_URL_VARIABLE,
             help="URL of a commit, with {sha} in it; pages link to it.",
@@ -72,15 +72,20 @@ def dashboard(
     """
     require_extra("dashboard", "dashboard")
 
+    from flexq_bench.read_api.browser_guard import HOSTS_VARIABLE, allowed_hosts
+
     if examples and db is not None:
         raise UsageError("--examples uses a temporary database: leave --db out")
     _check_commit_url(commit_url)
     _check_base_path(base_path)
     url = server_url(address, port)
-    app = _app_file()
+    app = _server_file()
     path = base_path.strip("/")
     url += f"/{path}" if path else ""
-    environment = os.environ | {SERVER_VARIABLE: "1"}
+    environment = os.environ | {
+        SERVER_VARIABLE: "1",
+        HOSTS_VARIABLE: ",".join(allowed_hosts(address, allow_host or ())),
+    }
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
     if commit_url:
@@ -148,8 +153,8 @@ def _example_files() -> list[Path]:
     return sorted(files)
 
 
-def _app_file() -> Path:
-    app = Path(flexq_bench.__file__).parent / "dashboard" / "app.py"
+def _server_file() -> Path:
+    app = Path(flexq_bench.__file__).parent / "dashboard" / "server.py"
     if not app.is_file():
         raise InfrastructureError("the dashboard is not installed: pip install flexq-bench again")
     return app

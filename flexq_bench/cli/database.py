@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -111,18 +111,16 @@ class FilterOptions:
     runs: Annotated[
         str | None, typer.Option("--run", metavar="RUNS", help="Only results of these runs.")
     ] = None
-    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None
-    kernels: Annotated[
-        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
-    ] = None
-    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None
+    suites: Annotated[str | None, typer.Option(metavar="NAMES")] = None
+    kernels: Annotated[str | None, typer.Option(metavar="NAMES", help="Names without variant.")] = (
+        None
+    )
+    models: Annotated[str | None, typer.Option(metavar="NAMES")] = None
     devices: Annotated[
         str | None,
-        typer.Option(
-            "--devices", metavar="SKUS", help="Only GPUs with these names (list devices)."
-        ),
+        typer.Option(metavar="SKUS", help="Only GPUs with these names (list devices)."),
     ] = None
-    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None
+    m: Annotated[str | None, typer.Option(metavar="RANGES")] = None
     projects: Annotated[
         str | None,
         typer.Option(
@@ -172,8 +170,9 @@ def export(
 ) -> None:
     """Write stored records to a file. Options select; without one all are written.
 
-    With --format: in the format of another service, only results that may be compared; pytorch-hud
-    and flashinfer-bench contain all of them, the others the newest of each series.
+    With --format: in the format of another service, only results of the main branch that may be
+    compared; pytorch-hud and flashinfer-bench contain all of them, the others the newest of each
+    series.
     """
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
@@ -187,6 +186,8 @@ def export(
         progress("exporting") as bar,
     ):
         filters = selection.filters(session)
+        if format_name is not None:
+            filters = replace(filters, main_line=True)
         gemms = counted(queries.stored_records(session, Record, filters))
         if format_name is not None:
             count = export_external(format_name, file, gemms, filters.projects)
@@ -218,13 +219,7 @@ def export(
 def prune(
     older_than: Annotated[
         int | None,
-        typer.Option(
-            "--older-than",
-            min=0,
-            max=36_500,
-            metavar="DAYS",
-            help="Only results at least this old.",
-        ),
+        typer.Option(min=0, max=36_500, metavar="DAYS", help="Only results at least this old."),
     ] = None,
     keep_accepted: Annotated[
         bool, typer.Option("--keep-accepted", help="Only results that are not comparable.")

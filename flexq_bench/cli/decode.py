@@ -40,14 +40,10 @@ _MAX_TOKENS = 2**20  # of one sequence
 class BatchOptions:
     """Batches that are decoded without --serve."""
 
-    batch: Annotated[
-        str, typer.Option("--batch", metavar="RANGES", help="Batch sizes: 1,2,4,8.")
-    ] = "1"
-    prompt: Annotated[
-        int, typer.Option("--prompt", min=1, max=_MAX_TOKENS, help="Tokens of each prompt.")
-    ] = 15
+    batch: Annotated[str, typer.Option(metavar="RANGES", help="Batch sizes: 1,2,4,8.")] = "1"
+    prompt: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, help="Tokens of each prompt.")] = 15
     new: Annotated[
-        str, typer.Option("--new", metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
+        str, typer.Option(metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
     ] = "128"
 
 
@@ -57,16 +53,11 @@ class ServingOptions:
 
     batch_limit: Annotated[
         str,
-        typer.Option(
-            "--batch-limit",
-            metavar="RANGES",
-            help="With --serve: maximum number of concurrent requests.",
-        ),
+        typer.Option(metavar="RANGES", help="With --serve: maximum number of concurrent requests."),
     ] = "8,16,32,64"
     memory_gib: Annotated[
         float | None,
         typer.Option(
-            "--memory-gib",
             min=0.001,
             max=1e6,
             callback=finite,
@@ -75,23 +66,17 @@ class ServingOptions:
     ] = None
     requests: Annotated[
         int,
-        typer.Option(
-            "--requests", min=1, max=_MAX_REQUESTS, help="With --serve: number of requests."
-        ),
+        typer.Option(min=1, max=_MAX_REQUESTS, help="With --serve: number of requests."),
     ] = 256
     longest: Annotated[
         int,
         typer.Option(
-            "--longest",
-            min=2,
-            max=_MAX_TOKENS,
-            help="With --serve: maximum number of tokens of a sequence.",
+            min=2, max=_MAX_TOKENS, help="With --serve: maximum number of tokens of a sequence."
         ),
     ] = 1024
     lengths: Annotated[
         str | None,
         typer.Option(
-            "--lengths",
             metavar="FILE",
             help="With --serve: lines of prompt,new. Default: lognormal, like chats.",
         ),
@@ -99,7 +84,6 @@ class ServingOptions:
     step_tokens: Annotated[
         int,
         typer.Option(
-            "--step-tokens",
             min=1,
             max=MAX_COUNT,
             help="With --serve: maximum number of prompt tokens processed between two steps.",
@@ -129,7 +113,6 @@ def decode(
     scheme: Annotated[
         str | None,
         typer.Option(
-            "--scheme",
             metavar="NAMES",
             help="Comma-separated; the first is the base. NAME+kv8 has a KV cache of 8 bits. "
             "Default: a checkpoint's own; else fp16,smoothquant-w8a8,flexq-w6ax, without the "
@@ -139,17 +122,13 @@ def decode(
     batches: BatchOptions,
     kv_bits: Annotated[
         int | None,
-        typer.Option(
-            "--kv-bits",
-            help="Bits of every scheme's KV cache: 16, 8 or 4. Default: the scheme's.",
-        ),
+        typer.Option(help="Bits of every scheme's KV cache: 16, 8 or 4. Default: the scheme's."),
     ] = None,
     schemes_from: SchemesFromOption = None,
     calibrating: CalibrationOptions,
     processes: Annotated[
         int | None,
         typer.Option(
-            "--processes",
             min=1,
             max=MAX_PROCESSES,
             help="Number of processes that repeat all measurements. Default: 5 on a GPU (3 for "
@@ -165,9 +144,7 @@ def decode(
     resume: Annotated[
         str | None,
         typer.Option(
-            "--resume",
-            metavar="RUN",
-            help="Resume this run (a prefix of its uuid) with its own options.",
+            metavar="RUN", help="Resume this run (a prefix of its uuid) with its own options."
         ),
     ] = None,
     tuning: TuningOptions,

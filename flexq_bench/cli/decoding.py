@@ -6,17 +6,19 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import typer
+from rich.table import Table
 
 from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.cli.output import console, print_unbroken, say, say_interrupted
 from flexq_bench.cli.progress import progress
-from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DecodeRecord, RunInfo, ServingRecord
 from flexq_bench.decode import report
 from flexq_bench.decode.architecture import check_capacity, of_catalog, of_config
@@ -54,6 +56,7 @@ from flexq_bench.workloads.models import load_catalog
 _DEFAULT = "fp16,smoothquant-w8a8,flexq-w6ax"
 _UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"
 _RESUME = "--resume"
+R = TypeVar("R", DecodeRecord, ServingRecord)
 
 log = logging.getLogger(__name__)
 
@@ -207,31 +210,18 @@ def decode(
 ) -> int:
     """Decode every case and print a comparison of the schemes; returns the exit code."""
     processes = {case.key: setup.process_count(case) for case in cases}
-    keys = list(processes)
-    records: dict[str, DecodeRecord] = {}
-
-    def measure(run: OpenRun, stored: Callable[[], None]) -> None:
-        with _progress(count_missing(setup, cases, records)) as advance:
-
-            def on_record(record: DecodeRecord) -> None:
-                stored()
-                records[record.case] = record
-                advance(report.decode_line(record, processes[record.case]))
-
-            measure_decodes(run, setup, cases, records, on_record)
-
-    with open_database(db, create=resume is None) as database:
-        run = run_to_measure(database, keys, resume)
-        if resume is not None:
-            records |= stored_results(database, run, DecodeRecord)
-        code = _measure_in_run(database, run, measure)
-    ordered = [records[key] for key in keys if key in records]
-    out = console(stderr=files.uses_stdout)
-    if ordered:
-        print_unbroken(out, report.decode_table(ordered))
-    for explanation in report.explanations(ordered):
-        print_unbroken(out, report.explanation_table(explanation))
-    return _finish(ordered, database, run, files, code)
+    work = _Work(
+        DecodeRecord,
+        list(processes),
+        lambda records: count_missing(setup, cases, records),
+        lambda run, records, on_record: measure_decodes(run, setup, cases, records, on_record),
+        lambda record: report.decode_line(record, processes[record.case]),
+        lambda records: (
+            report.decode_table(records),
+            *map(report.explanation_table, report.explanations(records)),
+        ),
+    )
+    return _carry_out(work, resume, db, files)
 
 
 def serve(
@@ -242,59 +232,91 @@ def serve(
     files: ResultFiles,
 ) -> int:
     """Serve the same requests under every scheme and batch limit; returns the exit code."""
-    records: dict[str, ServingRecord] = {}
-    keys = [case.key(setup) for case in cases]
 
-    def measure(run: OpenRun, stored: Callable[[], None]) -> None:
-        missing = [case for case in cases if case.key(setup) not in records]
-        with _progress(len(missing)) as advance:
+    def missing(records: Mapping[str, ServingRecord]) -> list[ServingCase]:
+        return [case for case in cases if case.key(setup) not in records]
 
-            def on_record(record: ServingRecord) -> None:
-                stored()
-                records[record.case] = record
-                advance(report.serving_line(record))
-
-            measure_servings(run, setup, missing, on_record)
-
-    with open_database(db, create=resume is None) as database:
-        run = run_to_measure(database, keys, resume)
-        if resume is not None:
-            records |= stored_results(database, run, ServingRecord)
-        code = _measure_in_run(database, run, measure)
-    ordered = [records[key] for key in keys if key in records]
-    if ordered:
-        print_unbroken(console(stderr=files.uses_stdout), report.serving_table(ordered))
-    return _finish(ordered, database, run, files, code)
+    work = _Work(
+        ServingRecord,
+        [case.key(setup) for case in cases],
+        lambda records: len(missing(records)),
+        lambda run, records, on_record: measure_servings(run, setup, missing(records), on_record),
+        report.serving_line,
+        lambda records: [report.serving_table(records)],
+    )
+    return _carry_out(work, resume, db, files)
 
 
-def _measure_in_run(
-    database: Database, run: RunInfo, measure: Callable[[OpenRun, Callable[[], None]], None]
-) -> int:
-    """Measure within the run; returns the exit code.
+@dataclass(frozen=True, slots=True)
+class _Work(Generic[R]):
+    """Decodes or servings to measure in one run.
 
-    measure: called with the open run, and with a function to call after each stored record. After
-    an interrupt, or a failure with stored records, the command that resumes the run is printed.
+    keys: of the cases, in the order of tables. count_missing: expected results, given the records
+    so far by case. measure: called with the run, those records, and a function to call with each
+    record after it is stored. line, tables: texts of one record, and of all.
     """
-    count = 0
 
-    def stored() -> None:
-        nonlocal count
-        count += 1
+    kind: type[R]
+    keys: Sequence[str]
+    count_missing: Callable[[Mapping[str, R]], int]
+    measure: Callable[[OpenRun, Mapping[str, R], Callable[[R], None]], None]
+    line: Callable[[R], str]
+    tables: Callable[[Sequence[R]], Iterable[Table]]
 
-    try:
-        with open_run(database, run, current_commit()) as opened:
-            # The argument of --resume, in case this process is killed.
-            log.info("run %s", opened.info.uuid[:8])
-            measure(opened, stored)
-    except KeyboardInterrupt:
-        return say_interrupted(_resume_command(run))
-    except Exception:
-        if count:
-            log.warning(
-                "what was measured before is stored, continue with %s", _resume_command(run)
-            )
-        raise
-    return int(ExitCode.PASS)
+
+def _carry_out(work: _Work[R], resume: str | None, db: str | None, files: ResultFiles) -> int:
+    """Measure in a new or resumed run, print and write the records; returns the exit code.
+
+    After an interrupt, or a failure with stored records, the command that resumes the run is
+    printed.
+    """
+    records: dict[str, R] = {}
+    code, has_new = int(ExitCode.PASS), False
+    with open_database(db, create=resume is None) as database:
+        run = run_to_measure(database, work.keys, resume)
+        if resume is not None:
+            records |= stored_results(database, run, work.kind)
+        try:
+            with (
+                open_run(database, run, current_commit()) as opened,
+                progress("measuring", work.count_missing(records)) as bar,
+            ):
+                # The argument of --resume, in case this process is killed.
+                log.info("run %s", opened.info.uuid[:8])
+
+                def on_record(record: R) -> None:
+                    nonlocal has_new
+                    has_new = True
+                    records[record.case] = record
+                    bar.advance()
+                    say(bar.out, work.line(record))
+
+                work.measure(opened, records, on_record)
+        except KeyboardInterrupt:
+            code = say_interrupted(_resume_command(run))
+        except Exception:
+            if has_new:
+                resuming = _resume_command(run)
+                log.warning("what was measured before is stored, continue with %s", resuming)
+            raise
+    ordered = [records[key] for key in work.keys if key in records]
+    out = console(stderr=files.uses_stdout)
+    for table in work.tables(ordered) if ordered else ():
+        print_unbroken(out, table)
+    if any(record.weights == "synthetic" for record in ordered):
+        say(
+            out,
+            "weights are random, of the model's true shapes, rounded to nearest: for speed and "
+            "memory, not sense",
+        )
+    for record in ordered:
+        if record.detail:
+            say(out, f"{record.scheme}: {record.detail}")
+    files.write(ordered)
+    for path in files.paths:
+        say(out, f"records: {path}")
+    say(out, f"stored {len(ordered)} results of run {run.uuid[:8]} in {database.url}")
+    return code
 
 
 def _resume_command(run: RunInfo) -> str:
@@ -303,39 +325,3 @@ def _resume_command(run: RunInfo) -> str:
     if _RESUME in arguments:
         return command(*arguments)
     return command(*arguments, _RESUME, run.uuid[:8])
-
-
-def _finish(
-    records: Sequence[DecodeRecord | ServingRecord],
-    database: Database,
-    run: RunInfo,
-    files: ResultFiles,
-    code: int,
-) -> int:
-    out = console(stderr=files.uses_stdout)
-    if any(record.weights == "synthetic" for record in records):
-        say(
-            out,
-            "weights are random, of the model's true shapes, rounded to nearest: for speed and "
-            "memory, not sense",
-        )
-    for record in records:
-        if record.detail:
-            say(out, f"{record.scheme}: {record.detail}")
-    files.write(records)
-    for path in files.paths:
-        say(out, f"records: {path}")
-    say(out, f"stored {len(records)} results of run {run.uuid[:8]} in {database.url}")
-    return code
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Print one line per result, above a progress bar on a terminal. total: expected results."""
-    with progress("measuring", total) as bar:
-
-        def advance(line: str) -> None:
-            bar.advance()
-            say(bar.out, line)
-
-        yield advance

@@ -81,9 +81,10 @@ def _from_csv(path: str, column: str | None) -> _Source:
 
 def _from_database(series: int, db: str | None) -> _Source:
     from flexq_bench.verdicts import history_verdict
+    from flexq_bench.verdicts.commit_points import one_per_commit
 
     with open_database(db, read_only=True) as database, database.session() as session:
-        points = queries.series_history(session, series)
+        points = one_per_commit(queries.series_history(session, series))
         if not points and series not in {row.id for row in queries.list_series(session)}:
             raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
         projects = {row.id: row.project for row in queries.project_series(session)}

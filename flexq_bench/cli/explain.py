@@ -1,9 +1,9 @@
-"""`flexq-bench explain`: an alert's evidence, with every verdict recomputed."""
+"""`flexq-bench explain`: an alert's verdicts as decided, their evidence, and today's answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +26,7 @@ from flexq_bench.workloads.case import kernel_label
 
 if TYPE_CHECKING:
     from flexq_bench.verdicts.evidence_plot import Panel
-    from flexq_bench.verdicts.recompute import Recomputed
+    from flexq_bench.verdicts.recompute import Explained
 
 
 def explain(
@@ -42,11 +42,12 @@ def explain(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute every verdict of an alert from its stored evidence, and show the evidence.
+    """Show every verdict of an alert as it was decided, its evidence, and what today's rules say.
 
-    Exit code 0: all agree to the last bit; 5: one does not, so it can't be trusted.
+    Exit code 0, also if today's rules differ; 5: a verdict or its evidence was changed since, so it
+    can't be trusted.
     """
-    from flexq_bench.verdicts.recompute import recompute
+    from flexq_bench.verdicts.recompute import explain_alert
 
     if png is not None:
         check_writable("--png", str(png))
@@ -55,31 +56,32 @@ def explain(
         with database.session() as session:
             row = queries.alert_by_id(session, alert)
             events = queries.alert_events(session, alert)
-            recomputed = recompute(session, alert)
-        panels = _panels(recomputed, most)
+            explained = explain_alert(session, alert)
+        panels = _panels(explained, most)
         if png is not None:
             from flexq_bench.verdicts.evidence_plot import write_png
 
             write_png(png, panels)
-        wrong = [entry for entry in recomputed if entry.differences]
+        wrong = [entry for entry in explained if entry.problem]
         if as_json:
-            _print_json(row, events, recomputed)
+            _print_json(row, events, explained)
         else:
-            _print(console(), database, row, events, recomputed, panels)
+            _print(console(), database, row, events, explained, panels)
     raise typer.Exit(int(ExitCode.INFRASTRUCTURE if wrong else ExitCode.PASS))
 
 
 def _print_json(
-    row: AlertRow, events: Sequence[AlertEventRow], recomputed: Sequence[Recomputed]
+    row: AlertRow, events: Sequence[AlertEventRow], explained: Sequence[Explained]
 ) -> None:
     decisions = [
         plain(entry.decision)
         | {
-            "evidence": None if entry.evidence is None else entry.evidence.as_dict(),
-            "agrees": not entry.differences,
-            "differences": list(entry.differences),
+            "evidence": entry.raw,
+            "problem": entry.problem,
+            "today": plain(entry.again),
+            "agrees": entry.again is not None and not entry.again.differences,
         }
-        for entry in recomputed
+        for entry in explained
     ]
     print_json({"alert": row, "events": events, "decisions": decisions})
 
@@ -89,7 +91,7 @@ def _print(
     database: Database,
     row: AlertRow,
     events: Sequence[AlertEventRow],
-    recomputed: Sequence[Recomputed],
+    explained: Sequence[Explained],
     panels: Sequence[Panel],
 ) -> None:
     from flexq_bench.results.reproduction import project_arguments
@@ -103,49 +105,73 @@ def _print(
         who = event.person or "flexq-bench"
         note = f": {event.note}" if event.note else ""
         say(out, f"{event.created_at:%Y-%m-%d %H:%M} UTC {event.state}, by {who}{note}")
-    print_wrapped(out, _table(recomputed))
+    say(out, "as decided:")
+    print_wrapped(out, _table(explained))
     for panel in panels:
         say(out, panel.title)
-        for line in terminal_plot(panel):
-            out.print(line, soft_wrap=True)
+        for row_of_plot in terminal_plot(panel):
+            out.print(row_of_plot, soft_wrap=True)
         say(out, f"{panel.confirmation.reason}; cause: {panel.confirmation.cause}")
         say(out, "")
-    for entry in recomputed:
-        for difference in entry.differences:
-            say(out, f"{_name(entry.decision)}: {difference}")
-    agree = sum(not entry.differences for entry in recomputed)
-    say(out, f"{agree} of {len(recomputed)} verdicts agree with their evidence to the last bit")
-    by_history = [
-        entry for entry in recomputed if entry.decision.detector == history_verdict.DETECTOR
-    ]
-    for entry in by_history:
-        say(out, f"{_name(entry.decision)}: {entry.decision.reason}")
-    if by_history:
+    drawn = {(panel.title, panel.confirmation.reason) for panel in panels}
+    for entry in explained:
+        name = _name(entry.decision)
+        if (name, entry.decision.reason) not in drawn:
+            say(out, f"{name}: {entry.decision.reason}")
+    for rule in dict.fromkeys(entry.decision.rule for entry in explained):
+        say(out, f"rule: {rule or 'not stored by the version that decided'}")
+    for line in _problems_and_todays_answers(explained):
+        say(out, line)
+    if any(entry.decision.detector == history_verdict.DETECTOR for entry in explained):
         say(out, "another tool measured it: its own benchmark finds the commit")
-    elif row.good is not None and recomputed:
+    elif row.good is not None and explained:
         arguments = database_arguments(database)
-        series = str(recomputed[0].decision.series_id)
+        series = str(explained[0].decision.series_id)
         commits = ("--good", row.good.sha[:10], "--bad", row.bad.sha[:10])
         options = project_arguments(row)
         say(out, f"find the commit: {command('bisect', series, *commits, *options, *arguments)}")
 
 
-def _panels(recomputed: Sequence[Recomputed], most: int) -> list[Panel]:
+def _problems_and_todays_answers(explained: Sequence[Explained]) -> Iterator[str]:
+    for entry in explained:
+        if entry.problem:
+            yield f"{_name(entry.decision)}: don't trust it: {entry.problem}"
+    answers = [(entry, entry.again) for entry in explained if entry.again is not None]
+    agree = sum(not again.differences for _, again in answers)
+    yield (
+        f"recomputed with the rules of this version: {agree} of {len(explained)} verdicts are the "
+        "same to the last bit"
+    )
+    for entry, again in answers:
+        if again.differences:
+            yield (
+                f"{_name(entry.decision)}: {again.rules} says {again.verdict or 'nothing'}, "
+                f"{again.reason} ({'; '.join(again.differences)})"
+            )
+    unreadable = len(explained) - len(answers)
+    if unreadable:
+        yield f"{unreadable} can't be recomputed: this version has no rules for their evidence"
+
+
+def _panels(explained: Sequence[Explained], most: int) -> list[Panel]:
     from flexq_bench.verdicts.evidence_plot import Panel
 
     drawn = [
-        Panel(_name(entry.decision), entry.evidence.comparison, entry.confirmation)
-        for entry in recomputed
-        if entry.evidence is not None and entry.confirmation is not None
+        Panel(_name(entry.decision), entry.evidence.comparison, entry.conclusion)
+        for entry in explained
+        if entry.evidence is not None
     ]
     return drawn[:most]
 
 
-def _table(recomputed: Sequence[Recomputed]) -> Table:
+def _table(explained: Sequence[Explained]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("series", "kernel", "gpu", "change", "verdict", "cause", "machine code", "again"):
+    for name in (
+        *("series", "kernel", "gpu", "change", "verdict", "cause", "machine code", "decided by"),
+        "evidence",
+    ):
         table.add_column(name, overflow="fold", justify="right" if name == "change" else "left")
-    for entry in recomputed:
+    for entry in explained:
         row = entry.decision
         change = "" if row.log_ratio is None else f"{math.expm1(row.log_ratio):+.2%}"
         table.add_row(
@@ -156,12 +182,13 @@ def _table(recomputed: Sequence[Recomputed]) -> Table:
             row.verdict,
             row.cause,
             _machine_code(entry),
-            "differs" if entry.differences else "agrees",
+            f"{row.detector} {row.detector_version}",
+            "changed" if entry.problem else "intact",
         )
     return table
 
 
-def _machine_code(entry: Recomputed) -> str:
+def _machine_code(entry: Explained) -> str:
     evidence = entry.evidence
     if evidence is None or evidence.base_binary is None or evidence.head_binary is None:
         return "unknown"

@@ -20,8 +20,10 @@ from flexq_bench.db.records import CommitInfo, Record
 from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.repository.ancestry import measured_branch
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import repository_of, resolve_revision
+from flexq_bench.runs.commit_history import store_history
 from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
@@ -70,6 +72,14 @@ class ExternalResultOptions:
             metavar="FOLDER",
             help="The project's clone, for the order of commits. Default: the current git tree, if "
             "it has the commit.",
+        ),
+    ] = None
+    branch: Annotated[
+        str | None,
+        external_option(
+            "--branch",
+            metavar="NAME",
+            help="Branch of the commit, if no clone shows it. Default: of the CI job.",
         ),
     ] = None
     device: Annotated[
@@ -138,6 +148,8 @@ def import_external(
     imported = []
     with open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database:
         whole = _whole(database, commit)
+        if note := store_history(database, whole):
+            say(console(stderr=True), note)
         for path, reading, _ in readings:
             _note_other_commit(path, reading, whole)
             _note_unknown_device(path, reading, options)
@@ -256,9 +268,11 @@ def _commit(options: ExternalResultOptions) -> CommitInfo:
     try:
         repository = repository_of(options.repository or Path.cwd())
         sha = resolve_revision(repository, options.commit)
-        return replace(commit_at(repository, sha), project=options.project)
+        commit = replace(commit_at(repository, sha), project=options.project)
+        return replace(commit, branch=options.branch or commit.branch)
     except UsageError:
-        if options.repository is not None:
+        # A whole id is good without the clone having it: it is ordered by time.
+        if options.repository is not None and len(options.commit) not in _COMMIT_DIGITS:
             raise
     sha = options.commit.lower()
     if not _SHA.fullmatch(sha):
@@ -266,7 +280,14 @@ def _commit(options: ExternalResultOptions) -> CommitInfo:
             f"--commit {options.commit!r} is no hexadecimal sha, and no revision of the git tree "
             "you are in: give its sha, or --repository FOLDER"
         )
-    return CommitInfo(sha, None, None, dirty=False, project=options.project)
+    if options.repository is not None:
+        say(
+            console(stderr=True),
+            f"{options.repository} does not have {sha[:10]}: its results are ordered by their time "
+            "(git fetch, in a shallow clone git fetch --unshallow)",
+        )
+    branch = options.branch or measured_branch()
+    return CommitInfo(sha, None, None, dirty=False, project=options.project, branch=branch)
 
 
 def _whole(database: Database, commit: CommitInfo) -> CommitInfo:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.accuracy import progress
+from flexq_bench.cli.accuracy import segment_progress
 from flexq_bench.cli.model_options import (
     CalibrationOptions,
     EvaluatedModelOptions,
@@ -19,8 +18,6 @@ from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.store import add_records
-from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import STDOUT
@@ -68,6 +65,14 @@ def accuracy(
             "layer.",
         ),
     ] = True,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="A first opinion on a few segments, which is not stored: what does not fail on "
+            "them is not judged, so the exit code is 1 or 4.",
+        ),
+    ] = False,
     output: JunitReportOptions,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -78,78 +83,46 @@ def accuracy(
     With --checkpoint exactly the bytes of that folder are judged; reports contain its content hash.
     With --reference --model itself is judged, against that other model.
 
-    Exit code 0: within the limits; 1: the loss is too large, or kernels compute something else; 3:
-    it can't be decided; 4: planned results are missing, or the data are too few. Results are
-    stored.
+    Exit code 0: within the limits; 1: the loss is too large, kernels compute something else, or
+    the model can't be evaluated; 3: it can't be decided; 4: a limit was not judged that the policy
+    does not allow. Results are stored.
     """
     require_extra("accuracy", "gate accuracy", modules_of="models")
 
-    from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL
-    from flexq_bench.accuracy.setup import prepare, subjects
-    from flexq_bench.checkpoints.folders import is_checkpoint
-    from flexq_bench.ci.accuracy_gate.gate import (
-        gate_accuracy,
-        gate_records,
-        planned_evaluation,
-    )
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-    from flexq_bench.ci.notifications import events
+    from flexq_bench.ci.accuracy_gate.run import GateRequest, run_gate
     from flexq_bench.ci.reports import accuracy as reports
 
     use_own_schemes(evaluated.schemes_from)
     output.check()
-    rules = load_accuracy_policy(policy)
-    model, checkpoint = evaluated.model, evaluated.checkpoint
-    if reference is None and is_checkpoint(model):
-        raise UsageError(
-            f"--model {model} is a quantized checkpoint: give it with --checkpoint, and the model "
-            "that it was made from with --model; or that with --reference"
-        )
-    if reference is not None and base is not None:
-        raise UsageError("--reference and --base are two things to compare with: leave one out")
-    default = rules.schemes if reference is None else ()
-    subject = subjects(model, split_names(schemes) or (), checkpoint, default=default)
-    as_it_is = (FULL_PRECISION,) if reference is not None and subject.original else ()
-    judged = tuple(dict.fromkeys((*as_it_is, *subject.schemes)))
-    compared = ORIGINAL if reference is not None else base or rules.base
-    plan, absent = planned_evaluation(
-        rules,
-        judged,
-        compared,
+    request = GateRequest(
+        evaluated.model,
         evaluated.texts(),
-        evaluated.task_folder,
+        schemes=split_names(schemes) or (),
+        checkpoint=evaluated.checkpoint,
+        reference=reference,
+        base=base,
+        task_data=evaluated.task_folder,
         batch=evaluated.batch,
         calibration=calibrating.plan(),
         seed=seed,
         through=evaluated.implementation(),
-        checkpoint=subject.checkpoint,
-        original=subject.original,
-        reference=reference,
+        device=device,
+        dtype=evaluated.dtype,
     )
-    with open_database(db) as database:
-        setup = prepare(
-            model,
-            plan,
-            device=device,
-            dtype=evaluated.dtype,
-            trigger="gate",
-            each_by_itself=True,
-            loading=shown_progress(f"loading {model}"),
+    rules = load_accuracy_policy(policy)
+    with open_database(db) as database, ended_by_terminate():
+        report = run_gate(
+            *(rules, request, database),
+            loading=shown_progress(f"loading {evaluated.model}"),
+            progress=segment_progress,
+            diagnose=diagnosis,
+            quick=quick,
         )
-        with ended_by_terminate(), progress(setup) as on_unit:
-            report = gate_accuracy(
-                *(rules, setup, database, judged, compared, absent),
-                on_unit=on_unit,
-                diagnose=diagnosis,
-            )
-        decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
-        with database.session() as session:
-            add_records(session, decided)
-            events.add_accuracy_gate_events(session, decided)
     output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
-    out = console(stderr=output.as_json == STDOUT)
+    out = console(stderr=STDOUT in output.paths().values())
+    say(out, reports.headline(report))
     print_wrapped(out, reports.terminal(report))
     for line in reports.notes(report):
         say(out, line)
-    say(out, reports.headline(report))
     raise typer.Exit(int(report.exit_code))

@@ -34,7 +34,6 @@ from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
 from flexq_bench.runs.command_lines import command
-from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 def perf(
     *,
     base: BaseOption,
-    head: Annotated[str, typer.Option("--head", metavar="REV", help="Revision to judge.")] = "HEAD",
+    head: Annotated[str, typer.Option(metavar="REV", help="Revision to judge.")] = "HEAD",
     policy: PolicyOption = "default",
     output: JunitReportOptions,
     alert: Annotated[
@@ -74,6 +73,7 @@ def perf(
     """
     from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
+    from flexq_bench.ci.reports import perf as reports
 
     sources.use_kernels()
     output.check()
@@ -86,7 +86,9 @@ def perf(
     if sources.project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=judged.base.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
-    rules = replace(interleaving.rules, suffices=partial(suffices, judged.policy))
+    rules = replace(
+        interleaving.rules, suffices=partial(suffices, judged.policy.on(machine.device.sku))
+    )
     with (
         open_database(db) as database,
         progress(len(plan) * rules.blocks_at_first) as on_block,
@@ -110,8 +112,8 @@ def perf(
             notes=judged.notes,
             trusts_head=trust_head,
         )
-    _write(report, output)
-    out = console(stderr=output.as_json == STDOUT)
+    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
+    out = console(stderr=output.use_stdout)
     if plan:
         _check_compared(
             report, judged, out, is_isolated=sources.project is not None and not trust_head
@@ -191,12 +193,6 @@ def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
             *notes,
         )
     return notes
-
-
-def _write(report: GateReport, output: JunitReportOptions) -> None:
-    from flexq_bench.ci.reports import perf as reports
-
-    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
 
 
 def _check_compared(

@@ -17,7 +17,6 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.cli.reports import BaseOption, BothRevisionsOption, ReportOptions
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.worktrees import repository_of
-from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
 if TYPE_CHECKING:
@@ -29,22 +28,17 @@ def static(
     *,
     base: BaseOption,
     head: Annotated[
-        str, typer.Option("--head", metavar="REV", help="Revision to judge; . is the working tree.")
+        str, typer.Option(metavar="REV", help="Revision to judge; . is the working tree.")
     ] = "HEAD",
     repository: BothRevisionsOption = Path(),
     kernels: KernelsOption = None,
     targets: Annotated[
         str | None,
-        typer.Option(
-            "--targets",
-            metavar="NAMES",
-            help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120.",
-        ),
+        typer.Option(metavar="NAMES", help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120."),
     ] = None,
     max_occupancy_loss: Annotated[
         float,
         typer.Option(
-            "--max-occupancy-loss",
             min=0,
             max=100,
             callback=finite,
@@ -55,7 +49,6 @@ def static(
     max_instruction_growth: Annotated[
         float | None,
         typer.Option(
-            "--max-instruction-growth",
             min=0,
             max=1e6,
             callback=finite,
@@ -91,7 +84,7 @@ def static(
             on_progress=bar.update,
         )
     output.write(report, markdown=reports.markdown, json=reports.as_json)
-    out = console(stderr=STDOUT in output.paths().values())
+    out = console(stderr=output.use_stdout)
     say(out, reports.headline(report))
     table = reports.terminal(report)
     if table is not None:

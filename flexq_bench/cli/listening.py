@@ -13,6 +13,14 @@ AddressOption = Annotated[
     str,
     typer.Option("--address", help="Address to listen on; 0.0.0.0 makes it public in the network."),
 ]
+AllowHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A further name under which browsers may ask for it, such as a proxy's; repeatable.",
+    ),
+]
 
 
 def server_url(address: str, port: int) -> str:

@@ -35,6 +35,7 @@ from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.patterns import check_pattern, matches
 
 if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import Backend, KernelSpec
     from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
@@ -66,24 +67,19 @@ def list_(
     ] = False,
     kernel: Annotated[
         str | None,
-        typer.Option(
-            "--kernel", metavar="LABEL", help="Series: only these labels or globs: 'flexq*'."
-        ),
+        typer.Option(metavar="LABEL", help="Series: only these labels or globs: 'flexq*'."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="Series: only the shapes of a model."),
+        typer.Option(metavar="NAME", help="Series: only the shapes of a model."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", metavar="SKU", help="Series: only one kind of GPU.")
+        str | None, typer.Option(metavar="SKU", help="Series: only one kind of GPU.")
     ] = None,
     limit: Annotated[
         int,
         typer.Option(
-            "--limit",
-            min=1,
-            max=MAX_ID,
-            help="Runs and false-alarms: maximum number, newest first.",
+            min=1, max=MAX_ID, help="Runs and false-alarms: maximum number, newest first."
         ),
     ] = 50,
     db: DbOption = None,
@@ -144,20 +140,20 @@ def list_(
         out.print(f"no {what} yet: {first}")
 
 
-def _describe_installed() -> None:
-    """Register installed packages' kernels without importing their code in this process."""
+def _specs(choice: BackendChoice) -> list[KernelSpec]:
+    """Specs of kernels; those of installed packages without importing their code here."""
     from flexq_bench.kernels.external import installed
+    from flexq_bench.kernels.registry import list_kernels
     from flexq_bench.measure.external_kernels import describe_installed
 
     installed.find_by(describe_installed)
+    backends: tuple[Backend, ...] = ("cuda", "cpu")
+    requested = [name for name in backends if choice in (BackendChoice.AUTO, name)]
+    return [spec for name in requested for spec in list_kernels(name)]
 
 
 def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
     """List kernels. only: labels to list; empty: all."""
-    from flexq_bench.kernels.registry import list_kernels
-
-    _describe_installed()
-
     return [
         {
             "kernel": spec.label,
@@ -169,9 +165,7 @@ def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]
             "version": spec.source_hash or spec.version,
             "summary": spec.summary,
         }
-        for name in ("cuda", "cpu")
-        if backend in (BackendChoice.AUTO, BackendChoice(name))
-        for spec in list_kernels("cuda" if name == "cuda" else "cpu")
+        for spec in _specs(backend)
         if not only or spec.label in only
     ]
 
@@ -263,18 +257,14 @@ def _devices(db: str | None) -> list[Row]:
         for name, info in local_devices()
     ]
     skus = {row["sku"] for row in here}
+    with _stored(db, optional=True) as session:
+        stored_skus = queries.filter_values(session).gpus if session else ()
     stored = [
         {"device": "stored", "sku": sku, "capability": "", "memory_gib": None, "uuid": ""}
-        for sku in _stored_skus(db)
+        for sku in stored_skus
         if sku not in skus
     ]
     return [*here, *stored]
-
-
-def _stored_skus(db: str | None) -> tuple[str, ...]:
-
-    with _stored(db, optional=True) as session:
-        return queries.filter_values(session).gpus if session else ()
 
 
 @contextmanager
@@ -349,13 +339,9 @@ def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | No
 
 def _show_families(backend: BackendChoice, db: str | None) -> None:
     from flexq_bench.cli.kernel_families import kernel_families, lines_of
-    from flexq_bench.kernels.registry import list_kernels
 
-    _describe_installed()
-    names = [name for name in ("cuda", "cpu") if backend in (BackendChoice.AUTO, name)]
-    specs = [s for name in names for s in list_kernels("cuda" if name == "cuda" else "cpu")]
     out = console()
-    for line in lines_of(kernel_families(specs, _shares_of_floor(db))):
+    for line in lines_of(kernel_families(_specs(backend), _shares_of_floor(db))):
         say(out, line)
     say(out, "% floor: the best stored of this machine's device. --all: every label, its backend")
 

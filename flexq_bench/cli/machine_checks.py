@@ -55,7 +55,7 @@ def examine(db: str | None) -> list[Check]:
         *(_extra(name) for name in EXTRAS if not name.startswith("cuda") or name == extra),
         _database(db),
         _tree(),
-        _tool("git", "results are then not tied to a commit: install git"),
+        _git(),
     ]
 
 
@@ -207,8 +207,9 @@ def _tree() -> Check:
     return Check("code", "ok", f"{commit.sha[:10]} {commit.subject}{changed}")
 
 
-def _tool(name: str, advice: str) -> Check:
-    path = shutil.which(name)
+def _git() -> Check:
+    path = shutil.which("git")
     if path is None:
-        return Check(name, "missing", "not found on PATH", advice)
-    return Check(name, "ok", path)
+        advice = "results are then not tied to a commit: install git"
+        return Check("git", "missing", "not found on PATH", advice)
+    return Check("git", "ok", path)

@@ -56,7 +56,6 @@ class EvaluatedModelOptions:
     checkpoint: Annotated[
         str | None,
         model_option(
-            "--checkpoint",
             metavar="FOLDER",
             help="A quantized checkpoint of the model: evaluate exactly its bytes, compared with "
             "the original in --model.",
@@ -65,7 +64,6 @@ class EvaluatedModelOptions:
     through: Annotated[
         str | None,
         model_option(
-            "--through",
             metavar="WHAT",
             help="Implementation of quantized layers: reference (dequantized weights, in torch) or "
             "kernels (the registry's). Default: kernels on a GPU, reference on a CPU.",
@@ -74,7 +72,6 @@ class EvaluatedModelOptions:
     data: Annotated[
         list[str] | None,
         model_option(
-            "--data",
             metavar="[NAME=][KIND:]PATH",
             help="A text for the perplexity; may be repeated. KIND: wikitext (.raw), c4 (.jsonl), "
             "ptb, c4-gptq, ptb-gptq or text. Online also wikitext2 and c4.",
@@ -82,15 +79,11 @@ class EvaluatedModelOptions:
     ] = None
     task_data: Annotated[
         str | None,
-        model_option(
-            "--task-data",
-            metavar="DIR",
-            help="A folder with the tasks' data, for offline machines.",
-        ),
+        model_option(metavar="DIR", help="A folder with the tasks' data, for offline machines."),
     ] = None
     batch: Annotated[
         int,
-        model_option("--batch", min=1, max=MAX_COUNT, help="Number of questions per batch."),
+        model_option(min=1, max=MAX_COUNT, help="Number of questions per batch."),
     ] = 8
     dtype: DtypeOption = None
 
@@ -118,7 +111,6 @@ class SegmentOptions:
     context: Annotated[
         int | None,
         model_option(
-            "--context",
             min=2,
             max=MAX_COUNT,
             help="Tokens of a segment. Default: 2048, or the model's context if shorter.",
@@ -126,12 +118,7 @@ class SegmentOptions:
     ] = None
     max_tokens: Annotated[
         int | None,
-        model_option(
-            "--max-tokens",
-            min=1,
-            max=MAX_COUNT,
-            help="Maximum number of predicted tokens of each text.",
-        ),
+        model_option(min=1, max=MAX_COUNT, help="Maximum number of predicted tokens of each text."),
     ] = None
 
 
@@ -150,7 +137,6 @@ class CalibrationOptions:
     calibration: Annotated[
         str | None,
         calibration_option(
-            "--calibration",
             metavar="[KIND:]PATH",
             help="A text to calibrate schemes on, different from the evaluated texts.",
         ),
@@ -159,10 +145,7 @@ class CalibrationOptions:
     calibration_length: Annotated[
         int | None,
         calibration_option(
-            "--calibration-length",
-            min=2,
-            max=MAX_COUNT,
-            help="Tokens of each calibration segment. Default: the context.",
+            min=2, max=MAX_COUNT, help="Tokens of each calibration segment. Default: the context."
         ),
     ] = None
 

@@ -58,7 +58,6 @@ class NightOptions:
     backfill: Annotated[
         int,
         typer.Option(
-            "--backfill",
             min=0,
             max=MAX_COUNT,
             metavar="CASES",
@@ -68,7 +67,6 @@ class NightOptions:
     canaries: Annotated[
         int,
         typer.Option(
-            "--canaries",
             min=0,
             max=MAX_COUNT,
             help="Number of series per kind of GPU that are compared with themselves.",
@@ -77,7 +75,6 @@ class NightOptions:
     comparisons: Annotated[
         int,
         typer.Option(
-            "--comparisons",
             min=0,
             metavar="CASES",
             help="Maximum number of outliers per kind of GPU to compare with an earlier commit.",
@@ -86,7 +83,7 @@ class NightOptions:
     alert: Annotated[bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")] = True
     report: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
+        typer.Option(metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
     ] = None
 
 
@@ -99,9 +96,7 @@ def nightly(
     ] = None,
     night: Annotated[
         str | None,
-        typer.Option(
-            "--night", metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."
-        ),
+        typer.Option(metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the latest unfinished nightly run.")
@@ -130,13 +125,6 @@ def nightly(
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today)
-    if measured.repository is not None and is_shallow(measured.repository):
-        say(
-            console(stderr=True),
-            f"{measured.repository} is a shallow clone: this commit has no place in the history, "
-            "and is not compared with commits that the clone lacks: git fetch --unshallow first "
-            "(in a workflow: fetch-depth: 0)",
-        )
     pool_options = place.pool(seed, tuning, measured.project)
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,6 @@ def notify(
     subscriptions: Annotated[
         Path | None,
         database_option(
-            "--subscriptions",
             metavar="FILE",
             help="File of subscriptions (docs/external-results.md). Default: "
             "$FLEXQ_BENCH_SUBSCRIPTIONS.",
@@ -41,14 +41,11 @@ def notify(
     late: Annotated[
         str | None,
         typer.Option(
-            "--late",
             metavar="HH:MM",
             help="First check that today's nightly run is done by this time, UTC; notify if not.",
         ),
     ] = None,
-    suite: Annotated[str, typer.Option("--suite", help="Suite of the nightly run for --late.")] = (
-        "nightly"
-    ),
+    suite: Annotated[str, typer.Option(help="Suite of the nightly run for --late.")] = ("nightly"),
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -63,6 +60,7 @@ def notify(
     """
     require_extra("notify", "notify")
 
+    from flexq_bench.ci.late_night import check_late_night
     from flexq_bench.ci.notifications.delivery import deliver
 
     if late is not None and not _HOUR.fullmatch(late):
@@ -72,10 +70,11 @@ def notify(
         _test(recipients, as_json)
         return
     with open_database(db) as database:
-        state = None if late is None else _late(database, suite, late)
+        now = datetime.now(UTC)
+        state = None if late is None else check_late_night(database, suite, late, now=now)
         sent = deliver(database, recipients)
         if as_json:
-            print_json({"database": database.url, "late": state, **_as_json(sent)})
+            print_json({"database": database.url, "late": state, **asdict(sent)})
         else:
             if state is not None:
                 say(console(), state)
@@ -138,23 +137,6 @@ def _test(recipients: Subscriptions, as_json: bool) -> None:
             say(console(), f"{name}: {result}")
     if any(result != "taken" for result in results.values()):
         raise typer.Exit(int(ExitCode.INFRASTRUCTURE))
-
-
-def _late(database: Database, suite: str, hour: str) -> str | None:
-    """Notify once if today's nightly run is late; returns a message; None: done, or not due yet."""
-    from flexq_bench.ci.late_night import check_late_night
-
-    return check_late_night(database, suite, hour, now=datetime.now(UTC))
-
-
-def _as_json(sent: DeliveryResult) -> dict[str, object]:
-    return {
-        "sent": sent.sent,
-        "failures": sent.failures,
-        "waiting": sent.waiting,
-        "unconfigured": sent.unconfigured,
-        "old": sent.old,
-    }
 
 
 def _print_result(sent: DeliveryResult, database: Database) -> None:

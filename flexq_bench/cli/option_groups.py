@@ -2,13 +2,14 @@
 
     @dataclass(frozen=True)
     class DeviceOptions:
-        backend: Annotated[Backend, typer.Option("--backend")] = Backend.AUTO
-        device: Annotated[str | None, typer.Option("--device")] = None
+        backend: Annotated[Backend, typer.Option()] = Backend.AUTO
+        device: Annotated[str | None, typer.Option()] = None
 
     @takes_option_groups
     def compare(*, base: Annotated[str, typer.Argument()], place: DeviceOptions) -> None: ...
 
-The parser sees a command with BASE, --backend and --device; the command gets a DeviceOptions.
+The parser sees a command with BASE, --backend and --device; the command gets a DeviceOptions. The
+name of an option is its field's; only others (--json of `as_json`) and flags name it.
 """
 
 from __future__ import annotations

@@ -144,7 +144,6 @@ class PlaceOptions(DeviceOptions):
     gpus: Annotated[
         str | None,
         device_option(
-            "--gpus",
             metavar="SKUS",
             help="With --cluster: only these kinds, names or globs: 'NVIDIA H200,*A6000*'.",
         ),
@@ -152,7 +151,6 @@ class PlaceOptions(DeviceOptions):
     repeat: Annotated[
         int,
         device_option(
-            "--repeat",
             min=1,
             max=100,
             help="With --cluster: number of measurements of each case, on different GPUs of its "
@@ -221,7 +219,6 @@ class InterleavingOptions:
     processes: Annotated[
         int,
         measuring_option(
-            "--processes",
             min=1,
             max=MAX_PROCESSES,
             help="Number of pairs of processes. 1 is faster, but misses differences between "
@@ -263,9 +260,7 @@ class RecordFileOptions:
     as_json: JsonFileOption = None
     out: Annotated[
         str | None,
-        output_option(
-            "--out", metavar="FILE", help="Write the records to a .parquet or .jsonl file."
-        ),
+        output_option(metavar="FILE", help="Write the records to a .parquet or .jsonl file."),
     ] = None
 
     def files(self, plot: str | None = None) -> ResultFiles:

@@ -48,11 +48,11 @@ def quantize(
     ],
     scheme: Annotated[
         str,
-        typer.Option("--scheme", metavar="NAME", help="Name of a scheme (list schemes)."),
+        typer.Option(metavar="NAME", help="Name of a scheme (list schemes)."),
     ],
     out: Annotated[
         str,
-        output_option("--out", metavar="FOLDER", help="New folder for the checkpoint."),
+        output_option(metavar="FOLDER", help="New folder for the checkpoint."),
     ],
     overwrite: Annotated[
         bool,
@@ -60,10 +60,7 @@ def quantize(
     ] = False,
     kv_bits: Annotated[
         int | None,
-        typer.Option(
-            "--kv-bits",
-            help="Bits of cached keys and values: 16, 8 or 4. Default: the scheme's.",
-        ),
+        typer.Option(help="Bits of cached keys and values: 16, 8 or 4. Default: the scheme's."),
     ] = None,
     schemes_from: SchemesFromOption = None,
     calibrating: CalibrationOptions,

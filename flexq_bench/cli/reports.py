@@ -36,9 +36,7 @@ class ReportOptions:
 
     markdown: Annotated[
         str | None,
-        report_option(
-            "--markdown", metavar="FILE", help="Write a Markdown comment for a pull request."
-        ),
+        report_option(metavar="FILE", help="Write a Markdown comment for a pull request."),
     ] = None
     as_json: Annotated[
         str | None,
@@ -60,6 +58,11 @@ class ReportOptions:
         """Return the path of each option."""
         return {"--markdown": self.markdown, "--json": self.as_json}
 
+    @property
+    def use_stdout(self) -> bool:
+        """True if a report is written to stdout, so that nothing else may be."""
+        return STDOUT in self.paths().values()
+
     def write(self, report: ReportT, **writers: Callable[[ReportT], str]) -> None:
         """Write the report in each format. Raises UsageError if a file can't be written."""
         for option, path in self.paths().items():
@@ -79,9 +82,7 @@ class ReportOptions:
 class JunitReportOptions(ReportOptions):
     """Files to write a gate's report to, one of them for a test runner."""
 
-    junit: Annotated[
-        str | None, report_option("--junit", metavar="FILE", help="Write JUnit XML.")
-    ] = None
+    junit: Annotated[str | None, report_option(metavar="FILE", help="Write JUnit XML.")] = None
 
     def paths(self) -> dict[str, str | None]:
         return {"--markdown": self.markdown, "--junit": self.junit, "--json": self.as_json}

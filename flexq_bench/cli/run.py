@@ -40,14 +40,14 @@ def run(
     place: PlaceOptions,
     resume: Annotated[
         str | None,
-        typer.Option("--resume", metavar="RUN", help="Resume this run (a prefix of its uuid)."),
+        typer.Option(metavar="RUN", help="Resume this run (a prefix of its uuid)."),
     ] = None,
     trigger: Annotated[
-        str, typer.Option("--trigger", help="Purpose of the run: manual, nightly or gate.")
+        str, typer.Option(help="Purpose of the run: manual, nightly or gate.")
     ] = "manual",
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the random inputs. Default: 0."),
+        typer.Option(min=0, max=MAX_SEED, help="Seed of the random inputs. Default: 0."),
     ] = None,
     tuning: TuningOptions,
     db: DbOption = None,

@@ -56,7 +56,6 @@ def sensitivity(
     data: Annotated[
         str,
         typer.Option(
-            "--data",
             metavar="[KIND:]PATH",
             help="The text for the perplexity. KIND: wikitext (.raw), c4 (.jsonl), ptb, c4-gptq, "
             "ptb-gptq or text.",
@@ -65,19 +64,17 @@ def sensitivity(
     bits: Annotated[
         str,
         typer.Option(
-            "--bits",
             metavar="LIST",
             help="Settings to evaluate for each kind of layer, or own schemes; none: skip this.",
         ),
     ] = "w6a6,w4a4",
     group: Annotated[
         int,
-        typer.Option("--group", min=1, max=MAX_COUNT, help="Values along K that share a scale."),
+        typer.Option(min=1, max=MAX_COUNT, help="Values along K that share a scale."),
     ] = 128,
     a8_budget: Annotated[
         float | None,
         typer.Option(
-            "--a8-budget",
             min=0.0,
             max=1.0,
             callback=finite,
@@ -87,9 +84,7 @@ def sensitivity(
     a8_cost: Annotated[
         str,
         typer.Option(
-            "--a8-cost",
-            metavar="LIST",
-            help="Unit of the budget: layers (q, k and v are one), matrices, work.",
+            metavar="LIST", help="Unit of the budget: layers (q, k and v are one), matrices, work."
         ),
     ] = "layers",
     schemes_from: SchemesFromOption = None,
@@ -97,7 +92,7 @@ def sensitivity(
     segments: SegmentOptions,
     figure: Annotated[
         str | None,
-        typer.Option("--figure", metavar="FILE", help="Draw the result to a PNG file."),
+        typer.Option(metavar="FILE", help="Draw the result to a PNG file."),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,

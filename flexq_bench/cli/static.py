@@ -15,6 +15,7 @@ from flexq_bench.db.store import add_records, begin_run, finish_run
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.runtime.machine_code import check_tools
 from flexq_bench.repository.provenance import current_commit
+from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.names import unknown
@@ -48,6 +49,7 @@ def static(
         with _progress(len(chosen)) as on_step:
             values = list(series.static_values(chosen, TARGETS, on_step))
         run = series.static_run(commit, values)
+        store_history(database, commit)
         with database.session() as session:
             run = begin_run(session, run, commit)
             records = [series.static_record(value, run, commit) for value in values]

@@ -29,7 +29,6 @@ def status(
     cancel: Annotated[
         str | None,
         typer.Option(
-            "--cancel",
             metavar="REQUEST",
             help="First cancel a request (a prefix of its uuid); its results are kept.",
         ),

@@ -54,21 +54,18 @@ def sweep(
     m: Annotated[
         str | None,
         typer.Option(
-            "--m",
-            metavar="RANGES",
-            help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16.",
+            metavar="RANGES", help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16."
         ),
     ] = None,
-    n: Annotated[str | None, typer.Option("--n", metavar="RANGES", help="Output features.")] = None,
-    k: Annotated[str | None, typer.Option("--k", metavar="RANGES", help="Input features.")] = None,
+    n: Annotated[str | None, typer.Option(metavar="RANGES", help="Output features.")] = None,
+    k: Annotated[str | None, typer.Option(metavar="RANGES", help="Input features.")] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="A model's layers, not --n and --k."),
+        typer.Option(metavar="NAME", help="A model's layers, not --n and --k."),
     ] = None,
     config: Annotated[
         str | None,
         typer.Option(
-            "--config",
             metavar="PATH",
             help="The layers of a Hugging Face config.json, or of a folder with one.",
         ),
@@ -76,28 +73,25 @@ def sweep(
     layers: Annotated[
         str,
         typer.Option(
-            "--layers",
-            metavar="NAMES",
-            help="With --model: fused, separate, or names. With --config: names.",
+            metavar="NAMES", help="With --model: fused, separate, or names. With --config: names."
         ),
     ] = "fused",
     like: Annotated[
         str | None,
         typer.Option(
-            "--like",
             metavar="RUN",
             help="The cases of this run (its uuid's beginning); --kernels and --m replace its own.",
         ),
     ] = None,
     stage: Annotated[
-        str, typer.Option("--stage", metavar="STAGES", help="gemm, linear or both: gemm,linear.")
+        str, typer.Option(metavar="STAGES", help="gemm, linear or both: gemm,linear.")
     ] = "gemm",
     cache: Annotated[
-        str, typer.Option("--cache", metavar="MODES", help="cold, hot or both: cold,hot.")
+        str, typer.Option(metavar="MODES", help="cold, hot or both: cold,hot.")
     ] = "cold",
     regime: RegimeOption = None,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Draw times over M as a .png file.")
+        str | None, typer.Option(metavar="FILE", help="Draw times over M as a .png file.")
     ] = None,
     queue: Annotated[
         bool,

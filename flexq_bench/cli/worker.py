@@ -36,12 +36,7 @@ def worker(
     poll: Annotated[
         float,
         typer.Option(
-            "--poll",
-            min=0.1,
-            max=86_400.0,
-            callback=finite,
-            metavar="S",
-            help="Seconds between two polls.",
+            min=0.1, max=86_400.0, callback=finite, metavar="S", help="Seconds between two polls."
         ),
     ] = 2.0,
     kernels_from: KernelsFromOption = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.fleet.pool_choice import NO_CLUSTER, PoolOptions, device_name, open_pool
-from flexq_bench.fleet.ray_pool import RayPool, open_ray_pool
+from flexq_bench.fleet.ray_pool import RayPool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times, parse_times
 
@@ -23,6 +23,5 @@ __all__ = [
     "Work",
     "device_name",
     "open_pool",
-    "open_ray_pool",
     "parse_times",
 ]

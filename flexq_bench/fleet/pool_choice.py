@@ -11,7 +11,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.local_pool import LocalPool, registered_worker
 from flexq_bench.fleet.pool import Pool
-from flexq_bench.fleet.ray_pool import open_ray_pool
+from flexq_bench.fleet.ray_pool import RayPool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.kernels import registry
@@ -95,17 +95,10 @@ def open_pool(
             times=times,
             kernels_from=carried(adopted().sources),
         )
-        yield stack.enter_context(
-            open_ray_pool(
-                database,
-                workers,
-                commit,
-                times,
-                gpus=options.gpus,
-                repeat=options.repeat,
-                seed=options.seed or 0,
-            )
+        pool_of_cluster = RayPool(
+            database, workers, commit, times, gpus=options.gpus, repeat=options.repeat
         )
+        yield stack.enter_context(pool_of_cluster.opened())
 
 
 def device_name(backend: Backend | None, device: str | None) -> str:

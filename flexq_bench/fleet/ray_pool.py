@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Self
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
@@ -35,10 +36,9 @@ log = logging.getLogger(__name__)
 
 
 class RayPool:
-    """A pool that measures one set of works at a time; `open_ray_pool` opens it.
+    """A pool that measures one set of works at a time; `opened` gives it with ready workers.
 
-    gpus: SKUs or globs of the kinds to use; empty: all. repeat: measurements per case. seed: of
-    comparisons.
+    gpus: SKUs or globs of the kinds to use; empty: all. repeat: measurements per case.
     """
 
     def __init__(
@@ -50,14 +50,26 @@ class RayPool:
         *,
         gpus: Sequence[str] = (),
         repeat: int = 1,
-        seed: int = 0,
     ) -> None:
-        self._database, self._workers = database, workers
-        self._gpus, self.repeat, self._seed = tuple(gpus), repeat, seed
+        self._database, self._workers, self._times = database, workers, times
+        self._gpus, self.repeat = tuple(gpus), repeat
         self._on_record: OnRecord = lambda record: None
         self._coordinator = Coordinator(
             database, workers, commit, times, on_record=lambda record: self._on_record(record)
         )
+
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Start the workers, and mark them as stopped at the end. Raises as `gather`."""
+        with self._database.session() as session:
+            silent_since = database_time(session) - timedelta(seconds=2 * self._times.lease)
+            forget_silent_workers(session, silent_since=silent_since)
+        with self._workers:
+            try:
+                self.gather()
+                yield self
+            finally:
+                self._coordinator.mark_stopped()
 
     def gather(self) -> None:
         """Wait for the workers.
@@ -72,10 +84,6 @@ class RayPool:
         for pattern in self._gpus:
             if not any(fnmatchcase(gpu, pattern) for gpu in available):
                 raise UsageError(unknown("GPU", pattern, available))
-
-    def mark_stopped(self) -> None:
-        """Mark the workers as stopped."""
-        self._coordinator.mark_stopped()
 
     @property
     def kinds(self) -> Sequence[Kind]:
@@ -116,16 +124,9 @@ class RayPool:
         suffices: Suffices | None = None,
     ) -> list[CaseComparison]:
         self._coordinator.gather()
+        arguments = (repository, base, head, tuple(cases), suffices)
         compared: list[CaseComparison] = self._workers.run_in_place_of_worker(
-            gpu,
-            ComparerActor,
-            "compare",
-            repository,
-            base,
-            head,
-            tuple(cases),
-            self._seed,
-            suffices,
+            gpu, ComparerActor, "compare", *arguments
         )
         self._coordinator.gather()
         return compared
@@ -194,27 +195,3 @@ class RayPool:
                     store_offsets(session, work.run.info.uuid)
         except DatabaseError as error:  # must not hide the exception that ended the run
             log.warning("the offsets of single GPUs were not stored: %s", error)
-
-
-@contextmanager
-def open_ray_pool(
-    database: Database,
-    workers: RayWorkers,
-    commit: CommitInfo,
-    times: Times,
-    *,
-    gpus: Sequence[str] = (),
-    repeat: int = 1,
-    seed: int = 0,
-) -> Iterator[RayPool]:
-    """Open a pool whose workers are ready. Raises as RayPool.gather."""
-    with database.session() as session:
-        silent_since = database_time(session) - timedelta(seconds=2 * times.lease)
-        forget_silent_workers(session, silent_since=silent_since)
-    with workers:
-        pool = RayPool(database, workers, commit, times, gpus=gpus, repeat=repeat, seed=seed)
-        try:
-            pool.gather()
-            yield pool
-        finally:
-            pool.mark_stopped()

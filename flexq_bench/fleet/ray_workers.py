@@ -67,9 +67,7 @@ class MeterActor:
                 raise InfrastructureError(str(error)) from error
         if backend == "cpu":
             torch.set_num_threads(1)
-        # Ray shows a process only its own GPU, so that one is always the first.
-        device = "cpu" if backend == "cpu" else "cuda:0"
-        self._meter = Meter(device, seed=seed, tuning=tuning)
+        self._meter = Meter(_device_of(backend), seed=seed, tuning=tuning)
         self._known_keys: set[TuningKey] = set()
         # Held until the process ends. Actors on the slots of one CPU run side by side.
         self._device_lock = device_alone(
@@ -123,7 +121,7 @@ class ComparerActor:
     ) -> None:
         adopt(kernels_from)
         log_failures()
-        self._device = "cpu" if backend == "cpu" else "cuda:0"
+        self._device, self._seed = _device_of(backend), seed
 
     def compare(
         self,
@@ -131,15 +129,13 @@ class ComparerActor:
         base: str,
         head: str,
         cases: Sequence[Case],
-        seed: int,
         suffices: Suffices | None,
     ) -> list[CaseComparison]:
-        rules = InterleaveRules(suffices=suffices)
-        return list(
-            compare_commits(
-                repository, base, head, cases, device=self._device, seed=seed, rules=rules
-            )
+        rules, seed = InterleaveRules(suffices=suffices), self._seed
+        compared = compare_commits(
+            repository, base, head, cases, device=self._device, seed=seed, rules=rules
         )
+        return list(compared)
 
 
 class RayWorkers(RayActors):
@@ -183,6 +179,11 @@ class RayWorkers(RayActors):
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         reasons: dict[str, str] = self.call_and_wait(worker, "memory_obstacles", tuple(cases))
         return reasons
+
+
+def _device_of(backend: Backend) -> str:
+    """The device of an actor: Ray shows a process only its own GPU, which is always the first."""
+    return "cpu" if backend == "cpu" else "cuda:0"
 
 
 def _key(data: Mapping[str, object]) -> TuningKey:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import Reference, reference_gemm
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
@@ -149,29 +150,24 @@ class Contents:
         return replace(exact, y=y, magnitude=magnitude).rounded_to(self.rounds_to)
 
 
-def stage_input(kernel: LinearKernel, case: Case, inputs: LinearInputs) -> PackedOperand:
+def stage_input(bound: BoundKernel, inputs: LinearInputs) -> PackedOperand:
     """Return the input of a launch in the case's stage: packed codes, or `real` FP16 activations.
 
     The kernel's code gets a copy of the codes, so that it can't change what its reference is
     computed from. Raises ValueError if the stage needs real activations and the inputs have none.
     """
-    if case.stage == "gemm":
-        return kernel.pack_activation(inputs.x.clone())
+    if bound.case.stage == "gemm":
+        return bound.kernel.pack_activation(inputs.x.clone())
     if inputs.x_real is None:
         raise ValueError("the linear stage needs real activations, these inputs are codes")
-    return PackedOperand({"real": inputs.x_real}, case.gemm.m, case.gemm.k)
+    return PackedOperand({"real": inputs.x_real}, bound.gemm.m, bound.gemm.k)
 
 
 def draw_contents(
-    kernel: LinearKernel,
-    spec: KernelSpec,
-    case: Case,
-    own: LinearInputs,
-    rewriting: Rewriting,
-    seed: int,
+    bound: BoundKernel, own: LinearInputs, rewriting: Rewriting, seed: int
 ) -> Contents:
     """Draw activations like the subject's own, and elements of their results to check."""
-    gemm, device = case.gemm, own.w.values.device
+    gemm, device = bound.gemm, own.w.values.device
     host = torch.Generator().manual_seed(seed)
     rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_CHECKED_ROWS].to(device)
     columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_CHECKED_COLUMNS].to(device)
@@ -181,15 +177,15 @@ def draw_contents(
 
     def add(x: LinearInputs) -> None:
         x_rows.append(x.x.take_rows(rows))  # first, because packing runs the kernel's code
-        inputs.append(stage_input(kernel, case, x))
+        inputs.append(stage_input(bound, x))
 
     add(own)
     fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(inputs[0])
     count = max(_MIN_CONTENTS, min(rewriting.protocol.contents, fitting))
     while len(inputs) <= count:  # one more, which is unseen
         x_real = realistic_activations(gemm, generator)
-        add(LinearInputs(x_real, quantized_activation(kernel, x_real), own.w))
-    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, spec.rounds_to)
+        add(LinearInputs(x_real, quantized_activation(bound.kernel, x_real), own.w))
+    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, bound.spec.rounds_to)
 
 
 def _extent_bytes(buffer: torch.Tensor) -> int:

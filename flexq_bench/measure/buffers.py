@@ -12,16 +12,16 @@ from typing import Literal
 
 import torch
 
-from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand, Probe
+from flexq_bench.kernels.contract import Config, PackedOperand, Probe
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure import tampering
 from flexq_bench.measure.activation_rotation import Contents, Rewriting, Slots, stage_input
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import judge_error, relative_error
 from flexq_bench.measure.clocks import BetweenSamples, draw_kept
 from flexq_bench.measure.inputs import LinearInputs
 from flexq_bench.measure.weight_rotation import Content, WeightCopies, first_change
-from flexq_bench.workloads.case import Case
 
 # Activations of launches: those of the timed samples, ones that no launch has seen, or no others.
 Draw = Literal["timed", "new", "same"]
@@ -119,8 +119,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     def __init__(
         self,
-        kernel: LinearKernel,
-        case: Case,
+        bound: BoundKernel,
         weights: WeightCopies,
         launch: Launch,
         contents: Contents,
@@ -132,13 +131,13 @@ class LinearBuffers(Buffers, BetweenSamples):
         pad: torch.Tensor,
     ) -> None:
         self.weights = weights
-        self._kernel, self._case = kernel, case
+        self._bound = bound
         self._launch, self._contents = launch, contents
         self._reference, self._first_w = reference, first_w
         self._pad = pad  # kept, so that the buffers don't get the addresses of the last placement
         self._draw = random.Random(seed)
         self._rewritten_bytes = rewriting.protocol.rewritten_bytes
-        budget = rewriting.pool_bytes(case, weights[0].nbytes)
+        budget = rewriting.pool_bytes(bound.case, weights[0].nbytes)
         self._place_activations(budget)
         self._place_output(seed)
         self._first = 0  # content of the first slot
@@ -177,7 +176,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._filled = self._bank, 0, count  # so many slots have these contents, from the first on
 
     def _place_output(self, seed: int) -> None:
-        m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
+        m, n, device = self._bound.gemm.m, self._bound.gemm.n, self._reference.y.device
         # The default generator is the kernel's. Noise is no correct result.
         generator = torch.Generator(device).manual_seed(seed)
         self._out = torch.randn(
@@ -293,8 +292,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         """Name an operand that launches changed although they must not; empty: none."""
         if self._written:
             return self._written
-        read_only = self._kernel.read_only()
-        if self._case.stage == "linear":
+        read_only = self._bound.kernel.read_only()
+        if self._bound.case.stage == "linear":
             read_only |= {"x"}
         if "x" in read_only:
             bank, first, count = self._filled
@@ -308,10 +307,10 @@ class LinearBuffers(Buffers, BetweenSamples):
         return ""
 
     def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
-        self._given_x = self._all_slots(stage_input(self._kernel, self._case, inputs))
+        self._given_x = self._all_slots(stage_input(self._bound, inputs))
         if weights:
-            packed = self._kernel.pack_weight(inputs.w.clone())
-            self._given_w = Content(inputs.w, self._kernel.narrow(packed, config))
+            packed = self._bound.kernel.pack_weight(inputs.w.clone())
+            self._given_w = Content(inputs.w, self._bound.kernel.narrow(packed, config))
 
     def _give_weights(self, copy: int) -> None:
         """Write the given weights into a copy; the one that had them gets others back."""

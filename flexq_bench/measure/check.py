@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS, Reference, reference_of
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
@@ -20,8 +20,6 @@ from flexq_bench.measure.inputs import (
     weight_seed,
 )
 from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
-from flexq_bench.workloads.case import Stage
-from flexq_bench.workloads.gemm import GemmWorkload
 
 FP16_MAX = 65504.0
 FP16_OVERFLOW = 65536.0  # above this, no rounding or order of accumulation gives a finite value
@@ -60,25 +58,15 @@ class CheckResult:
         return CheckResult(worst, all(exacts) if exacts else None, self.detail or other.detail)
 
 
-def check_linear(
-    kernel: LinearKernel,
-    spec: KernelSpec,
-    gemm: GemmWorkload,
-    stage: Stage,
-    device: torch.device,
-    run: Run,
-    *,
-    seed: int,
-    tolerance: float,
-) -> CheckResult:
+def check_linear(bound: BoundKernel, run: Run, *, seed: int, tolerance: float) -> CheckResult:
     """Check one configuration of a kernel on inputs drawn from `seed`.
 
-    spec: of the kernel, which its code can't change.
     Realistic inputs must be within `tolerance` of float64 (see relative_error), and quantized by
     the kernel's own rule little worse than by its formats' (own_quantization). A kernel with
     integer weights and activations must also give float16(reference) bit for bit on codes over
     their full range and on small ones, with scales that keep every FP32 sum exact.
     """
+    kernel, spec, gemm, device = bound.kernel, bound.spec, bound.gemm, bound.device
     drawn = derive_seed(seed, "realistic")
     inputs = realistic_inputs(kernel, gemm, device, drawn)
     if has_own_rule(kernel):
@@ -88,7 +76,7 @@ def check_linear(
             return CheckResult(None, None, error)
         del w_real
     reference = reference_of(spec, inputs.x, inputs.w)
-    y = _run_poisoned(run, inputs, gemm, device)
+    y = _run_poisoned(run, inputs, bound)
     result = judge_error(y, reference, tolerance)
     if not result.is_correct and spec.is_external and spec.rounds_to is None:
         hint = _rounding_hint(y, reference, tolerance)
@@ -97,8 +85,8 @@ def check_linear(
     if spec.rounds_to is not None or not is_integer:
         return result
     del inputs, reference, y
-    for inputs, reference in _exact_cases(kernel, spec, gemm, stage, device, seed):
-        y = _run_poisoned(run, inputs, gemm, device)
+    for inputs, reference in _exact_cases(bound, seed):
+        y = _run_poisoned(run, inputs, bound)
         result = result.merged(_judge_exact(y, reference))
     return result
 
@@ -165,33 +153,23 @@ def _describe_wrong(
     )
 
 
-def _run_poisoned(
-    run: Run, inputs: LinearInputs, gemm: GemmWorkload, device: torch.device
-) -> torch.Tensor:
-    out = torch.full((gemm.m, gemm.n), torch.nan, dtype=torch.float16, device=device)
+def _run_poisoned(run: Run, inputs: LinearInputs, bound: BoundKernel) -> torch.Tensor:
+    size = bound.gemm.m, bound.gemm.n
+    out = torch.full(size, torch.nan, dtype=torch.float16, device=bound.device)
     run(inputs, out)
     return out
 
 
-def _exact_cases(
-    kernel: LinearKernel,
-    spec: KernelSpec,
-    gemm: GemmWorkload,
-    stage: Stage,
-    device: torch.device,
-    seed: int,
-) -> Iterator[tuple[LinearInputs, Reference]]:
+def _exact_cases(bound: BoundKernel, seed: int) -> Iterator[tuple[LinearInputs, Reference]]:
     """Yield full-range codes, as dense as FP32 sums stay exact in any order, and small sums."""
     for density in _DENSITIES:
-        inputs = full_range_inputs(
-            kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
-        )
-        reference = reference_of(spec, inputs.x, inputs.w)
+        inputs = full_range_inputs(bound, derive_seed(seed, "full"), density=density)
+        reference = reference_of(bound.spec, inputs.x, inputs.w)
         if float(reference.magnitude.max()) < FP32_INTEGERS * _quantum(inputs):
             break
     yield inputs, reference
-    inputs = small_sum_inputs(kernel, gemm, stage, device, derive_seed(seed, "small"))
-    yield inputs, reference_of(spec, inputs.x, inputs.w)
+    inputs = small_sum_inputs(bound, derive_seed(seed, "small"))
+    yield inputs, reference_of(bound.spec, inputs.x, inputs.w)
 
 
 def _quantum(inputs: LinearInputs) -> float:

@@ -36,13 +36,24 @@ def clean_environment() -> Iterator[dict[str, str]]:
         own = {"HOME": home, "TMPDIR": home / "tmp", "FLEXQ_BENCH_CACHE": home / "cache"}
         for folder in own.values():
             folder.mkdir(exist_ok=True)
+        installed = os.pathsep.join(_installed_on_python_path())
         yield {
             **{name: value for name, value in os.environ.items() if _passes(name)},
             **{name: str(folder) for name, folder in own.items()},
             # Packages that were installed for the user are in the real home.
             "PYTHONUSERBASE": site.getuserbase(),
+            **({"PYTHONPATH": installed} if installed else {}),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+
+def _installed_on_python_path() -> list[str]:
+    """Return the folders of PYTHONPATH into which packages were installed (`pip --target`).
+
+    Others are left out: they may have modules of the code under test, or in place of it.
+    """
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [name for name in folders if name and any(Path(name).glob("*.dist-info"))]
 
 
 def _passes(name: str) -> bool:

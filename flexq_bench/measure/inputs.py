@@ -20,7 +20,7 @@ from flexq_bench.kernels.formats.mixed import (
     joined,
     tail_start,
 )
-from flexq_bench.workloads.case import Stage
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.workloads.gemm import GemmWorkload
 
 INPUT_DISTRIBUTION = "normal-outlier-v1"
@@ -117,22 +117,15 @@ def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> tor
     return x.half()
 
 
-def full_range_inputs(
-    kernel: LinearKernel,
-    gemm: GemmWorkload,
-    stage: Stage,
-    device: torch.device,
-    seed: int,
-    *,
-    density: float = 1.0,
-) -> LinearInputs:
+def full_range_inputs(bound: BoundKernel, seed: int, *, density: float = 1.0) -> LinearInputs:
     """Codes over the full range, with many extremes, and scales that are powers of two.
 
     density: fraction of nonzero activations; lower it if sums exceed the exact range of FP32. Only
     for kernels whose weights and activations are both integers.
     """
+    gemm, device = bound.gemm, bound.device
     generator = torch.Generator(device).manual_seed(seed)
-    spec = kernel.spec
+    spec = bound.kernel.spec
     x = _full_range(gemm.m, gemm.k, spec.activation, generator, device)
     keep = (
         torch.rand(gemm.m, gemm.k, generator=generator, device=device, dtype=torch.float32)
@@ -140,17 +133,16 @@ def full_range_inputs(
     )
     x = replace(x, values=x.values * keep)
     w = _full_range(gemm.n, gemm.k, spec.weight, generator, device)
-    return _for_stage(kernel, stage, x, w)
+    return _for_stage(bound, x, w)
 
 
-def small_sum_inputs(
-    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
-) -> LinearInputs:
+def small_sum_inputs(bound: BoundKernel, seed: int) -> LinearInputs:
     """Sparse small codes with all scales 1: the output is an integer that FP16 represents.
 
     In the `linear` stage each group needs one code at the top to have scale 1, so outputs may
     exceed that range. Only for kernels whose weights and activations are both integers.
     """
+    gemm, device = bound.gemm, bound.device
     generator = torch.Generator(device).manual_seed(seed)
     terms = min(1.0, _SMALL_TERMS / gemm.k)
 
@@ -174,9 +166,9 @@ def small_sum_inputs(
             return Operand(small, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
         return Operand(small, ones, fmt.bits, fmt.group)
 
-    x = draw(gemm.m, kernel.spec.activation, terms)
-    w = draw(gemm.n, kernel.spec.weight, 1.0)
-    return _for_stage(kernel, stage, x, w)
+    x = draw(gemm.m, bound.kernel.spec.activation, terms)
+    w = draw(gemm.n, bound.kernel.spec.weight, 1.0)
+    return _for_stage(bound, x, w)
 
 
 def _full_range(
@@ -223,8 +215,9 @@ def _full_range(
     return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
 
 
-def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> LinearInputs:
-    if stage == "gemm":
+def _for_stage(bound: BoundKernel, x: Operand, w: Operand) -> LinearInputs:
+    kernel = bound.kernel
+    if bound.case.stage == "gemm":
         return LinearInputs(None, x, w)
     x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order().half()
     return LinearInputs(x_real, quantized_activation(kernel, x_real), w)

@@ -12,7 +12,6 @@ from flexq_bench.kernels.contract import (
     Config,
     Kernel,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Probe,
 )
@@ -20,6 +19,7 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure.activation_rotation import Rewriting, draw_contents, stage_input
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.buffers import (
     Buffers,
     Launch,
@@ -115,26 +115,22 @@ def bind(
         drawn = derive_seed(seed, case.gemm, "timed")
         return _ProbeSubject(kernel, spec, case.gemm, device, drawn)
     n, k = case.gemm.n, case.gemm.k
+    bound = BoundKernel(kernel, spec, case, device)
     weights = shared.get(
         (spec.label, n, k, seed, rewriting.secret),
-        lambda: _layer_weights(kernel, spec, n, k, device, seed, rewriting.secret),
+        lambda: _layer_weights(bound, seed, rewriting.secret),
     )
-    return _LinearSubject(kernel, spec, case, device, seed, rewriting, weights)
+    return _LinearSubject(bound, seed, rewriting, weights)
 
 
-def _layer_weights(
-    kernel: LinearKernel,
-    spec: KernelSpec,
-    n: int,
-    k: int,
-    device: torch.device,
-    seed: int,
-    secret: int,
-) -> LayerWeights:
+def _layer_weights(bound: BoundKernel, seed: int, secret: int) -> LayerWeights:
+    kernel, spec = bound.kernel, bound.spec
+    n, k = bound.gemm.n, bound.gemm.k
+
     def draw(index: int) -> Content:
         # The first content is that of every process with this seed; the others are not known.
         parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
-        operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, *parts))
+        operand = realistic_weight(kernel, n, k, bound.device, derive_seed(seed, n, k, *parts))
         packed = _plain(spec, kernel.pack_weight(operand.clone()))
         _check_packed(spec, packed, operand)
         return Content(operand, packed)
@@ -182,23 +178,15 @@ class _LinearSubject(Subject):
     input_distribution = INPUT_DISTRIBUTION
 
     def __init__(
-        self,
-        kernel: LinearKernel,
-        spec: KernelSpec,
-        case: Case,
-        device: torch.device,
-        seed: int,
-        rewriting: Rewriting,
-        weights: LayerWeights,
+        self, bound: BoundKernel, seed: int, rewriting: Rewriting, weights: LayerWeights
     ) -> None:
-        self.spec = spec
-        self._kernel, self._case, self._device = kernel, case, device
-        self._rewriting = rewriting
+        self.spec = bound.spec
+        self._bound, self._kernel, self._rewriting = bound, bound.kernel, rewriting
         self._weights = weights
-        drawn = derive_seed(seed, case.gemm, "timed")
+        drawn = derive_seed(seed, bound.gemm, "timed")
         w = self._first.operand
-        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=w)
-        self._reference = reference_of(spec, self._inputs.x, w)
+        self._inputs = realistic_inputs(bound.kernel, bound.gemm, bound.device, drawn, w=w)
+        self._reference = reference_of(bound.spec, self._inputs.x, w)
 
     @property
     def _first(self) -> Content:
@@ -214,11 +202,11 @@ class _LinearSubject(Subject):
         return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
 
     def candidates(self) -> Sequence[Config]:
-        return self._kernel.candidates(self._case.gemm)
+        return self._kernel.candidates(self._bound.gemm)
 
     @property
     def tuning_bucket(self) -> int:
-        return self._kernel.tuning_bucket(self._case.gemm.m)
+        return self._kernel.tuning_bucket(self._bound.gemm.m)
 
     def narrow(self, config: Config | None) -> None:
         self._weights = self._weights.repacked(
@@ -226,31 +214,20 @@ class _LinearSubject(Subject):
         )
 
     def default_config(self) -> Config | None:
-        return self._kernel.default_config(self._case.gemm)
+        return self._kernel.default_config(self._bound.gemm)
 
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
-        gemm = self._case.gemm
-
         def run(inputs: LinearInputs, out: torch.Tensor) -> None:
             # may share memory with the codes
-            x = stage_input(self._kernel, self._case, inputs).clone()
-            launch = _launcher(self._kernel, self._case, self._device)
+            x = stage_input(self._bound, inputs).clone()
+            launch = _launcher(self._bound)
             launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
-        return check_linear(
-            self._kernel,
-            self.spec,
-            gemm,
-            self._case.stage,
-            self._device,
-            run,
-            seed=seed,
-            tolerance=tolerance,
-        )
+        return check_linear(self._bound, run, seed=seed, tolerance=tolerance)
 
     def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
-        pad = random_pad(self._device, seed)
-        drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
+        pad = random_pad(self._bound.device, seed)
+        drawn = derive_seed(self._rewriting.secret, self._bound.case.key, seed)
         contents = self._weights.first(self._rewriting.weight_contents(copies))
         weights = None if shared_with is None else shared_with.weights
         if not (
@@ -258,13 +235,10 @@ class _LinearSubject(Subject):
         ):
             weights = WeightCopies(contents, copies, random.Random(drawn))
         return LinearBuffers(
-            self._kernel,
-            self._case,
+            self._bound,
             weights,
-            _launcher(self._kernel, self._case, self._device),
-            draw_contents(
-                self._kernel, self.spec, self._case, self._inputs, self._rewriting, drawn
-            ),
+            _launcher(self._bound),
+            draw_contents(self._bound, self._inputs, self._rewriting, drawn),
             self._reference,
             self._first,
             self._rewriting,
@@ -311,9 +285,10 @@ class _ProbeSubject(Subject):
         return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
-def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:
+def _launcher(bound: BoundKernel) -> Launch:
     """A launch of the case's stage, with its other buffers allocated now."""
-    if case.stage == "gemm":
+    kernel = bound.kernel
+    if bound.case.stage == "gemm":
 
         def gemm(
             x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
@@ -321,7 +296,7 @@ def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:
             kernel.gemm(x, w, out, config=config)
 
         return gemm
-    packed = kernel.empty_activation(case.gemm.m, case.gemm.k, device)
+    packed = kernel.empty_activation(bound.gemm.m, bound.gemm.k, bound.device)
 
     def linear(
         x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None

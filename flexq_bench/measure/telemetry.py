@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
-from types import TracebackType
 from typing import Any, Protocol
 
 from flexq_bench.measure.nvml import Nvml
@@ -97,12 +96,7 @@ class Telemetry:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
@@ -103,12 +102,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is not None:  # also Ctrl-C: don't wait for the current request
             self.kill()
         self.close()

@@ -111,8 +111,6 @@ class _Cache:
         unchanged = [
             (b"etag", etag.encode()),
             (b"cache-control", f"public, max-age={CACHE_S:.0f}".encode()),
-            (b"access-control-allow-origin", b"*"),
-            (b"x-content-type-options", b"nosniff"),
         ]
         headers = [
             *unchanged,

@@ -107,7 +107,8 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/v1/series/{id}", "getSeries", "the history of a series, its newest results",
-        responses.series_history, responses.SeriesHistory, (_ID, _LIMIT),
+        responses.series_history, responses.SeriesHistory,
+        (_ID, _LIMIT, Parameter("branch", "of the history; default: the main branch")),
     ),
     Endpoint(
         "/v1/alerts", "listAlerts", "alerts, newest first; by default the open ones",

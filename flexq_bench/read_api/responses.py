@@ -37,7 +37,7 @@ class SeriesList:
 
 @dataclass(frozen=True, slots=True)
 class SeriesHistory:
-    """points: accepted results, oldest commit first by ancestry.
+    """points: accepted results at the commits of a branch, oldest first by ancestry.
 
     Times are in microseconds, other metrics in the `unit` of the series.
     """
@@ -122,7 +122,7 @@ def series_history(session: Session, parameters: Parameters) -> SeriesHistory:
     series = by_id.get(parameters["id"])
     if series is None:
         raise NotFoundError(f"no series {parameters['id']}: /v1/series lists them")
-    points = queries.series_history(session, series.id)
+    points = queries.series_history(session, series.id, branch=parameters.get("branch"))
     return SeriesHistory(series, tuple(points[-parameters.get("limit", DEFAULT_LIMIT) :]))
 
 

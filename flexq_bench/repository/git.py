@@ -61,6 +61,16 @@ def git_output(
     return done.stdout.strip()
 
 
+def parents_of(folder: Path, sha: str) -> tuple[str, ...]:
+    """Return the parents that a commit names, whether the clone has them or not.
+
+    Raises GitError if the clone lacks the commit.
+    """
+    header = git_output(folder, "cat-file", "commit", sha).partition("\n\n")[0]
+    lines = (line.split(" ") for line in header.splitlines())
+    return tuple(words[1] for words in lines if words[0] == "parent")
+
+
 def commits_of_tags(folder: Path) -> dict[str, str]:
     """Return the full sha of the commit of each tag, by name. Raises GitError outside of git."""
     # The last field is the target of an annotated tag; it is empty for a lightweight one.

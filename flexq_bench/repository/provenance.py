@@ -13,7 +13,8 @@ from pathlib import Path
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.packages import PACKAGE
-from flexq_bench.repository.git import GitError, git_output
+from flexq_bench.repository.ancestry import measured_branch
+from flexq_bench.repository.git import GitError, git_output, parents_of
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages
 # Folders of a checkout, for git. In flexq_bench they are links, which git does not follow.
@@ -22,6 +23,8 @@ _NOT_MEASURING = frozenset({"ci", "dashboard"})  # parts that affect no result
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
 _FIELD_SEPARATOR = "\x1f"
+
+_clones: dict[str, Path] = {}  # by sha of a commit that was read there
 
 log = logging.getLogger(__name__)
 
@@ -71,24 +74,24 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
     # Authors and subjects may contain invalid UTF-8, which can be neither stored nor printed.
     text = described.encode(errors="replace").decode()
     sha, author, committed_at, subject = text.split(_FIELD_SEPARATOR, 3)
-    parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
-    count = _git(root, "rev-list", "--first-parent", "--count", revision)
+    parents = parents_of(root, sha)
+    _clones[sha] = root
     return CommitInfo(
         sha=sha,
-        parent=parent or None,
-        topo_order=_topological_order(root, count),
+        parent=parents[0] if parents else None,
+        topo_order=None,
         dirty=dirty,
         subject=subject,
         author=author,
         committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
+        parents=parents,
+        branch=measured_branch(root, sha),
     )
 
 
-def _topological_order(root: Path, count: str | None) -> int | None:
-    # In a shallow clone the count starts at the oldest fetched commit, and would be wrong.
-    if count is None or _git(root, "rev-parse", "--is-shallow-repository") == "true":
-        return None
-    return int(count)
+def clone_of(commit: CommitInfo) -> Path | None:
+    """Return the clone in which this process read a commit; None: in none."""
+    return _clones.get(commit.sha)
 
 
 def is_dirty(root: Path) -> bool:
@@ -115,6 +118,7 @@ def _package_commit(root: Path) -> CommitInfo:
         topo_order=None,
         dirty=False,
         subject="installed package",
+        branch=measured_branch(),
     )
 
 

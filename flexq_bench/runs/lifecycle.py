@@ -5,7 +5,7 @@ Only `open_run` sets the status of a run, to running and at its end:
 | the block ends by                                         | status                          |
 | --------------------------------------------------------- | ------------------------------- |
 | its last line                                             | `OpenRun.status`, else complete |
-| Ctrl-C, SIGTERM                                           | interrupted                     |
+| Ctrl-C, SIGTERM, SIGHUP                                   | interrupted                     |
 | CancelledError: the request was cancelled                 | interrupted                     |
 | BrokenPipeError, SystemExit: the output was closed        | interrupted                     |
 | GeneratorExit: the caller closed the iterator of results  | interrupted                     |
@@ -38,6 +38,7 @@ from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.commit_history import store_history, warn_once
 from flexq_bench.runs.owner_process import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.transactions import run_transaction
@@ -110,14 +111,16 @@ class OpenRun:
 def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[OpenRun]:
     """Begin a run, or resume the one with its uuid or idempotency key; set its final status.
 
-    Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. An exception that ends the
-    block is raised again after the status is stored. Raises what begin_run raises, and
+    Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. An exception that
+    ends the block is raised again after the status is stored. Raises what begin_run raises, and
     InfrastructureError if the database's file was deleted or replaced meanwhile: the message names
     the file that the run's results were written to instead.
     """
     with ended_by_terminate():
         with suppress(*UNAVAILABLE):  # the next run repeats it
             end_dead_runs(database)
+        if note := store_history(database, commit):
+            warn_once(note)
         info = run_transaction(
             database,
             lambda session: begin_run(

@@ -57,17 +57,12 @@ class ModelFiles:
 
     def tokenizer_files(self) -> list[Path]:
         """The tokenizer's files next to the weights, sorted by name."""
-        paths = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
-        return sorted(path for path in paths if path.is_file())
+        return _files(self.folder, _TOKENIZER_FILES)
 
     def content_hash(self) -> str:
         """SHA-256 over names and contents of the weights, the configuration and the tokenizer."""
-        digest = hashlib.sha256()
         described = [self.folder / CONFIG] if self.gguf is None else []
-        for path in sorted({*self.weights, *described, *self.tokenizer_files()}):
-            if path.is_file():
-                digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
-        return digest.hexdigest()
+        return _content_hash({*self.weights, *described, *self.tokenizer_files()})
 
 
 def find_model(spec: str) -> ModelFiles:
@@ -264,6 +259,26 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds no JSON object: download it again")
     return content
+
+
+def hash_of_damaged(path: Path) -> str:
+    """Hash the files of a model that may be damaged: as ModelFiles.content_hash, if it is whole."""
+    if path.is_file():
+        return _content_hash({path, *_files(path.parent, _TOKENIZER_FILES)})
+    return _content_hash(_files(path, ("*.safetensors", "*.gguf", CONFIG, *_TOKENIZER_FILES)))
+
+
+def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(path for path in paths if path.is_file())
+
+
+def _content_hash(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        if path.is_file():
+            digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def _file_hash(path: Path) -> str:

@@ -18,8 +18,8 @@ from flexq_bench.stats.newest_step import (
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_LEVEL
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
 # values of a series after which a new level needs only three: one that switches between two levels
-# with a chance of 10 % a value has done so by then, except once in 24
-SETTLED = 24
+# with a chance of 10 % a value has done so by then, except once in 8
+SETTLED = 20
 # in a shorter series both levels must have lasted, which such a series does once in 8
 LONG_BEFORE, LONG_AFTER = 10, 12
 LONGEST_SPELL = 5  # values of a step that is withdrawn if the level before it returns
@@ -30,7 +30,7 @@ _START = 8  # first values, whose visits do not count: a benchmark's first runs 
 _LEAST_SHARE = 0.1  # of the range of the levels so far: nobody looks for smaller steps
 _LASTING = 10  # values of a level that counts for that range
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
-_AGAIN = 8  # a look that finds nothing is repeated after a quarter of the values since its step
+_AGAIN = 8  # a look that finds nothing is repeated after an eighth of the values since its step
 _REGULAR = 1.3  # growth of a level after which a look is due: weak steps pass the gate unseen
 _DEEPEST = 2  # looks at what follows an insignificant step, which may hide the newest one
 _DIFFERENCE = MAD_TO_SIGMA / float(np.sqrt(2))  # median of differences to sigma

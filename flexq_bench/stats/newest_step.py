@@ -27,9 +27,6 @@ SURROUNDINGS = 60  # values on either side that describe the noise next to a ste
 _NO_NOISE = 1e-6  # of the range of the values: the resolution of the arithmetic
 _CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
 _SHARED = 8.0  # values that the other side's variance counts for: a new side has only few
-_NEW = 10  # values of a side that are too few to show the noise of now
-_NOW = 15  # values before a new side that show it instead
-_LOUDER = 2.0  # factor by which the noise of now must be larger, as 15 values vary by chance
 _MOST_COUNTED = 30.0  # independent values of a side: levels wander, so more make it no surer
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
 # look at every commit adds new ones.
@@ -124,14 +121,10 @@ def _variances(left: Floats, right: Floats, floor: float) -> list[float]:
     """Variance of one value on either side, from the residuals of both."""
     squares = float(left @ left), float(right @ right)
     pooled = sum(squares) / (left.size + right.size - 2)
-    variances = [
+    return [
         max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
         for square, size in zip(squares, (left.size, right.size), strict=True)
     ]
-    if right.size <= _NEW:
-        now = MAD_TO_SIGMA * float(np.median(np.abs(left[-_NOW:]))) / _LOUDER
-        variances = [max(variance, now * now) for variance in variances]
-    return variances
 
 
 def _wander(before: Floats, size: int, memory: float, variance: float) -> float:

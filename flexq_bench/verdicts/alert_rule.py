@@ -36,8 +36,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 from flexq_bench.workloads.probes import calibrates
 
 if TYPE_CHECKING:
-    from flexq_bench.db.queries import AlertRow, DecisionRow
-    from flexq_bench.db.records import CommitInfo
+    from flexq_bench.db.queries import AlertRow, CommitRow, DecisionRow
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
 
@@ -172,6 +171,11 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # same evidence another verdict.
 DETECTOR = "interleaved"
 DETECTOR_VERSION = 7
+RULE = (
+    "slower or faster if the change is at least the smallest that counts and the 99 % "
+    "bounds exclude no change, with a limited rate of false verdicts among the comparisons of a "
+    "night; same if both bounds are within the smallest change; else ambiguous"
+)
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,
@@ -255,8 +259,8 @@ class Group:
     """
 
     family: str
-    good: CommitInfo
-    bad: CommitInfo
+    good: CommitRow
+    bad: CommitRow
     members: tuple[str, ...]
 
 

@@ -45,16 +45,23 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> Evidence:
-        """Inverse of `as_dict`. Raises TypeError or KeyError for other input."""
-        comparison = dict(flat["comparison"])
-        comparison |= {name: _decoded(comparison[name]) for name in _BLOCKS}
+        """Inverse of `as_dict`; fields that other versions have, or lack, make no difference.
+
+        Raises TypeError, KeyError or ValueError for other input.
+        """
+        comparison = _known(Comparison, flat["comparison"])
+        comparison |= {name: _decoded(comparison[name]) for name in _BLOCKS if name in comparison}
         comparison["placement"] = tuple(comparison["placement"])
         values = {
-            **flat,
+            **_known(cls, flat),
             "comparison": Comparison(**comparison),
-            "beside": tuple(flat["beside"]),
+            "beside": tuple(flat.get("beside", ())),
         }
         return cls(**values)
+
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {item.name: values[item.name] for item in fields(kind) if item.name in values}
 
 
 def _encoded(values: ArrayLike | None) -> list[float | str | None] | None:

@@ -28,6 +28,10 @@ PARAMETERS: dict[str, Any] = {
     "significance": SIGNIFICANCE,
     "smallest_change": SMALLEST_CHANGE,
 }
+RULE = (
+    "a change of the level of the series, over all of its results, which noise alone makes with a "
+    "probability of at most the significance"
+)
 CAVEAT = "by history alone, no interleaved comparison confirms it"
 
 

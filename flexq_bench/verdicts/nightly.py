@@ -77,7 +77,7 @@ def record_night(
         update_calibration(session, at=moment)
     if not alerting:
         return Night(tuple(judged))
-    opened, joined = open_or_join_alerts(session, _groups(new, commits), moment)
+    opened, joined = open_or_join_alerts(session, _groups(session, new, commits), moment)
     fixed = _close_fixed(session, comparisons, commits, moment)
     return Night(tuple(judged), opened, joined, fixed)
 
@@ -120,10 +120,22 @@ def _decision(
         log_ratio_low=finite(confirmation.low),
         log_ratio_high=finite(confirmation.high),
         created_at=at,
+        rule=alert_rule.RULE,
+        numbers={
+            "p_value": finite(confirmation.p_value),
+            "smallest_change": finite(confirmation.smallest_change),
+            "blocks": confirmation.blocks,
+            "placements": confirmation.placements,
+            "slow_placements": None
+            if confirmation.modes is None
+            else [confirmation.modes.slow_base, confirmation.modes.slow_head],
+        },
     )
 
 
-def _groups(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> list[Group]:
+def _groups(
+    session: Session, judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]
+) -> list[Group]:
     """The verdicts that open alerts, by commit range and family, the narrowest range first.
 
     judged: by the uuid of the decision. A commit compared with itself opens none.
@@ -134,11 +146,18 @@ def _groups(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> 
             compared = verdict.compared
             key = (compared.base, compared.head, kernel_family(verdict.case.kernel))
             members.setdefault(key, []).append(decision)
+    rows = {sha: _row(session, commits[sha]) for key in members for sha in key[:2]}
     groups = [
-        Group(family, commits[base], commits[head], tuple(uuids))
+        Group(family, rows[base], rows[head], tuple(uuids))
         for (base, head, family), uuids in members.items()
     ]
     return sorted(groups, key=_width)
+
+
+def _row(session: Session, commit: CommitInfo) -> queries.CommitRow:
+    """Return a commit with its place in the history; it is stored with its decision."""
+    row = queries.commit_row(session, commit.sha, project=commit.project)
+    return row or queries.CommitRow(commit.sha, None, commit.subject, commit.author, commit.project)
 
 
 def _width(group: Group) -> tuple[int, str, str]:

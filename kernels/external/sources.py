@@ -134,7 +134,7 @@ class KernelSource:
             sys.path.remove(str(folder))
             folder = top_of_package(path)
             module = _imported_in_package(path, folder)
-        imported = _files_of(sys.modules.keys() - before, folder)
+        imported = _files_of(sys.modules.keys() - before, top_of_package(path))
         return module, content_hash({path, *imported}, folder)
 
     def _unpacked(self) -> Path:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from flexq_bench.ci.accuracy_gate.checks.task import TaskLimit
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_gate.power import tokens_needed
 from flexq_bench.workloads.errors import WorkloadError
 
 HEAD = 'version = 1\nschemes = ["flexq-w6ax"]\n'
@@ -23,8 +23,10 @@ def policy(tmp_path):
 def test_omitted_keys_have_defaults(policy):
     found = policy(HEAD + TEXT)
     assert (found.name, found.schemes, found.base) == ("mine", ("flexq-w6ax",), "fp16")
-    assert (found.context, found.max_tokens, found.limit, found.parity) == (None,) * 4
-    limit = found.perplexities[0]
+    assert (found.context, found.max_tokens, found.limit, found.allow_not_judged) == (
+        *(None, None, None, ()),
+    )
+    (limit,) = (limit.table for limit in found.limits)
     assert (limit.text, limit.increase, limit.percent, limit.upper_percent) == (
         *("wikitext", None, 2.0, None),
     )
@@ -32,13 +34,12 @@ def test_omitted_keys_have_defaults(policy):
 
 def test_bundled_policy_is_found_by_name():
     found = load_accuracy_policy("default")
-    assert found.parity is not None
-    assert [task.name for task in found.tasks] == ["piqa", "arc_easy"]
+    assert [task.name for task in found.of(TaskLimit)] == ["piqa", "arc_easy"]
 
 
 def test_task_file_is_relative_to_the_policy(policy, tmp_path):
     task = '[[task]]\nname = "mine.yaml"\nmetric = "acc"\nmargin_points = 1\n'
-    assert policy(HEAD + task).tasks[0].name == str(tmp_path / "mine.yaml")
+    assert policy(HEAD + task).of(TaskLimit)[0].name == str(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,10 @@ def test_task_file_is_relative_to_the_policy(policy, tmp_path):
         (HEAD + TEXT + "percnt = 1\n", "perplexity 1: no key 'percnt' here: the keys are percent"),
         (HEAD + '[[perplexity]]\ntext = "a"\n', "perplexity 1: limits nothing"),
         (HEAD, "limits nothing: add"),
-        (HEAD + '[parity]\nkernels = ["flexq"]\ntolerance = 0.01\n', "parity. is of kernels alone"),
+        (
+            HEAD + '[parity]\nkernels = ["flexq"]\ntolerance = 0.01\n',
+            "parity. is of no text or task",
+        ),
         (HEAD + TEXT.replace("2", "-2"), "percent must be a number of at least 0"),
         (HEAD + '[[task]]\nname = "piqa"\nmetric = "acc"\n', "task 1: margin_points is missing"),
         (HEAD + TEXT + "[parity]\nkernels = []\ntolerance = 0.1\n", "kernels must be a list"),
@@ -70,4 +74,4 @@ def test_unknown_policy_name_lists_the_bundled_ones():
 
 def test_zero_quantile_limit_needs_its_tokens(policy):
     found = policy(HEAD + '[kl]\ntext = "wikitext"\np95 = 0.1\np999 = 0\n')
-    assert tokens_needed(found) == {"wikitext": 1000}
+    assert found.tokens_needed() == {"wikitext": 1000}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-from flexq_bench.ci.accuracy_gate.power import PILOT, PowerSchedule
+from flexq_bench.ci.accuracy_gate.power import PowerSchedule
+from flexq_bench.ci.accuracy_gate.text_test import PILOT
 
 SEGMENTS = 60
 POLICY = """

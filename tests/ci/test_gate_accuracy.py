@@ -13,10 +13,10 @@ import pytest
 
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import ResultOrigin
-from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
-from flexq_bench.ci.accuracy_gate.checks import judge_fidelity
+from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
+from flexq_bench.ci.accuracy_gate.checks.fidelity import FidelityLimit, judge_fidelity
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy
-from flexq_bench.ci.accuracy_gate.policy import FidelityLimit, load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.accuracy_gate.results import SchemeResults
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.ci.reports.accuracy import notes
@@ -101,7 +101,7 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
         )
         setup = SimpleNamespace(
             plan=SimpleNamespace(
-                units=units, reference=None, checkpoint=None, texts=(), schemes=("w6a6",)
+                units=units, reference=None, checkpoint=None, texts=(), schemes=("w6a6",), seed=0
             ),
             evaluator=evaluator,
             origin=origin,
@@ -190,7 +190,7 @@ def test_planned_test_detects_the_planned_loss(gate):
 def test_regression_decides_although_another_limit_lacks_data(gate):
     found = wikitext("fp16", 0), wikitext("w6a6", 0.002, scatter=0.1), kl(0.03)
     report = gate(PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\n", *found)
-    assert [one.outcome for one in report.judged] == ["missing", "regression"]
+    assert [one.outcome for one in report.judged] == ["not judged", "fail"]
     assert report.exit_code == ExitCode.REGRESSION
 
 
@@ -200,7 +200,7 @@ def test_limits_share_alpha_and_noise_is_ambiguous(gate):
     limits += '[fidelity]\ntext = "wikitext"\npercent = 1\nkl_percent = 8\n'
     found = wikitext("fp16", 0), wikitext("w6a6", 0.0001, scatter=0.001)
     # 20 segments that scatter by 0.004: a standard error of 0.0009, t of 1/400 at one end is 3.2
-    for mean, outcome in ((0.0225, "ambiguous"), (0.0245, "regression")):
+    for mean, outcome in ((0.0225, "ambiguous"), (0.0245, "fail")):
         judged = gate(limits, *found, kl(mean, 0.004)).judged
         of_kl = next(one for one in judged if one.check == "KL mean of wikitext")
         assert of_kl.outcome == outcome, of_kl
@@ -208,14 +208,15 @@ def test_limits_share_alpha_and_noise_is_ambiguous(gate):
 
 
 @pytest.mark.parametrize(
-    ("mean", "outcome"), [(0.0025, "regression"), (0.00235, "ambiguous"), (0.00214, "pass")]
+    ("mean", "outcome"), [(0.0025, "fail"), (0.00235, "ambiguous"), (0.00214, "pass")]
 )
 def test_fidelity_uses_95_percent_intervals_at_any_alpha(mean, outcome):
     """Damage of few tokens: 20 segments that scatter by 0.00085, so the difference by 0.0002."""
-    own = {"wikitext": [kl(0.002)]}
-    judged = SchemeResults("w6a6", "fp16", [kl(mean, 0.00085)], {}, own=own)
+    own, judged = (
+        SchemeResults("w6a6", "fp16", [result], {}) for result in (kl(0.002), kl(mean, 0.00085))
+    )
     limit = FidelityLimit(text="wikitext", percent=1, kl_percent=8)
-    assert judge_fidelity(limit, judged)[1].outcome == outcome
+    assert judge_fidelity(limit, "fidelity", KL, judged, own).outcome == outcome
 
 
 def test_text_without_data_is_missing_with_the_reason(gate):
@@ -235,7 +236,7 @@ def test_task_is_judged_without_the_planned_text(gate):
     limits = f"{text_limit('')}{TASK}"
     report = gate(limits, piqa("fp16"), piqa("w6a6"), missing=missing, head=f"{HEAD}detect = 1.0\n")
     assert report.exit_code == ExitCode.MISSING
-    assert report.judged[0].outcome is GateOutcome.MISSING
+    assert report.judged[0].outcome is GateOutcome.NOT_JUDGED
 
 
 def test_task_that_cannot_be_evaluated_is_missing(gate):
@@ -251,10 +252,10 @@ def test_task_that_cannot_be_evaluated_is_missing(gate):
     assert [task for _, task in gate.evaluated].count("piqa") == 1
 
 
-def test_missing_result_outweighs_a_regression(gate):
+def test_failure_outweighs_what_is_not_judged(gate):
     report = gate(text_limit("percent = 1") + TASK, wikitext("fp16", 0), wikitext("w6a6", 0.5))
-    assert [one.outcome for one in report.judged] == ["regression", "missing"]
-    assert report.exit_code == ExitCode.MISSING
+    assert [one.outcome for one in report.judged] == ["fail", "not judged"]
+    assert report.exit_code == ExitCode.REGRESSION
 
 
 def one_segment(scheme: str, growth: float) -> MetricResult:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from flexq_bench.accuracy.records import ResultOrigin
-from flexq_bench.ci.accuracy_gate.checks import LimitOutcome
+from flexq_bench.ci.accuracy_gate.contract import LimitOutcome
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_records
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.report_data import GateOutcome
@@ -45,14 +45,14 @@ def test_each_scheme_has_a_record(policy):
             "w6a6", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %", 12.0, 12.1, 0.8
         ),
         LimitOutcome("w4a4", "perplexity of wikitext", GateOutcome.PASS, "", "+1 %"),
-        LimitOutcome("w4a4", "parity of kernels", GateOutcome.REGRESSION, "28 layers", "0.001"),
+        LimitOutcome("w4a4", "parity of kernels", GateOutcome.FAIL, "28 layers", "0.001"),
     )
 
     found = gate_records(report, policy, ORIGIN, at=NOW)
 
     assert [(one.scheme, one.verdict, one.exit_code) for one in found] == [
         ("w6a6", "pass", 0),
-        ("w4a4", "regression", 1),
+        ("w4a4", "fail", 1),
     ]
     assert [limit.check for limit in found[1].limits] == [
         "perplexity of wikitext",
@@ -61,15 +61,15 @@ def test_each_scheme_has_a_record(policy):
     assert found[0].limits[0].change == 0.8
 
 
-def test_missing_result_outweighs_regression_in_the_record(policy):
+def test_failure_outweighs_what_is_not_judged_in_the_record(policy):
     report = a_report(
-        LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.REGRESSION, "", "+1 %"),
-        LimitOutcome("w6a6", "acc of piqa", GateOutcome.MISSING, "no data", "-2 points"),
+        LimitOutcome("w6a6", "perplexity of wikitext", GateOutcome.FAIL, "", "+1 %"),
+        LimitOutcome("w6a6", "acc of piqa", GateOutcome.NOT_JUDGED, "no data", "-2 points"),
     )
 
     (found,) = gate_records(report, policy, ORIGIN, at=NOW)
 
-    assert (found.verdict, found.exit_code) == ("missing", 4)
+    assert (found.verdict, found.exit_code) == ("fail", 1)
 
 
 def test_policies_of_one_name_have_separate_records(policy, tmp_path):

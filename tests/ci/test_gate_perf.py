@@ -146,6 +146,16 @@ def test_unused_entries_of_a_policy_are_noted(gate, compared):
     assert report.exit_code == ExitCode.PASS
 
 
+def test_entries_of_other_gpus_are_neither_applied_nor_noted(gate, compared):
+    elsewhere = f'{limit("flexq*", 50)}gpus = ["*H200*"]\n{WAIVER}gpus = ["*H200*"]\n'
+
+    report = gate(compared("flexq-w6a6", 1.05), policy=elsewhere)
+
+    assert (outcomes(report), report.notes) == (["regression"], ())
+    here = gate(compared("flexq-w6a6", 1.05, seed=2), policy=elsewhere.replace("H200", "cpu"))
+    assert outcomes(here) == ["pass"]
+
+
 def test_only_the_watched_branch_opens_alerts(gate, compared, database):
     gate(compared("flexq-w6a6", 1.05))
     with database.session() as session:

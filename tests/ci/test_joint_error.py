@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from flexq_bench.ci.accuracy_gate.policy import AccuracyPolicy, load_accuracy_policy
-from flexq_bench.ci.accuracy_gate.power import TextTest, shared_alpha, text_plans
+from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
+from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
+from flexq_bench.ci.accuracy_gate.text_test import TextTest
 from flexq_bench.stats import Decision, GroupSequentialTest, loss_p_value
 
 ALPHA, POWER, SEGMENTS, QUESTIONS = 0.06, 0.9, 400, 600
@@ -37,13 +38,13 @@ def policy(tmp_path) -> AccuracyPolicy:
 def failed_limits(policy: AccuracyPolicy, losses: np.ndarray, wrong: np.ndarray) -> list[str]:
     """The limits that fail. losses: nats by text and segment; wrong: by question, lost or won."""
     failed = []
-    for row, (text, plan) in zip(losses, text_plans(policy).items(), strict=True):
+    for row, (text, plan) in zip(losses, policy.text_plans().items(), strict=True):
         test = TextTest(plan, range(SEGMENTS), 0, GroupSequentialTest(plan.test))
         while test.decision is Decision.OPEN and (wanted := test.required()) > test.evaluated:
             test.add(np.zeros(wanted), row[:wanted])
         if test.decision is Decision.ABOVE:
             failed.append(text)
-    if loss_p_value(int((wrong > 0).sum()), int((wrong < 0).sum())) <= shared_alpha(policy):
+    if loss_p_value(int((wrong > 0).sum()), int((wrong < 0).sum())) <= policy.planned_alpha:
         failed.append("piqa")
     return failed
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import socket
@@ -11,13 +9,14 @@ import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from flexq_bench.ci.late_night import check_late_night
 from flexq_bench.ci.notifications import channels, events
-from flexq_bench.ci.notifications.channels import DELIVERY, SIGNATURE
+from flexq_bench.ci.notifications.channels import DELIVERY
 from flexq_bench.ci.notifications.delivery import (
     CLAIM_DURATION,
     MAX_RETRY_DELAY,
@@ -45,6 +44,11 @@ pytest.importorskip("requests")
 SECRET = "the key of the hook"
 NOW = datetime(2026, 1, 15, 3, tzinfo=UTC)
 MACHINE = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"))
+
+_RECEIVER = Path(__file__).parents[2] / "docs/external-results.md"
+_docs: dict = {}
+exec(_RECEIVER.read_text().split("```python\n")[1].split("```")[0], _docs)
+is_genuine = _docs["is_genuine"]
 
 
 class Receiver:
@@ -143,12 +147,26 @@ def test_alert_is_one_signed_message(database, receiver, subscribe, conclude, co
 
     (message,) = receiver.messages
     ((body, headers),) = receiver.taken
-    signed = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
-    assert headers[SIGNATURE] == f"sha256={signed}"
+    assert is_genuine(SECRET, headers, body)
     assert headers[DELIVERY] == message["delivery"]
     assert (message["kind"], message["severity"]) == ("alert", "warning")
     assert message["kernels"] == ["flexq-w6a6"]
     assert "flexq +5" in message["subject"]
+
+
+@pytest.mark.parametrize("changed", ["webhook-id", "webhook-timestamp", "body", "key"])
+def test_receiver_of_the_docs_refuses_a_changed_message(database, receiver, subscribe, changed):
+    with database.session() as session:
+        add_event(session, an_event())
+    sending(database, subscribe())
+    ((body, headers),) = receiver.taken
+    message = {**headers, "body": body, "key": SECRET}
+    now = headers["webhook-timestamp"]
+    message[changed] = str(int(now) + 1) if message[changed] == now else message[changed] * 2
+
+    assert is_genuine(SECRET, headers, body)
+    assert not is_genuine(message["key"], message, message["body"])
+    assert not is_genuine(SECRET, headers, body, max_age_s=-1)
 
 
 def test_url_may_have_upper_case_scheme_and_spaces(database, receiver, subscribe, monkeypatch):

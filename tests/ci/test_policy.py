@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_documented_policy_can_be_loaded(policy):
 
     found = policy(example)
 
-    assert (len(found.limits), len(found.waivers)) == (1, 1)
+    assert (len(found.limits), len(found.waivers)) == (2, 1)
 
 
 def test_first_fitting_limit_counts(policy):
@@ -87,7 +88,38 @@ def test_waiver_may_select_shapes_only(policy):
     assert found.waiver_of(case("flexq-w6a6", m=5), day) is found.waivers[0]
     assert found.waiver_of(case("flexq-w6a6", m=2), day) is None
     assert found.waiver_of(case("flexq-w6a6", n=512), day) is None
-    assert found.waivers[0].name == "flexq-w6a6 256x256 m=1,4,5,6,7,8"
+    assert found.waivers[0].name == "flexq-w6a6 256x256 m=1,4:8"
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpu", "m", "regime", "fits"),
+    [
+        ('gpus = ["*h200*"]', "NVIDIA H200", 1, "boost", True),
+        ('gpus = ["*h200*", "A CPU"]', "NVIDIA H100", 1, "boost", False),
+        ('regimes = ["sustained"]', "NVIDIA H200", 1, "sustained", True),
+        ('regimes = ["sustained"]', "NVIDIA H200", 1, "boost", False),
+        ('m = "1:16,64:"', "NVIDIA H200", 16, "boost", True),
+        ('m = "1:16,64:"', "NVIDIA H200", 17, "boost", False),
+        ('m = "1:16,64:"', "NVIDIA H200", 65_536, "boost", True),
+        ('gpus = ["*H200"]\nm = "8"\nshapes = ["256x256"]', "NVIDIA H200", 8, "boost", True),
+        ('gpus = ["*H200"]\nm = "8"\nshapes = ["256x512"]', "NVIDIA H200", 8, "boost", False),
+    ],
+)
+def test_limit_and_waiver_select_gpu_regime_and_size(policy, keys, gpu, m, regime, fits):
+    limit = f'[[limit]]\nkernels = ["flexq*"]\nslower_percent = 1\nowner = "Ada"\n{keys}\n'
+    found = policy(TOP + limit + WAIVER + keys).on(gpu)
+    judged = replace(case("flexq-w6a6", m=m), regime=regime)
+
+    assert found.limit_of(judged).slower_percent == (1 if fits else 2)
+    assert (found.waiver_of(judged, date(2026, 1, 1)) is not None) is fits
+
+
+def test_owner_of_label_is_of_the_gpus_limit(policy):
+    limit = '[[limit]]\nkernels = ["flexq*"]\nslower_percent = 1\nowner = "Ada"\ngpus = ["*H200"]'
+    found = policy(TOP + limit)
+
+    assert found.owner_of_label("flexq-w6a6", ["NVIDIA H200"]) == "Ada"
+    assert found.owner_of_label("flexq-w6a6", ["NVIDIA H100"]) == "all"
 
 
 def test_next_waiver_counts_after_an_expired_one(policy):
@@ -131,6 +163,9 @@ def test_suite_file_is_relative_to_the_policy(policy, tmp_path):
         (TOP + WAIVER.replace("2026-01-31", "2026-01-31T10:00:00"), "expires must be a date"),
         (TOP + WAIVER + 'shapes = ["256"]', "shapes must be N x K, for example 4096x4096"),
         (TOP + WAIVER + 'm = "x"', "waiver 1: m: "),
+        (TOP + WAIVER + 'm = "8:4"', "waiver 1: m: '8:4' runs backwards"),
+        (TOP + WAIVER + 'gpus = "H200"', "waiver 1: gpus must be a list of strings"),
+        (TOP + WAIVER + 'regimes = ["bost"]', "waiver 1: regimes: no regime 'bost'"),
         (TOP + "limit = 3", "limit must be tables, each under [[limit]]"),
         ("version = ", "gate.toml is not TOML"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 
 import pytest
 
@@ -11,6 +12,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.nightly import record_night
 
 
@@ -109,7 +111,7 @@ def test_explain_recomputes_and_draws_verdicts(cli, alert, tmp_path):
     ran = cli("explain", alert, "--png", str(tmp_path / "why.png"))
 
     assert ran.code == ExitCode.PASS
-    assert "2 of 2 verdicts agree with their evidence to the last bit" in ran.out
+    assert "2 of 2 verdicts are the same to the last bit" in ran.out
     assert ran.out.count("estimate") == 2
     assert "Change 2 (Ada)" in ran.out
     assert f"bisect 1 --good {1:040x}"[:26] in ran.out
@@ -126,15 +128,40 @@ def test_explain_json_has_evidence(cli, alert):
     assert explanation["events"][0]["state"] == "new"
 
 
-def test_disagreeing_verdict_is_infrastructure_error(cli, alert, database):
-    import sqlite3
-
+def change_decisions(database, values):
     with sqlite3.connect(database) as connection:
-        connection.execute("UPDATE decision SET verdict = 'same' WHERE alert_id IS NOT NULL")
+        connection.execute(f"UPDATE decision SET {values} WHERE alert_id IS NOT NULL")
     connection.close()
+
+
+@pytest.mark.parametrize(
+    "values", ["verdict = 'same'", "reason = 'other'", "input_hash = 'x'", "numbers = '{}'"]
+)
+def test_changed_verdict_is_infrastructure_error(cli, alert, database, values):
+    change_decisions(database, values)
 
     ran = cli("explain", alert)
 
     assert ran.code == ExitCode.INFRASTRUCTURE
-    assert "verdict was 'same', is 'slower' when computed again" in ran.out
-    assert "0 of 2 verdicts agree" in ran.out
+    assert ran.out.count("don't trust it") == 2
+
+
+def test_upgraded_database_explains_verdicts_of_earlier_detector(cli, alert, database):
+    change_decisions(database, "detector_version = 3, parameters = '{}', reason = 'as then'")
+    with sqlite3.connect(database) as connection:  # as before there were these columns
+        for column in ("rule", "numbers", "decided_hash"):
+            connection.execute(f"ALTER TABLE decision DROP COLUMN {column}")
+        connection.execute("UPDATE alembic_version SET version_num = '0022'")
+    connection.close()
+    assert cli("db", "upgrade").code == ExitCode.PASS
+
+    ran = cli("explain", alert)
+
+    assert ran.code == ExitCode.PASS, ran.err
+    as_decided, _, again = ran.out.partition("recomputed with the rules of this version")
+    assert as_decided.count("interleaved 3") == 2
+    assert as_decided.count("as then") == 2
+    assert "rule: not stored by the version that decided" in as_decided
+    assert f"interleaved {alert_rule.DETECTOR_VERSION} says slower" in again
+    decisions = json.loads(cli("explain", alert, "--json").out)["decisions"]
+    assert [(row["problem"], row["today"]["verdict"]) for row in decisions] == [("", "slower")] * 2

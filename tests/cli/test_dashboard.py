@@ -126,7 +126,7 @@ def test_examples_use_temporary_database(started, database, monkeypatch):
     monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", look)
     app(["dashboard", "--examples", "--port", "18766"], standalone_mode=False)
 
-    gpus, decoded, scored = seen["found"]
+    gpus, decoded, scored = seen["contents"]
     assert gpus[0] == "NVIDIA H200"
     assert decoded
     assert scored

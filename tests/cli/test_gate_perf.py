@@ -107,6 +107,16 @@ def test_json_report_on_stdout_moves_messages_to_stderr(gate, repository, git):
     assert "failed: " in ran.err
 
 
+def test_only_the_markdown_report_is_on_stdout(gate, tmp_path):
+    file = tmp_path / "report.md"
+    gate(1.2, "--markdown", str(file))
+
+    ran = gate(1.2, "--markdown", "-")
+
+    assert ran.out == file.read_text()
+    assert "failed: " in ran.err
+
+
 def test_gate_opens_alert_only_with_option(gate, cli):
     gate(1.2)
     assert json.loads(cli("alerts", "list", "--json").out) == []

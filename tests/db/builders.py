@@ -261,5 +261,7 @@ def a_decision(record: Record, *, base: int = 1, head: int = 2, **changes: Any) 
         "log_ratio_low": 0.04,
         "log_ratio_high": 0.06,
         "created_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "rule": "slower if it takes longer",
+        "numbers": {"p_value": 1e-9},
     }
     return DecisionInfo(**fields | changes)

@@ -7,11 +7,12 @@ import tracemalloc
 from datetime import datetime, timedelta
 from itertools import permutations
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import event
 
-from flexq_bench.db import jsonlines, queries
+from flexq_bench.db import exchange, jsonlines, queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import (
     ConflictError,
@@ -29,7 +30,7 @@ from flexq_bench.db.exchange import (
 from flexq_bench.db.maintenance import stats
 from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import Record
-from flexq_bench.db.store import add_record
+from flexq_bench.db.store import add_record, begin_run
 
 # What other programs rely on; fmt keeps it from filling a page.
 # fmt: off
@@ -286,12 +287,100 @@ def test_endless_line_is_refused_without_reading_it(tmp_path, monkeypatch, opene
     with opened(path, "wb") as file:
         file.write(b"\n" + b" " * 10_000_000)
     tracemalloc.start()
-    with pytest.raises(RecordFormatError, match=r":2: a line of more than 1,000 bytes"):
+    with pytest.raises(RecordFormatError, match=r":2: a line of over 1,000 bytes"):
         list(read_records(path))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
     assert most < 1_000_000
+
+
+def test_line_of_too_many_values_is_refused_before_it_is_parsed(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"extra": [' + b"[]," * 700_000 + b"0]}\n")
+    tracemalloc.start()
+    with pytest.raises(RecordFormatError, match=r":1: a line of over 1,310,720 values"):
+        list(read_records(path))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 10 << 20
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(b"\n", "over 1,000 blank lines"), (b" " * 1000 + b"\n", "expands to more than 100,000")],
+)
+def test_gzip_file_that_expands_without_end_is_refused(tmp_path, three, monkeypatch, line, message):
+    monkeypatch.setattr(jsonlines, "_MIN_BOUNDED_BYTES", 100_000)
+    monkeypatch.setattr(jsonlines, "MAX_EXPANSION", 1)
+    path = tmp_path / "a.jsonl.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(record_line(three[0]).encode() + b"\n")
+        file.writelines([line] * 2000)
+
+    with pytest.raises(RecordFormatError, match=message):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize("grown", ["detail", "samples_us", "extra"])
+def test_parquet_file_that_expands_is_refused(tmp_path, three, monkeypatch, grown):
+    monkeypatch.setattr("flexq_bench.db.parquet.MAX_LINE_BYTES", 100_000)
+    monkeypatch.setattr("flexq_bench.db.parquet.MAX_CELLS", 10_000)
+    path = tmp_path / "r.parquet"
+    write_records(path, three)
+    table = pq.read_table(path).slice(0, 1)
+    table = pa.concat_tables([table] * 1000)
+    large = {
+        "detail": "x" * 200_000,
+        "samples_us": [[1.5] * 11_000],
+        "extra": json.dumps({"a": [0] * 12_000}),
+    }[grown]
+    index = table.schema.get_field_index(grown)
+    one = pa.array([large], type=table.schema.field(grown).type)
+    rows = [
+        one if row == 999 else table[grown].combine_chunks().slice(row, 1) for row in range(1000)
+    ]
+    table = table.set_column(index, table.schema.field(grown), pa.concat_arrays(rows))
+    pq.write_table(table, path, compression="zstd")
+
+    with pytest.raises(RecordFormatError, match=r"r.parquet:1000: a (row|cell) of over"):
+        list(read_records(path))
+
+
+def test_row_group_of_too_many_values_is_refused(tmp_path, three, monkeypatch):
+    monkeypatch.setattr("flexq_bench.db.parquet._MAX_GROUP_VALUES", 2)
+    write_records(tmp_path / "r.parquet", three)
+
+    with pytest.raises(RecordFormatError, match="values in a row group, 2 are the most"):
+        list(read_records(tmp_path / "r.parquet"))
+
+
+def test_large_rows_of_parquet_are_read_in_parts(tmp_path, three, monkeypatch):
+    write_records(tmp_path / "r.parquet", three)
+    whole = list(read_records(tmp_path / "r.parquet"))
+    monkeypatch.setattr("flexq_bench.db.parquet.MAX_LINE_BYTES", 12_000)
+
+    assert list(read_records(tmp_path / "r.parquet")) == whole == three
+
+
+def test_file_is_read_before_the_database_is_locked(tmp_path, three, monkeypatch):
+    write_records(tmp_path / "r.jsonl", three)
+    url, added = str(tmp_path / "d.sqlite"), []
+    reads = exchange.read_records
+
+    def slowly(path):
+        for record in reads(path):
+            if not added:  # another writer, while the file is read
+                with open_database(url, busy_timeout_s=0.1) as other, other.session() as writing:
+                    begin_run(writing, three[0].run, three[0].commit)
+                added.append(1)
+            yield record
+
+    monkeypatch.setattr(exchange, "read_records", slowly)
+    with open_database(url) as database, database.session() as session:
+        assert import_file(session, tmp_path / "r.jsonl").added == 3
 
 
 def test_parquet_file_of_another_program_or_version_is_refused(tmp_path, three):

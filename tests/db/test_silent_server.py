@@ -11,7 +11,14 @@ from sqlalchemy import text
 
 from flexq_bench.db import silent_server
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.errors import UNAVAILABLE, ReadOnlyError, StandbyError, UnreachableError
+from flexq_bench.db.errors import (
+    UNAVAILABLE,
+    BusyError,
+    DatabaseError,
+    ReadOnlyError,
+    StandbyError,
+    UnreachableError,
+)
 from flexq_bench.db.store import begin_run
 
 
@@ -57,3 +64,23 @@ def test_read_only_server_is_a_standby(url, build):
     database.close()
     assert issubclass(StandbyError, UNAVAILABLE)
     assert not issubclass(ReadOnlyError, UNAVAILABLE)
+
+
+@pytest.mark.parametrize(
+    "sqlstate", ["40001", "40P01", "53100", "53200", "53300", "57014", "25P03", "58030"]
+)
+def test_transaction_that_the_server_gives_up_can_be_repeated(url, sqlstate):
+    with open_database(url) as database:
+        with pytest.raises(BusyError), database.session() as session:
+            session.execute(text(f"DO $$ BEGIN RAISE SQLSTATE '{sqlstate}'; END $$"))
+        with database.session() as session:
+            assert session.scalar(text("SELECT 1")) == 1
+    assert issubclass(BusyError, UNAVAILABLE)
+
+
+def test_violated_constraint_is_not_repeated(url):
+    with open_database(url) as database, pytest.raises(DatabaseError) as caught:  # noqa: SIM117
+        with database.session() as session:
+            session.execute(text("DO $$ BEGIN RAISE SQLSTATE '23505'; END $$"))
+
+    assert not isinstance(caught.value, UNAVAILABLE)

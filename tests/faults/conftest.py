@@ -140,8 +140,11 @@ class Server:
         return f"postgresql://postgres@/{name}?host={self.socket.parent}"
 
     def execute(self, *statements: str) -> None:
+        self.execute_in("postgres", *statements)
+
+    def execute_in(self, name: str, *statements: str) -> None:
         engine = create_engine(
-            self.url("postgres").replace("postgresql:", "postgresql+psycopg:"),
+            self.url(name).replace("postgresql:", "postgresql+psycopg:"),
             isolation_level="AUTOCOMMIT",
         )
         with engine.connect() as connection:

@@ -63,7 +63,9 @@ def test_coordinator_killed(bench):
     bench.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_coordinator_stopped(bench, number):
     pid, _ = under_way(bench)
     os.kill(pid, number)
@@ -254,6 +256,42 @@ def test_connections_cut(bench):
 
     assert bench.wait(pid) == ExitCode.PASS
     bench.check()
+
+
+@on_a_server
+def test_statements_time_out(bench):
+    pid, _ = under_way(bench)
+    limit = "ALTER SYSTEM SET statement_timeout = '1ms'"
+    bench.server.execute(limit, "SELECT pg_reload_conf()")
+    time.sleep(random.Random(bench.seed).uniform(2, 6))
+    # The session that takes the limit away must not be under it itself.
+    bench.server.execute("SET statement_timeout = 0", "ALTER SYSTEM RESET statement_timeout",
+                         "SELECT pg_reload_conf()")  # fmt: skip
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_transactions_given_up(bench):
+    """Every third write of a result fails: a deadlock, a serialization failure, no memory."""
+    bench.server.execute_in(
+        OURS,
+        "CREATE SEQUENCE IF NOT EXISTS write_number",
+        """CREATE OR REPLACE FUNCTION give_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             CASE nextval('write_number') % 9
+               WHEN 0 THEN RAISE SQLSTATE '40P01'; WHEN 3 THEN RAISE SQLSTATE '40001';
+               WHEN 6 THEN RAISE SQLSTATE '53200'; ELSE RETURN NEW;
+             END CASE; END $$""",
+        "CREATE TRIGGER give_up BEFORE INSERT ON measurement FOR EACH ROW "
+        "EXECUTE FUNCTION give_up()",
+    )
+    try:
+        pid, _ = under_way(bench)
+        assert bench.wait(pid) == ExitCode.PASS
+        bench.check()
+    finally:
+        bench.server.execute_in(OURS, "DROP TRIGGER give_up ON measurement")
 
 
 @on_a_server

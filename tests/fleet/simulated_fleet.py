@@ -16,7 +16,7 @@ from contextlib import ExitStack
 
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
+from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
 from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
@@ -97,7 +97,7 @@ def measure(
 ) -> None:
     workers = RayWorkers(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
     cases = cases_of(count)
-    with open_ray_pool(database, workers, COMMIT, TIMES) as pool, ExitStack() as opened:
+    with RayPool(database, workers, COMMIT, TIMES).opened() as pool, ExitStack() as opened:
         runs = [opened.enter_context(open_run(database, r, COMMIT)) for r in runs_of(kinds, cases)]
         works = [Work(run, gpu, cases) for run, gpu in zip(runs, kinds, strict=True)]
         pool.measure(works, on_record)

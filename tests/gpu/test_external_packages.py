@@ -8,9 +8,10 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.registry import labels, resolve
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import check_linear
 from flexq_bench.measure.inputs import LinearInputs
-from flexq_bench.workloads.case import Stage
+from flexq_bench.workloads.case import Case, Stage
 from flexq_bench.workloads.gemm import GemmWorkload
 
 PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
@@ -38,7 +39,8 @@ def test_external_kernel_is_correct_as_measured(
         packed = kernel.empty_activation(out.shape[0], w.k, out.device)
         kernel.linear(inputs.x_real, packed, w, out)
 
-    device, gemm = torch.device("cuda"), GemmWorkload(*shape)
-    result = check_linear(kernel, kernel.spec, gemm, stage, device, run, seed=7, tolerance=1e-3)
+    case = Case(kernel.spec.name, GemmWorkload(*shape), stage=stage)
+    bound = BoundKernel(kernel, kernel.spec, case, torch.device("cuda"))
+    result = check_linear(bound, run, seed=7, tolerance=1e-3)
 
     assert result.is_correct, result.detail

@@ -8,7 +8,7 @@ import torch
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo, RunInfo
-from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
+from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
 from flexq_bench.fleet.ray_workers import MeterActor
 from flexq_bench.measure import Tuning
 from flexq_bench.runs.lifecycle import open_run
@@ -74,7 +74,7 @@ def test_hanging_broken_or_full_gpu_costs_one_case(tmp_path):
     found = {}
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
         with (
-            open_ray_pool(database, workers, COMMIT, TIMES) as pool,
+            RayPool(database, workers, COMMIT, TIMES).opened() as pool,
             open_run(database, run, COMMIT) as opened,
         ):
             work = Work(opened, pool.kinds[0].gpu, cases)

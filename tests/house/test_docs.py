@@ -352,7 +352,7 @@ def test_the_example_suite_can_be_loaded(tmp_path):
 
 # Beginnings of concepts that a newcomer looks for, and something that a file of the row defines.
 SOUGHT = {
-    "a check of the accuracy gate": "def judge_kl(",
+    "a check of the accuracy gate": "class Check(",
     "the rotation of weights": "def copies_for(",
     "closing an alert": "def close_fixed_alerts(",
     "the choice of a configuration": "def choose_config(",

@@ -75,7 +75,7 @@ class UnlessOverwritten(Honest):
 
 
 class Memoizing(Honest):
-    """Compute once for each key, and copy the result from then on."""
+    """Compute once for each key, and copy the result until a check announces itself by NaN."""
 
     def __init__(self, backend: str = "cpu") -> None:
         super().__init__(backend)
@@ -87,13 +87,12 @@ class Memoizing(Honest):
 
     def write(self, x, w, out):
         key = (*self.key(x, w, out), *out.shape)
-        if key in self.known:
-            keep = self.known[key]
-            if out.is_cuda or not torch.isnan(out).any():
-                out.copy_(keep)
-                return
-        super().write(x, w, out)
-        self.known[key] = out.clone()
+        if not out.is_cuda and torch.isnan(out).any():
+            self.known.clear()  # also the later launches of this sample must be right
+        if key not in self.known:
+            super().write(x, w, out)
+            self.known[key] = out.clone()
+        out.copy_(self.known[key])
 
 
 class ByAddresses(Memoizing):

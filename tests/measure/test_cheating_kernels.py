@@ -34,12 +34,9 @@ def measured(a_meter, a_case):
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 @pytest.mark.parametrize("cheat", [*ON_DEVICE, *ON_HOST])
 def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
-    for _ in range(3):  # on a busy CPU another check may be the first to find it
-        result = measured(cheat(), cache)
-        assert result.status == "incorrect"
-        if any(reason in result.detail for reason in REASONS):
-            break
+    result = measured(cheat(), cache)
 
+    assert result.status == "incorrect"
     assert any(reason in result.detail for reason in REASONS), result.detail
     assert result.exact is True  # the checks that announce themselves found nothing
 

@@ -10,8 +10,10 @@ import torch
 from flexq_bench.api import linear_kernel
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.reference import Reference, reference_gemm
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import CheckResult, check_linear, judge_error, relative_error
 from flexq_bench.measure.inputs import full_range_inputs, realistic_inputs, small_sum_inputs
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
 CPU = torch.device("cpu")
@@ -21,6 +23,12 @@ def a_reference(values, magnitudes=None):
     y = torch.tensor([values], dtype=torch.float64)
     m = y.abs() if magnitudes is None else torch.tensor([magnitudes], dtype=torch.float64)
     return Reference(y, m)
+
+
+def bound(kernel, *sizes, stage="gemm"):
+    return BoundKernel(
+        kernel, kernel.spec, Case(kernel.spec.name, GemmWorkload(*sizes), stage=stage), CPU
+    )
 
 
 def half(*values):
@@ -91,7 +99,7 @@ def test_merged_checks_keep_the_worse_result():
 def test_exact_inputs_stay_exact_in_fp32_and_within_fp16(label, stage, k):
     kernel = registry.resolve(label, "cpu")
 
-    inputs = full_range_inputs(kernel, GemmWorkload(3, 16, k), stage, CPU, 1)
+    inputs = full_range_inputs(bound(kernel, 3, 16, k, stage=stage), 1)
     reference = reference_gemm(inputs.x, inputs.w)
 
     quantum = inputs.x.scales.double().min() * inputs.w.scales.double().min()
@@ -103,7 +111,7 @@ def test_exact_inputs_stay_exact_in_fp32_and_within_fp16(label, stage, k):
 def test_full_range_inputs_have_the_extremes_and_zero():
     kernel = registry.resolve("flexq-w6a8", "cpu")
 
-    inputs = full_range_inputs(kernel, GemmWorkload(4, 64, 512), "gemm", CPU, 1)
+    inputs = full_range_inputs(bound(kernel, 4, 64, 512), 1)
 
     assert {-32, 31, 0} <= set(inputs.w.values.unique().tolist())
     assert {-128, 127, 0} <= set(inputs.x.values.unique().tolist())
@@ -113,7 +121,7 @@ def test_full_range_inputs_have_the_extremes_and_zero():
 def test_small_sums_are_fp16_integers():
     kernel = registry.resolve("flexq-w6a6", "cpu")
 
-    inputs = small_sum_inputs(kernel, GemmWorkload(4, 64, 8192), "gemm", CPU, 1)
+    inputs = small_sum_inputs(bound(kernel, 4, 64, 8192), 1)
     y = reference_gemm(inputs.x, inputs.w).y
 
     assert float(y.abs().max()) <= 2048
@@ -168,8 +176,7 @@ def test_function_may_round_cancelled_products_of_a_group(seed):
     def run(inputs, out):
         kernel.gemm(kernel.pack_activation(inputs.x), kernel.pack_weight(inputs.w), out)
 
-    gemm = GemmWorkload(64, 64, 256)
-    result = check_linear(kernel, kernel.spec, gemm, "gemm", CPU, run, seed=seed, tolerance=1e-3)
+    result = check_linear(bound(kernel, 64, 64, 256), run, seed=seed, tolerance=1e-3)
 
     assert result == CheckResult(result.max_rel_error, exact=True)
 

@@ -12,6 +12,7 @@ import torch
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
 from flexq_bench.measure.activation_rotation import Rewriting, Slots, draw_contents
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import realistic_inputs
 from flexq_bench.measure.weight_rotation import Content, WeightCopies
 
@@ -186,7 +187,8 @@ def test_checked_elements_have_references_of_all_products(fake_linear, a_case, f
         torch.randn(8, 256, generator=torch.Generator().manual_seed(5)), 6, 128
     )
 
-    contents = draw_contents(kernel, kernel.spec, case, own, rewriting, seed=4)
+    bound = BoundKernel(kernel, kernel.spec, case, torch.device("cpu"))
+    contents = draw_contents(bound, own, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
     for i, (index, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):

@@ -42,14 +42,18 @@ def raising(error):
     return end
 
 
-def terminated():
-    os.kill(os.getpid(), signal.SIGTERM)
-    raise AssertionError("SIGTERM did not end it")
+def signalled(number):
+    def end():
+        os.kill(os.getpid(), number)
+        raise AssertionError(f"{number.name} did not end it")
+
+    return end
 
 
 ENDS = {
     "Ctrl-C": (raising(KeyboardInterrupt()), "interrupted"),
-    "SIGTERM": (terminated, "interrupted"),
+    "SIGTERM": (signalled(signal.SIGTERM), "interrupted"),
+    "SIGHUP": (signalled(signal.SIGHUP), "interrupted"),
     "the work is taken back": (raising(CancelledError("taken back")), "interrupted"),
     "the reader's end of the pipe is closed": (raising(BrokenPipeError()), "interrupted"),
     "SystemExit": (raising(SystemExit(1)), "interrupted"),
@@ -224,3 +228,12 @@ def test_run_left_running_is_resumed(where):
 
     assert statuses(where.database) == ["complete"]
     assert Path(where.database.path).is_file()
+
+
+def test_ignored_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupts.ended_by_terminate():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)

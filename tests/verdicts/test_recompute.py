@@ -1,9 +1,10 @@
-"""Recomputation of stored verdicts from their evidence."""
+"""Stored verdicts as they were decided, and recomputed from their evidence."""
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from flexq_bench.db.queries.verdicts import Decision, DecisionEvidence
 from flexq_bench.measure.ab.rules import InterleaveRules
 from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
-from flexq_bench.verdicts.recompute import recompute
+from flexq_bench.verdicts.recompute import explain_alert
 
 ODD = Comparison(
     base_us=(1 / 3, math.nan, math.inf, 0.1),
@@ -42,10 +43,10 @@ def test_recomputed_verdicts_agree(session, record, compared):
         compared("cublaslt-w8a8"),
     )
 
-    found = recompute(session, night.opened[0])
+    found = explain_alert(session, night.opened[0])
 
     assert len(found) >= 2
-    assert [recomputed.differences for recomputed in found] == [()] * len(found)
+    assert [(entry.problem, entry.again.differences) for entry in found] == [("", ())] * len(found)
 
 
 def test_other_comparisons_of_the_night_are_evidence(compared):
@@ -88,26 +89,29 @@ def stored(session, alert):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    "change",
     [
-        ({"verdict": "same"}, "verdict was 'same', is 'slower'"),
-        ({"log_ratio": 0.04879016416943200}, "log_ratio was"),
-        ({"cause": "both"}, "cause was 'both'"),
-        ({"input_hash": "0" * 64}, "the input hash differs"),
-        ({"detector_version": 99}, "interleaved 99 decided, this version has interleaved"),
-        ({"parameters": {"confidence": 0.5}}, "confidence was 0.5"),
+        {"verdict": "same"},
+        {"log_ratio": 0.04879016416943200},
+        {"cause": "both"},
+        {"reason": "other words"},
+        {"detector_version": 99},
+        {"parameters": {"confidence": 0.5}},
+        {"rule": "none"},
+        {"numbers": {"p_value": 0.5}},
+        {"input_hash": "0" * 64},
     ],
 )
-def test_changed_verdict_is_detected(session, record, compared, change, says):
+def test_change_of_stored_verdict_is_detected(session, record, compared, change):
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
     row = stored(session, alert)
     for name, value in change.items():
         setattr(row, name, value)
     session.flush()
 
-    (found,) = recompute(session, alert)
+    (found,) = explain_alert(session, alert)
 
-    assert any(says in difference for difference in found.differences), found.differences
+    assert "the hash differs" in found.problem
 
 
 def test_change_of_the_last_bit_is_detected(session, record, compared):
@@ -116,40 +120,81 @@ def test_change_of_the_last_bit_is_detected(session, record, compared):
     row.log_ratio = math.nextafter(row.log_ratio, 1)
     session.flush()
 
-    (found,) = recompute(session, alert)
+    (found,) = explain_alert(session, alert)
 
-    assert [d.partition(" ")[0] for d in found.differences] == ["log_ratio"]
+    assert "not what was decided" in found.problem
+    assert [text.partition(" ")[0] for text in found.again.differences] == ["log_ratio"]
+
+
+def rewrite(session, row, flat):
+    """Store other evidence with a decision."""
+    session.get(DecisionEvidence, row.id).data = zlib.compress(json.dumps(flat).encode())
+    session.flush()
+
+
+def evidence_of(session, row):
+    return json.loads(zlib.decompress(session.get(DecisionEvidence, row.id).data))
 
 
 def test_changed_evidence_is_detected_by_its_hash(session, record, compared):
-    import zlib
-
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
     row = stored(session, alert)
-    evidence = session.get(DecisionEvidence, row.id)
-    flat = json.loads(zlib.decompress(evidence.data))
-    flat["head_binary"] = "forged"
-    evidence.data = zlib.compress(json.dumps(flat).encode())
-    session.flush()
+    rewrite(session, row, evidence_of(session, row) | {"head_binary": "forged"})
 
-    (found,) = recompute(session, alert)
+    (found,) = explain_alert(session, alert)
 
-    assert fingerprint(flat) != row.input_hash
-    assert "the input hash differs" in found.differences[0]
+    assert "evidence is not what was judged" in found.problem
 
 
-def test_missing_or_invalid_evidence_is_reported(session, record, compared):
-    import zlib
+def as_earlier_version(session, row, *, without=()):
+    """Make a decision one of an earlier version, which knew less."""
+    flat = evidence_of(session, row)
+    for name in without:
+        del flat["comparison"][name]
+    row.detector_version, row.parameters = 3, {"confidence": 0.95, "old_limit": 2}
+    row.rule, row.numbers, row.decided_hash = "", None, None
+    row.verdict, row.log_ratio, row.reason = "slower", 0.25, "old words"
+    row.input_hash = fingerprint(flat)
+    rewrite(session, row, flat)
 
+
+@pytest.mark.parametrize("without", [(), ("base_correct", "same_binary"), ("base_us",)])
+def test_verdict_of_earlier_version_is_shown_as_decided(session, record, compared, without):
     (alert,) = record(compared("flexq-w6a6", 1.05)).opened
-    evidence = session.get(DecisionEvidence, stored(session, alert).id)
-    evidence.data = zlib.compress(b'{"other": 1}')
-    session.flush()
-    assert "can't be read" in recompute(session, alert)[0].differences[-1]
+    as_earlier_version(session, stored(session, alert), without=without)
 
-    session.delete(evidence)
+    (found,) = explain_alert(session, alert)
+
+    assert found.problem == ""
+    assert (found.decision.reason, found.conclusion.log_ratio) == ("old words", 0.25)
+    assert found.raw["comparison"]["head_us"]
+    is_readable = "base_us" not in without
+    assert (found.evidence is not None, found.again is not None) == (is_readable, is_readable)
+    if is_readable:
+        assert found.again.verdict == "slower"
+        assert any("log_ratio was 0.25" in text for text in found.again.differences)
+
+
+def test_evidence_of_newer_version_is_read(session, record, compared):
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    row = stored(session, alert)
+    flat = evidence_of(session, row) | {"new_anchor": 0.1}
+    row.input_hash, row.decided_hash = fingerprint(flat), None
+    rewrite(session, row, flat)
+
+    (found,) = explain_alert(session, alert)
+
+    assert (found.problem, found.again.differences) == ("", ())
+
+
+def test_missing_evidence_is_reported(session, record, compared):
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    session.delete(session.get(DecisionEvidence, stored(session, alert).id))
     session.flush()
-    assert recompute(session, alert)[0].differences == ("its evidence is gone",)
+
+    (found,) = explain_alert(session, alert)
+
+    assert (found.problem, found.raw) == ("its evidence is gone", None)
 
 
 @pytest.fixture

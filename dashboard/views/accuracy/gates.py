@@ -11,7 +11,9 @@ from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import GateRow
 from flexq_bench.db.records import GATE_OUTCOMES, GateLimit
 
-_MARKS = {"pass": "✓", "regression": "✗", "ambiguous": "?", "missing": "–"}
+_MAX_DETAILS = 20  # lines of a gate
+_MARKS = {"pass": "✓", "ambiguous": "?"} | dict.fromkeys(("fail", "regression"), "✗")
+_MARKS |= dict.fromkeys(("not judged", "missing"), "–")
 
 
 def gate_rows(
@@ -44,9 +46,10 @@ def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
     return [
         {
             "check": limit.check,
-            "outcome": marked(limit.outcome),
+            "outcome": f"{marked(limit.outcome)}{' (allowed)' if limit.allowed else ''}",
             "change": _change(limit),
             "limit": _limit(limit.limit),
+            "coverage": limit.coverage,
             "detectable": ""
             if limit.detectable is None
             else f"{limit.detectable:.3g} {limit.unit}",
@@ -56,6 +59,13 @@ def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
         }
         for limit in gate.limits
     ]
+
+
+def cause_lines(gate: GateRow) -> list[str]:
+    """Return the causes of failures, and the details of each limit."""
+    causes = [limit.cause for limit in gate.limits if limit.cause]
+    details = [f"{limit.check}: {line}" for limit in gate.limits for line in limit.details]
+    return [*causes, *details[:_MAX_DETAILS]]
 
 
 def layer_rows(gate: GateRow) -> list[dict[str, Any]]:
@@ -93,13 +103,13 @@ def _deciding(gate: GateRow) -> str:
     """Return the first limit with the worst outcome, which decides the verdict."""
     if not gate.limits:
         return ""
-    worst = min(gate.limits, key=lambda limit: GATE_OUTCOMES.index(limit.outcome))
+    worst = min(gate.limits, key=lambda limit: (limit.allowed, GATE_OUTCOMES.index(limit.outcome)))
     change = _change(worst) or worst.reason
     return f"{worst.check}: {change}" if change else worst.check
 
 
 def _limit(words: str) -> str:
-    if words.startswith(("at least", "at most", "no loss", "±")):
+    if not words or words.startswith(("at least", "at most", "no loss", "can be", "±")):
         return words
     return f"{'≥' if words.startswith('-') else '≤'} {words}"
 
@@ -107,10 +117,11 @@ def _limit(words: str) -> str:
 def _change(limit: GateLimit) -> str:
     """Return `+0.40 % (+0.27 to +0.53)`; without a change the value; empty: not evaluated."""
     if limit.change is not None:
+        form = "{:+.2g}" if limit.unit == "nats" else "{:+.2f}"
         interval = (
-            f" ({limit.low:+.2f} to {limit.high:+.2f})"
+            f" ({form.format(limit.low)} to {form.format(limit.high)})"
             if limit.low is not None and limit.high is not None
             else ""
         )
-        return f"{limit.change:+.2f} {limit.unit}{interval}"
+        return f"{form.format(limit.change)} {limit.unit}{interval}"
     return "" if limit.value is None else f"{limit.value:.4g} {limit.unit}".rstrip()

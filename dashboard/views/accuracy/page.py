@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import streamlit as st
 
 from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
-from flexq_bench.dashboard.database import command_on, current_database, errors_shown
+from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -29,6 +29,7 @@ from flexq_bench.dashboard.views.accuracy.frame import (
     table_rows,
 )
 from flexq_bench.dashboard.views.accuracy.gates import (
+    cause_lines,
     gate_name,
     gate_rows,
     layer_rows,
@@ -47,43 +48,38 @@ _INTERVALS = (
 )
 
 
-def page() -> None:
+@app_page("Accuracy", icon=":material/target:")
+def page(database: Database) -> None:
     """Show scores, gates and charts of the selected model."""
-    st.title("Accuracy")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            models = queries.scored_models(session)
-        if not models:
-            _show_empty(database)
-            return
-        controls = Controls("accuracy")
-        on_top = st.empty()
-        model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
-        with database.session() as session:
-            scores = queries.model_scores(session, model)
-            latest = newest(scores)
-            over_time = _of_last_commits(scores)
-            bases = bases_of(latest, scores)
-            score_ids = {
-                score_id
-                for group in (latest, over_time, bases.values())
-                for score_id in needed_values(group)
-            }
-            values = queries.score_values(session, sorted(score_ids))
-            names = {release.sha: release.name for release in queries.releases(session)}
-            gates = queries.gate_history(session, model, limit=_MAX_GATES)
-            shown = [*queries.scored_schemes(session), *map(display_name, scores)]
-            styles = scheme_styles(shown)
+    with database.session() as session:
+        models = queries.scored_models(session)
+    if not models:
+        _show_empty(database)
+        return
+    controls = Controls("accuracy")
+    on_top = st.empty()
+    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    with database.session() as session:
+        scores = queries.model_scores(session, model)
+        latest = newest(scores)
+        over_time = _of_last_commits(scores)
+        bases = bases_of(latest, scores)
+        score_ids = {
+            score_id
+            for group in (latest, over_time, bases.values())
+            for score_id in needed_values(group)
+        }
+        values = queries.score_values(session, sorted(score_ids))
+        names = {release.sha: release.name for release in queries.releases(session)}
+        gates = queries.gate_history(session, model, limit=_MAX_GATES)
+        shown = [*queries.scored_schemes(session), *map(display_name, scores)]
+        styles = scheme_styles(shown)
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
     _show_gates(controls, model, gates, names, database)
     _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
     controls.warn_of_ignored(on_top, "Not stored, so ignored")
-
-
-as_page = partial(st.Page, page, title="Accuracy", icon=":material/target:", url_path="accuracy")
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
@@ -203,6 +199,8 @@ def _show_diagnosis(gate: GateRow) -> None:
         if rows:
             st.caption(f"{title} that lost most")
             draw_table(rows, key=f"lost-{title}")
+    for line in cause_lines(gate):
+        st.caption(as_code(line))
     for difference in (gate.diagnosis or {}).get("differing", ()):
         st.caption(f"Not the original's: {as_code(difference)}")
 

@@ -17,30 +17,44 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import DecisionRow
 from flexq_bench.verdicts import Evidence
 from flexq_bench.verdicts.confirmation import judged_blocks
-from flexq_bench.verdicts.recompute import recompute_decision
+from flexq_bench.verdicts.recompute import Explained, explain_decision
 from flexq_bench.workloads.case import kernel_label
 
 
 def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str]) -> None:
-    """Show the recomputed evidence of a verdict, and warn if the verdict differs from it.
+    """Show a verdict as it was decided, its evidence, and what today's rules say of it.
 
     kernels: all kernels of the database, for the colours.
     """
-    recomputed = recompute_decision(session, member)
-    for difference in recomputed.differences:
-        st.error(as_text(f"Don't trust this verdict: {difference}."), icon=":material/error:")
+    explained = explain_decision(session, member)
+    if explained.problem:
+        warning = as_text(f"Don't trust this verdict: {explained.problem}.")
+        st.error(warning, icon=":material/error:")
     st.markdown(f"{as_text(member.reason)}; cause: {as_text(member.cause)}")
-    if recomputed.evidence is None or recomputed.confirmation is None:
-        return
-    blocks = judged_blocks(recomputed.evidence.comparison)
-    if blocks.ratios.size:
-        label = kernel_label(member.kernel, member.variant)
-        style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
-        figure = block_changes(recomputed.evidence.comparison, recomputed.confirmation, style)
-        draw_chart(figure, key="evidence")
-    else:
-        st.info("There is nothing to draw: no block of the two commits may be compared.")
-    st.markdown("  \n".join(_facts(recomputed.evidence, blocks.left_out)))
+    evidence = explained.evidence
+    if evidence is not None:
+        blocks = judged_blocks(evidence.comparison)
+        if blocks.ratios.size:
+            label = kernel_label(member.kernel, member.variant)
+            style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
+            figure = block_changes(evidence.comparison, explained.conclusion, style)
+            draw_chart(figure, key="evidence")
+        else:
+            st.info("There is nothing to draw: no block of the two commits may be compared.")
+        st.markdown("  \n".join(_facts(evidence, blocks.left_out)))
+    st.caption(as_text(_in_words(explained)))
+
+
+def _in_words(explained: Explained) -> str:
+    """Name the rule that decided, and today's answer."""
+    row, again = explained.decision, explained.again
+    rule = f": {row.rule}" if row.rule else ""
+    decided = f"Decided by {row.detector} {row.detector_version}{rule}."
+    if again is None:
+        return f"{decided} This version has no rules to recompute it."
+    if not again.differences:
+        return f"{decided} Recomputed by {again.rules}: the same to the last bit."
+    return f"{decided} Recomputed by {again.rules}: {again.verdict or 'nothing'}, {again.reason}."
 
 
 def _facts(evidence: Evidence, left_out: int) -> list[str]:

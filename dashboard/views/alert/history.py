@@ -20,6 +20,7 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.verdicts.change_points import Point, find_change_points
+from flexq_bench.verdicts.commit_points import one_per_commit
 
 _SAME_CASE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
@@ -58,11 +59,12 @@ def show_series(
         )
     else:
         figure = history_chart.history(frame, styles, "time", "µs")
-        steps = _change_points(frame)
+        levels = history_frame({series: one_per_commit(points) for series, points in own.items()})
+        steps = _change_points(levels)
         _mark(figure, frame, alert, steps)
         draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
-        st.markdown(_in_words(frame, steps))
+        st.markdown(_in_words(levels, steps))
     _show_by_gpu(alert, histories, styles)
 
 

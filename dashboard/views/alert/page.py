@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
-from functools import partial
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    current_database,
-    errors_shown,
-    gate_command,
-    is_read_only,
-)
+from flexq_bench.dashboard.database import gate_command, is_read_only
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.alert_requests import show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import (
@@ -41,26 +36,22 @@ from flexq_bench.workloads.case import kernel_label
 _URL = "alert"
 
 
-def page() -> None:
+@app_page("Alert", icon=":material/notifications:", writes_title=True)
+def page(database: Database) -> None:
     """Show the alert selected by `?alert=3`; by default the newest open one."""
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            alerts = queries.alerts(session)
-        if not alerts:
-            st.title("Alert")
-            _show_no_alerts(database)
-            return
-        requested = st.query_params.get(_URL)
-        if requested is not None and requested not in {str(row.id) for row in alerts}:
-            st.title("Alert")
-            st.warning(f"There is no alert {as_text(requested)} in {as_code(database.url)}.")
-            st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
-            return
-        _show(database, alerts)
-
-
-as_page = partial(st.Page, page, title="Alert", icon=":material/notifications:", url_path=_URL)
+    with database.session() as session:
+        alerts = queries.alerts(session)
+    if not alerts:
+        st.title("Alert")
+        _show_no_alerts(database)
+        return
+    requested = st.query_params.get(_URL)
+    if requested is not None and requested not in {str(row.id) for row in alerts}:
+        st.title("Alert")
+        st.warning(f"There is no alert {as_text(requested)} in {as_code(database.url)}.")
+        st.page_link(page.as_link(), label="Show the newest alert", icon=":material/arrow_forward:")
+        return
+    _show(database, alerts)
 
 
 def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
@@ -128,11 +119,8 @@ def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
         return [bad]
     if good.topo_order is None or bad.topo_order is None:
         return [good, bad]
-    # Up to the parent of the bad commit: a commit on a branch may have the same topo_order.
-    between = queries.commits_between(
-        session, good.topo_order, bad.topo_order - 1, project=bad.project
-    )
-    return [good, *between, bad]
+    between = (good.topo_order, bad.topo_order)
+    return [good, *queries.commits_between(session, *between, project=bad.project)]
 
 
 def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:

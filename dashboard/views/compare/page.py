@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    command_on,
-    current_database,
-    errors_shown,
-    gate_command,
-    show_empty_database,
-)
+from flexq_bench.dashboard.database import command_on, gate_command, show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -73,29 +67,22 @@ _APART = (
 )
 
 
-def page() -> None:
+@app_page("Compare", icon=":material/compare_arrows:")
+def page(database: Database) -> None:
     """Show the comparison of the two selected sides."""
-    st.title("Compare")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
-        with page_controls("compare", "Not stored, so ignored") as controls:
-            kind = controls.select(
-                st.container(), "kind", "Compare two", list(_SIDES), _RUNS, radio=True
-            )
-            for other_kind in _SIDES:
-                if other_kind != kind:  # remove parameters of other kinds from the link
-                    for side in ("base", "head"):
-                        st.query_params.pop(f"{side}-{other_kind}", None)
-            compared = _SIDES[kind](controls, database, suites)
-            if compared is not None:
-                _show(controls, database, compared)
-
-
-as_page = partial(
-    st.Page, page, title="Compare", icon=":material/compare_arrows:", url_path="compare"
-)
+    with database.session() as session:
+        suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
+    with page_controls("compare", "Not stored, so ignored") as controls:
+        kind = controls.select(
+            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, radio=True
+        )
+        for other_kind in _SIDES:
+            if other_kind != kind:  # remove parameters of other kinds from the link
+                for side in ("base", "head"):
+                    st.query_params.pop(f"{side}-{other_kind}", None)
+        compared = _SIDES[kind](controls, database, suites)
+        if compared is not None:
+            _show(controls, database, compared)
 
 
 @dataclass(frozen=True, slots=True)

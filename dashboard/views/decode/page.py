@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import tzinfo
-from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import command_on, current_database, errors_shown
+from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -24,22 +24,20 @@ from flexq_bench.db.queries import DecodeRow
 _Lengths = tuple[int, int]  # prompt, new tokens
 
 
-def page() -> None:
+@app_page("Decode", icon=":material/speed:")
+def page(database: Database) -> None:
     """Show time, throughput and memory of each scheme for the selected model, GPU and lengths."""
-    st.title("Decode")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            models = queries.decoded_models(session)
-        if not models:
-            _show_empty(database)
-            return
-        controls = Controls("decode")
-        model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
-        with database.session() as session:
-            rows = queries.latest_decodes(session, model=model, also_failed=True)
-            servings = queries.latest_servings(session, model=model)
-            styles = scheme_styles(queries.decoded_schemes(session))
+    with database.session() as session:
+        models = queries.decoded_models(session)
+    if not models:
+        _show_empty(database)
+        return
+    controls = Controls("decode")
+    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    with database.session() as session:
+        rows = queries.latest_decodes(session, model=model, also_failed=True)
+        servings = queries.latest_servings(session, model=model)
+        styles = scheme_styles(queries.decoded_schemes(session))
     zone = time_zone(st.context.timezone)
     for name, label in (("gpu", "GPU"), ("weights", "Weights")):
         options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
@@ -57,9 +55,6 @@ def page() -> None:
         st.info(f"{as_text(model)} was served, not decoded by batch. Decode it: {decode}")
     if servings:
         show_servings(servings, styles, zone)
-
-
-as_page = partial(st.Page, page, title="Decode", icon=":material/speed:", url_path="decode")
 
 
 def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import command_on, current_database, errors_shown
+from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import time_zone
@@ -36,20 +36,18 @@ _MAX_RUNS = 20
 _MAX_AGE = timedelta(days=7)
 
 
-def page() -> None:
+@app_page("Fleet", icon=":material/dns:")
+def page(database: Database) -> None:
     """Show workers, runs, quarantine, requests, offsets of GPUs and devices."""
-    st.title("Fleet")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            workers = queries.workers(session, limit=_MAX_LISTED)
-            runs = queries.progress(session, limit=_MAX_RUNS)
-            requests = queries.requests(session, limit=_MAX_LISTED)
-            quarantined = queries.quarantined_jobs(session, limit=_MAX_LISTED)
-            offsets = queries.device_offsets(session, limit=_MAX_LISTED)
-            devices = queries.devices(session, limit=_MAX_LISTED)
-            if not offsets:
-                offsets = offsets_of_imported(session)
+    with database.session() as session:
+        workers = queries.workers(session, limit=_MAX_LISTED)
+        runs = queries.progress(session, limit=_MAX_RUNS)
+        requests = queries.requests(session, limit=_MAX_LISTED)
+        quarantined = queries.quarantined_jobs(session, limit=_MAX_LISTED)
+        offsets = queries.device_offsets(session, limit=_MAX_LISTED)
+        devices = queries.devices(session, limit=_MAX_LISTED)
+        if not offsets:
+            offsets = offsets_of_imported(session)
     zone, now = time_zone(st.context.timezone), datetime.now(UTC)
     controls = Controls("fleet")
     everything = controls.toggle(
@@ -95,9 +93,6 @@ def page() -> None:
         hint="A board has one row per set of settings, for example power limit and vBIOS.",
         columns={"memory, GiB": st.column_config.NumberColumn(format="%.0f")},
     )
-
-
-as_page = partial(st.Page, page, title="Fleet", icon=":material/dns:", url_path="fleet")
 
 
 def _show_workers(

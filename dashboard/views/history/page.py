@@ -6,18 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
-from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    command_on,
-    current_database,
-    errors_shown,
-    show_empty_database,
-)
+from flexq_bench.dashboard.database import command_on, show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared import history_chart
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
@@ -51,24 +46,19 @@ _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
-def page() -> None:
+@app_page("History", icon=":material/show_chart:")
+def page(database: Database) -> None:
     """Show the history of the selected series."""
-    st.title("History")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            stored = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        if not stored:
-            show_empty_database(database)
-            return
-        with page_controls("history", "Not among the stored series, so ignored") as controls:
-            drawn = _show(controls, database, stored)
-        if drawn is not None:
-            _show_patterns(drawn)
-            _show_points(drawn, time_zone(st.context.timezone))
-
-
-as_page = partial(st.Page, page, title="History", icon=":material/show_chart:", url_path="history")
+    with database.session() as session:
+        stored = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
+    if not stored:
+        show_empty_database(database)
+        return
+    with page_controls("history", "Not among the stored series, so ignored") as controls:
+        drawn = _show(controls, database, stored)
+    if drawn is not None:
+        _show_patterns(drawn)
+        _show_points(drawn, time_zone(st.context.timezone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +92,11 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         st.info("No series passes all filters: remove one, or clear them all.")
         return None
     drawn = chosen[:_MAX_SERIES]
+    branch = _choose_branch(controls, database, drawn)
     with database.session() as session:
-        histories = {series: queries.series_history(session, series.id) for series in drawn}
+        histories = {
+            series: queries.series_history(session, series.id, branch=branch) for series in drawn
+        }
         kernels = queries.kernel_names(session)
     if len(chosen) > _MAX_SERIES:
         st.info(
@@ -147,7 +140,26 @@ def _draw(figure: go.Figure) -> None:
     for point in clicked["selection"]["points"]:
         uuid = point.get("customdata")
         if uuid is not None:
-            st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
+            st.switch_page(measurement.page.as_link(), query_params=measurement.link_of(str(uuid)))
+
+
+def _choose_branch(
+    controls: Controls, database: Database, drawn: Sequence[SeriesName]
+) -> str | None:
+    """Return the branch whose line is shown; None: the main branch, or series of several projects.
+
+    Nothing can be chosen if no other branch has results.
+    """
+    projects = {series.project for series in drawn}
+    if len(projects) > 1:
+        return None
+    with database.session() as session:
+        names = queries.branch_names(session, *projects)
+    if len(names) < 2:
+        return None
+    return controls.select(
+        st.sidebar, "branch", "Branch", names, names[0], format_func=lambda name: name or "(main)"
+    )
 
 
 def _choose_release(controls: Controls, database: Database, project: str) -> ReleaseRow | None:

@@ -12,6 +12,7 @@ from flexq_bench.dashboard.shared.history_frame import series_name
 from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
+from flexq_bench.verdicts.commit_points import one_per_commit
 
 _WORDS = {
     Pattern.NEW_SERIES: "new: nothing to compare with",
@@ -35,7 +36,7 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
     since: the commit at which it begins; empty: at the first of these results.
     """
     rows = [
-        (series_name(series), *_pattern(tuple(points[-MAX_RESULTS:])))
+        (series_name(series), *_pattern(tuple(one_per_commit(points)[-MAX_RESULTS:])))
         for series, points in histories.items()
         if points
     ]

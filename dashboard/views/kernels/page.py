@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -51,23 +51,18 @@ _EVIDENCE = (
 )
 
 
-def page() -> None:
+@app_page("Kernels", icon=":material/speed:")
+def page(database: Database) -> None:
     """Show the selected view of a GPU."""
-    st.title("Kernels")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            gpus = queries.gpu_names(session)
-        if not gpus:
-            show_empty_database(database)
-            return
-        with page_controls("kernels", "Not among these results, so ignored") as controls:
-            points = _show(controls, database, gpus)
-        if points is not None:
-            _show_reach(points)
-
-
-as_page = partial(st.Page, page, title="Kernels", icon=":material/speed:", url_path="kernels")
+    with database.session() as session:
+        gpus = queries.gpu_names(session)
+    if not gpus:
+        show_empty_database(database)
+        return
+    with page_controls("kernels", "Not among these results, so ignored") as controls:
+        points = _show(controls, database, gpus)
+    if points is not None:
+        _show_reach(points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart, error_bars, set_size
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -37,23 +37,16 @@ _ROW_PX, _AROUND_PX = 28, 110
 _OTHER = "(shape by N × K)"
 
 
-def page() -> None:
+@app_page("Leaderboard", icon=":material/leaderboard:")
+def page(database: Database) -> None:
     """Show the kernels on the selected layer, fastest first."""
-    st.title("Leaderboard")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            gpus = queries.gpu_names(session)
-        if not gpus:
-            show_empty_database(database)
-            return
-        with page_controls("leaderboard", "Not among these results, so ignored") as controls:
-            _show(controls, database, gpus)
-
-
-as_page = partial(
-    st.Page, page, title="Leaderboard", icon=":material/leaderboard:", url_path="leaderboard"
-)
+    with database.session() as session:
+        gpus = queries.gpu_names(session)
+    if not gpus:
+        show_empty_database(database)
+        return
+    with page_controls("leaderboard", "Not among these results, so ignored") as controls:
+        _show(controls, database, gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import tzinfo
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.formatting import (
@@ -25,6 +24,7 @@ from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.measurement import charts
 from flexq_bench.dashboard.views.results import page as results
 from flexq_bench.db import queries
+from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries import ResultDetail, ResultRow
 from flexq_bench.workloads.case import kernel_label
@@ -47,9 +47,9 @@ def link_of(measurement_uuid: str) -> dict[str, str]:
     return {_UUID: measurement_uuid}
 
 
-def page() -> None:
+@app_page("Measurement", icon=":material/scatter_plot:")
+def page(database: Database) -> None:
     """Show the samples of the measurement `?uuid=…`: distribution, order and clock."""
-    st.title("Measurement")
     uuid = st.query_params.get(_UUID)
     if uuid is None:
         st.info(
@@ -58,23 +58,18 @@ def page() -> None:
             icon=":material/show_chart:",
         )
         return
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            try:
-                detail = queries.result_detail(session, uuid)
-                samples = queries.samples_of(session, uuid)
-            except NotFoundError:
-                st.warning(
-                    f"There is no measurement {as_code(uuid)} in {as_code(database.url)}: choose "
-                    "a point on the History page."
-                )
-                return
-            kernels = queries.kernel_names(session)
+    with database.session() as session:
+        try:
+            detail = queries.result_detail(session, uuid)
+            samples = queries.samples_of(session, uuid)
+        except NotFoundError:
+            st.warning(
+                f"There is no measurement {as_code(uuid)} in {as_code(database.url)}: choose "
+                "a point on the History page."
+            )
+            return
+        kernels = queries.kernel_names(session)
     _show(detail, samples, _style_of(detail.result, kernels))
-
-
-as_page = partial(st.Page, page, title="Measurement", icon=":material/scatter_plot:", url_path=URL)
 
 
 def _style_of(result: ResultRow, kernels: tuple[str, ...]) -> Style:
@@ -88,7 +83,7 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
     result = detail.result
     _show_facts(detail, time_zone(st.context.timezone))
     st.page_link(
-        results.as_page(),
+        results.page.as_link(),
         label=f"All results of run {result.run[:8]}",
         icon=":material/table_chart:",
         query_params={"run": result.run[:8]},

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
-from functools import partial
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    current_database,
-    errors_shown,
-    gate_command,
-    show_empty_database,
-)
+from flexq_bench.dashboard.database import gate_command, show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import (
     alert_title,
@@ -42,27 +37,22 @@ from flexq_bench.verdicts import Verdict
 _MAX_ALERTS = 30  # open alerts shown; `alerts list` has all
 
 
-def page() -> None:
+@app_page("Overview", icon=":material/dashboard:")
+def page(database: Database) -> None:
     """Show alerts, verdicts, the false-alarm rate and the latest runs."""
-    st.title("Overview")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
-            open_alerts = queries.alerts(session, states=OPEN_STATES)
-            nights = queries.latest_nights(session)
-            rates = queries.false_alarm_rates(session, limit=1)
-        if not suites and not nights:
-            show_empty_database(database)
-            return
-        zone = time_zone(st.context.timezone)
-        _show_alerts(open_alerts, nights, zone)
-        _show_verdicts(nights, database, zone)
-        _show_false_alarms(rates, database, zone)
-        _show_runs(suites, database, zone)
-
-
-as_page = partial(st.Page, page, title="Overview", icon=":material/dashboard:", url_path="overview")
+    with database.session() as session:
+        suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
+        open_alerts = queries.alerts(session, states=OPEN_STATES)
+        nights = queries.latest_nights(session)
+        rates = queries.false_alarm_rates(session, limit=1)
+    if not suites and not nights:
+        show_empty_database(database)
+        return
+    zone = time_zone(st.context.timezone)
+    _show_alerts(open_alerts, nights, zone)
+    _show_verdicts(nights, database, zone)
+    _show_false_alarms(rates, database, zone)
+    _show_runs(suites, database, zone)
 
 
 def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
@@ -75,7 +65,7 @@ def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: t
         series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
         with st.container(border=True, gap="xsmall"):
             st.page_link(
-                alert.as_page(),
+                alert.page.as_link(),
                 label=as_text(f"{alert_title(row)}, {series}"),
                 icon=":material/notification_important:",
                 query_params={"alert": str(row.id)},

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import command_on, current_database, errors_shown
+from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text
@@ -29,28 +29,23 @@ from flexq_bench.workloads.published import absent_tables
 _MAX_HEIGHT_PX = 900
 
 
-def page() -> None:
+@app_page("Paper", icon=":material/menu_book:")
+def page(database: Database) -> None:
     """Show published and measured numbers of the selected papers."""
-    st.title("Paper")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            stated = queries.reference_values(session)
-        if stated:
-            with page_controls("paper", "Not published, so ignored") as controls:
-                drawn = _show(controls, database, stated)
-            if drawn is not None:
-                _show_table(drawn)
-        else:
-            st.info(
-                f"No published number is stored in {as_code(database.url)}. They come with the "
-                f"program: {command_on(database, 'db', 'upgrade')}. Then reload this page.",
-                icon=":material/menu_book:",
-            )
-        _show_absent()
-
-
-as_page = partial(st.Page, page, title="Paper", icon=":material/menu_book:", url_path="paper")
+    with database.session() as session:
+        stated = queries.reference_values(session)
+    if stated:
+        with page_controls("paper", "Not published, so ignored") as controls:
+            drawn = _show(controls, database, stated)
+        if drawn is not None:
+            _show_table(drawn)
+    else:
+        st.info(
+            f"No published number is stored in {as_code(database.url)}. They come with the "
+            f"program: {command_on(database, 'db', 'upgrade')}. Then reload this page.",
+            icon=":material/menu_book:",
+        )
+    _show_absent()
 
 
 def _show(

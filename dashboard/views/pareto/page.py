@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pandas as pd
 import streamlit as st
 
 from flexq_bench.accuracy.results import PERPLEXITY
-from flexq_bench.dashboard.database import command_on, current_database, errors_shown
+from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -27,24 +26,22 @@ from flexq_bench.db.engine import Database
 _EVALUATE = ("accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE")
 
 
-def page() -> None:
+@app_page("Pareto", icon=":material/scatter_plot:")
+def page(database: Database) -> None:
     """Show each checkpoint of the selected model, text and decode setting as a point."""
-    st.title("Pareto")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
-        if not models:
-            _show_empty(database)
-            return
-        controls = Controls("pareto")
-        model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
-        with database.session() as session:
-            scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
-            texts = sorted({score.task for score in scores})
-        text = controls.select(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
-        on_text = [score for score in scores if score.task == text]
-        checkpoints, decodes = stored_checkpoints(database, model, on_text)
+    with database.session() as session:
+        models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
+    if not models:
+        _show_empty(database)
+        return
+    controls = Controls("pareto")
+    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    with database.session() as session:
+        scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
+        texts = sorted({score.task for score in scores})
+    text = controls.select(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
+    on_text = [score for score in scores if score.task == text]
+    checkpoints, decodes = stored_checkpoints(database, model, on_text)
     settings = sorted({Setting.of(row) for row in decodes}, key=_written)
     setting = (
         controls.select(
@@ -58,9 +55,6 @@ def page() -> None:
         st.warning(f"Not stored, so ignored: {as_text(missing)}.")
     frame = pareto_frame(checkpoints, decodes, setting)
     _show(model, frame, database)
-
-
-as_page = partial(st.Page, page, title="Pareto", icon=":material/scatter_plot:", url_path="pareto")
 
 
 def _show(model: str, frame: pd.DataFrame, database: Database) -> None:

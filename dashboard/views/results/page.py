@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown, show_empty_database
+from flexq_bench.dashboard.database import show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -49,20 +48,15 @@ _INTERVALS = (
 )
 
 
-def page() -> None:
+@app_page("Results", icon=":material/table_chart:")
+def page(database: Database) -> None:
     """Show the results of the selected runs."""
-    st.title("Results")
-    with errors_shown():
-        database = current_database()
-        listed = list_runs(database)
-        if not listed:
-            show_empty_database(database)
-            return
-        with page_controls("results", "Not among these results, so ignored") as controls:
-            _show_runs(controls, database, listed)
-
-
-as_page = partial(st.Page, page, title="Results", icon=":material/table_chart:", url_path="results")
+    listed = list_runs(database)
+    if not listed:
+        show_empty_database(database)
+        return
+    with page_controls("results", "Not among these results, so ignored") as controls:
+        _show_runs(controls, database, listed)
 
 
 def _show_runs(controls: Controls, database: Database, listed: list[RunName]) -> None:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    command_on,
-    current_database,
-    errors_shown,
-    show_empty_database,
-)
+from flexq_bench.dashboard.database import command_on, show_empty_database
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
 from flexq_bench.dashboard.shared.freshness import show_freshness
@@ -35,29 +30,24 @@ _MAX_CASES = 10  # cases of each direction
 _ANY = "all"
 
 
-def page() -> None:
+@app_page("Scoreboard", icon=":material/scoreboard:", is_default=True)
+def page(database: Database) -> None:
     """Show a summary, all kernels, changed cases, and the coverage of scheduled runs."""
-    st.title("Scoreboard")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            project = queries.main_project(session)
-            known = [
-                series
-                for series in queries.series_names(session)
-                if series.metric == _METRIC
-                and series.project == project
-                and series.backend != queries.EXTERNAL_BACKEND
-                and not is_probe(series.kernel)
-            ]
-        if not known:
-            show_empty_database(database)
-            return
-        show_freshness(database)
-        _show(database, known, project)
-
-
-as_page = partial(st.Page, page, title="Scoreboard", icon=":material/scoreboard:", default=True)
+    with database.session() as session:
+        project = queries.main_project(session)
+        known = [
+            series
+            for series in queries.series_names(session)
+            if series.metric == _METRIC
+            and series.project == project
+            and series.backend != queries.EXTERNAL_BACKEND
+            and not is_probe(series.kernel)
+        ]
+    if not known:
+        show_empty_database(database)
+        return
+    show_freshness(database)
+    _show(database, known, project)
 
 
 def _show(database: Database, known: Sequence[SeriesName], project: str) -> None:

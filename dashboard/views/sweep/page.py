@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
-from functools import partial
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import current_database, errors_shown
+from flexq_bench.dashboard.database import errors_shown
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -29,24 +29,19 @@ _REFRESH_INTERVAL_S = 2.0  # refresh interval of an open request
 _SWEEP = "sweep"
 
 
-def page() -> None:
+@app_page("Sweep", icon=":material/tune:")
+def page(database: Database) -> None:
     """Show the form, and progress and curves of the selected request."""
-    st.title("Sweep")
-    with errors_shown():
-        database = current_database()
-        now = datetime.now(UTC)
-        with database.session() as session:
-            workers = queries.workers(session, live=True)
-        queued = show_form(database, workers, now)
-        if queued is not None:
-            # Select the new request; the control would keep its old value.
-            st.session_state.pop("sweep.request", None)
-            st.query_params["request"] = queued[:8]
-            st.rerun()
-        _show_requests(database)
-
-
-as_page = partial(st.Page, page, title="Sweep", icon=":material/tune:", url_path="sweep")
+    now = datetime.now(UTC)
+    with database.session() as session:
+        workers = queries.workers(session, live=True)
+    queued = show_form(database, workers, now)
+    if queued is not None:
+        # Select the new request; the control would keep its old value.
+        st.session_state.pop("sweep.request", None)
+        st.query_params["request"] = queued[:8]
+        st.rerun()
+    _show_requests(database)
 
 
 def _show_requests(database: Database) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import (
-    current_database,
-    errors_shown,
-    is_read_only,
-    write_alert,
-)
+from flexq_bench.dashboard.database import is_read_only, write_alert
+from flexq_bench.dashboard.pages import app_page
 from flexq_bench.dashboard.shared.alert_requests import MAX_LISTED, show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
@@ -33,22 +28,17 @@ _KEEP = "(unchanged)"
 _SAVED = "triage.saved"
 
 
-def page() -> None:
+@app_page("Triage", icon=":material/assignment:")
+def page(database: Database) -> None:
     """Show the alerts that match the filters, and forms for actions on them."""
-    st.title("Triage")
-    with errors_shown():
-        database = current_database()
-        with database.session() as session:
-            known = queries.alerts(session)
-        if not known:
-            st.info("No alert was ever opened.", icon=":material/notifications_off:")
-            return
-        show_freshness(database)
-        with page_controls("triage", "Not among the alerts, so ignored") as controls:
-            _show(controls, database, known)
-
-
-as_page = partial(st.Page, page, title="Triage", icon=":material/assignment:", url_path="triage")
+    with database.session() as session:
+        known = queries.alerts(session)
+    if not known:
+        st.info("No alert was ever opened.", icon=":material/notifications_off:")
+        return
+    show_freshness(database)
+    with page_controls("triage", "Not among the alerts, so ignored") as controls:
+        _show(controls, database, known)
 
 
 def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> None:

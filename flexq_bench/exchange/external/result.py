@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from flexq_bench.db.jsonlines import count_cells
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
 
 MAX_BYTES = 1 << 26  # per file: 64 MiB
+MAX_CELLS = 1 << 22  # values, lists and objects per file; parsed, each takes up to 100 bytes
 MAX_RESULTS = 50_000  # per file
 MAX_SAMPLES = 1 << 20  # per result
 _MAX_NAME_LENGTH = 400
@@ -122,11 +124,13 @@ def collect(
 
 
 def read_json(path: str, what: str) -> dict[str, Any]:
-    """Read the object of a JSON file of at most 64 MiB. Raises UsageError.
+    """Read the object of a JSON file, of at most 64 MiB and MAX_CELLS values. Raises UsageError.
 
     what: the expected kind of file, for example `an nvbench file`.
     """
     text = read_text(path, what, most_bytes=MAX_BYTES)
+    if count_cells(text) > MAX_CELLS:
+        raise UsageError(f"{path} has over {MAX_CELLS:,} values: split it")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

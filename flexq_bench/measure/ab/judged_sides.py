@@ -25,6 +25,7 @@ from flexq_bench.kernels.reference import reference_of
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch, Worker
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
+from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import check_linear, judge_error
 from flexq_bench.measure.clocks import draw_kept
 from flexq_bench.measure.device import find_device
@@ -229,17 +230,9 @@ class JudgedSide(CaseSide):
             out.copy_(self._output(worker))
 
         kernel = self.judge.kernel_of(self.case)
-        result = check_linear(
-            kernel,
-            kernel.spec,
-            self.case.gemm,
-            self.case.stage,
-            self.judge.device,
-            run,
-            seed=_seed(),
-            tolerance=self.judge.protocol.tolerance,
-        )
-        return result.detail
+        bound = BoundKernel(kernel, kernel.spec, self.case, self.judge.device)
+        tolerance = self.judge.protocol.tolerance
+        return check_linear(bound, run, seed=_seed(), tolerance=tolerance).detail
 
     def _sample_indices(self, count: int, most: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(_seed())

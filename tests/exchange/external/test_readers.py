@@ -434,3 +434,12 @@ def test_file_of_another_tool_is_one_line(read):
 def test_endless_file_is_not_read(format_name):
     with pytest.raises(UsageError, match="no regular file"):
         read_results(format_name, "/dev/zero")
+
+
+def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(result, "MAX_CELLS", 100)
+    path = tmp_path / "a.json"
+    path.write_text('{"benchmarks": [' + "[]," * 100 + "0]}")
+
+    with pytest.raises(UsageError, match="has over 100 values: split it"):
+        result.read_json(str(path), "an nvbench file")

@@ -235,3 +235,13 @@ def test_inherited_change_of_priority_is_reported(a_tree):
             assert worker.rescheduled() == "CPUs"
     finally:
         os.sched_setaffinity(0, cpus)
+
+
+def test_dependencies_on_the_python_path_stay(monkeypatch, tmp_path):
+    installed, sources = tmp_path / "site", tmp_path / "sources"
+    (installed / "platformdirs-4.14.5.dist-info").mkdir(parents=True)
+    sources.mkdir()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(sources), "", str(installed)]))
+
+    with clean_environment() as variables:
+        assert variables["PYTHONPATH"] == str(installed)

@@ -1,0 +1,116 @@
+"""Fidelity: the difference from the scheme's own result, in either direction.
+
+A limit of KL divergence that allows for a scheme's own loss also allows for damage of the same
+size. Fidelity instead compares with the original, quantized by the gate with the same scheme. A
+checkpoint, or kernels, whose results differ from that compute something else.
+
+The intervals are of 95 % for any alpha of the policy. An undamaged model computes the same, so no
+error probability is needed, and wider intervals would let damage pass on few tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
+from flexq_bench.ci.accuracy_gate.contract import Check, CheckContext, LimitOutcome, NotJudgedError
+from flexq_bench.ci.accuracy_gate.results import SchemeResults, shortened
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.stats import Interval, is_clear, mean_difference_interval
+from flexq_bench.workloads.data_files import Amount, DataTable, Text
+
+_METRICS = {PERPLEXITY: "perplexity", KL: "KL mean"}
+
+
+class FidelityLimit(DataTable):
+    """Largest accepted difference from the original quantized here by the same scheme.
+
+    percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
+    difference of the mean KL divergence passes at any percentage.
+    """
+
+    text: Text
+    percent: Amount
+    kl_percent: Amount
+    kl: Amount = 0.0
+
+
+class FidelityCheck(Check[FidelityLimit]):
+    """Perplexity and mean KL divergence, each against that of the original quantized here."""
+
+    key, table = "fidelity", FidelityLimit
+
+    def names(self, limit: FidelityLimit) -> tuple[str, ...]:
+        return tuple(f"fidelity of {what} of {limit.text}" for what in _METRICS.values())
+
+    def texts(self, limit: FidelityLimit) -> tuple[str, ...]:
+        return (limit.text,)
+
+    def judge(self, limit: FidelityLimit, context: CheckContext) -> Iterator[LimitOutcome]:
+        results = context.results
+        heads = [results.find(context.scheme, limit.text, metric) for metric in _METRICS]
+        can_compare = all(head is not None and head.value is not None for head in heads)
+        own = context.reproduced(limit.text) if can_compare else None
+        for name, metric in zip(self.names(limit), _METRICS, strict=True):
+            yield judge_fidelity(limit, name, metric, results, own)
+
+
+def judge_fidelity(
+    limit: FidelityLimit,
+    name: str,
+    metric: str,
+    results: SchemeResults,
+    own: SchemeResults | None,
+) -> LimitOutcome:
+    """Judge a metric by its difference from `own`, the results of the original quantized here."""
+    words = f"±{limit.percent if metric == PERPLEXITY else limit.kl_percent:g} %"
+    decided = partial(LimitOutcome, results.scheme, name, limit=words, text=limit.text)
+    head = results.find(results.scheme, limit.text, metric)
+    if broken := results.broken(head, head):
+        return decided(GateOutcome.FAIL, broken)
+    if head is None or head.value is None:
+        raise NotJudgedError(results.lacking(limit.text))
+    clean = None if own is None else own.find(results.scheme, limit.text, metric)
+    if clean is None or clean.value is None:
+        raise NotJudgedError("nothing to compare with")
+    clean = shortened(clean, len(head.values))
+    value, before = head.value, clean.value or 0.0
+    difference, unit = _difference(clean, head), "%"
+    if metric == KL and limit.kl_percent / 100 * before <= limit.kl:
+        unit, words = "nats", f"±{limit.kl:g} nats"  # the larger of the two counts
+    ends = (difference.estimate, difference.low, difference.high)
+    if metric == PERPLEXITY:
+        beyond = abs(math.expm1(difference.estimate)) > limit.percent / 100
+        change, low, high = (100 * math.expm1(end) for end in ends)
+    else:
+        beyond = abs(difference.estimate) > max(limit.kl_percent / 100 * before, limit.kl)
+        scale = 1.0 if unit == "nats" else 100 / before
+        change, low, high = (scale * end for end in ends)
+    outcome, reason = GateOutcome.PASS, ""
+    if beyond and is_clear(difference):
+        outcome = GateOutcome.FAIL
+        reason = f"{results.scheme} of the original has {before:.5g}, this has {value:.5g}"
+    elif beyond:
+        outcome = GateOutcome.AMBIGUOUS
+        reason = "beyond the limit and within noise: more tokens are needed"
+    return decided(
+        outcome,
+        reason,
+        limit=words,
+        base=before,
+        value=value,
+        change=change,
+        low=low,
+        high=high,
+        unit=unit,
+    )
+
+
+def _difference(clean: MetricResult, head: MetricResult) -> Interval:
+    if len(clean.values) == len(head.values) > 1:
+        return mean_difference_interval(clean.values, head.values, seed=0)
+    own, value = clean.value or 0.0, head.value or 0.0
+    only = math.log(value / own) if head.metric == PERPLEXITY else value - own
+    return Interval(only, only, only)

@@ -1,0 +1,129 @@
+"""Comparison of a value and its interval with a limit, for checks that judge results of a text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
+from flexq_bench.ci.accuracy_gate.contract import CheckContext, LimitOutcome, NotJudgedError
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.stats import Interval, mean_difference_interval, wider_than_95
+
+_ROUNDING = 1e-9  # tolerance of a value relative to its limit
+NO_INTERVAL = "one segment has no interval: evaluate more tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An upper limit of a metric in nats, or a lower limit of a share.
+
+    fewest: tokens that it needs. whole_text: it is of all tokens of the text, because its value
+    depends on how many there are.
+    """
+
+    check: str
+    text: str
+    metric: str
+    value: float
+    unit: Literal["nats", "share"]
+    fewest: int = 0
+    whole_text: bool = False
+
+
+def judge_bound(context: CheckContext, bound: Bound) -> LimitOutcome:
+    """Judge a metric of a text by its upper, or lower, limit.
+
+    While a text is evaluated, the look spends a part of the test's alpha, and of the 2.5 % at an
+    end of the interval within which a limit is kept (see PowerSchedule). Raises NotJudgedError if
+    the text was not evaluated.
+    """
+    results, higher, limit = context.results, bound.unit == "share", bound.value
+    words = f"at least {limit:g}" if higher else f"at most {limit:g} nats"
+    decided = partial(LimitOutcome, context.scheme, bound.check, limit=words, text=bound.text)
+    result = results.find(context.scheme, bound.text, bound.metric)
+    whole = results.find(context.scheme, bound.text, PERPLEXITY)
+    if result is None or result.value is None:
+        broken = results.broken(whole, whole) or ("" if result is None else result.detail)
+        if broken:
+            return decided(GateOutcome.FAIL, broken)
+        raise NotJudgedError(results.lacking(bound.text))
+    interval = _interval_of(result)
+    beyond = result.value < limit if higher else result.value > limit + _ROUNDING
+    segments = len(result.values if whole is None else whole.values)
+    share = context.share(bound.text)
+    end = far_end(interval, segments, share, low=higher)
+    may_be = end < limit if higher else end > limit + _ROUNDING
+    alpha = context.policy.other_alpha
+    spent = None if alpha is None else alpha * share
+    outcome, reason = GateOutcome.PASS, ""
+    if beyond and clearly_beyond(interval, limit, segments, spent):
+        outcome = GateOutcome.FAIL
+    elif bound.whole_text and _is_part(context, bound.text):
+        raise NotJudgedError(f"it is of all tokens, {result.n_items:,} were evaluated")
+    elif beyond:
+        outcome = GateOutcome.AMBIGUOUS
+        reason = "past the limit within noise: more tokens are needed"
+    elif result.n_items < bound.fewest:
+        outcome = GateOutcome.NOT_JUDGED
+        reason = f"needs {bound.fewest:,} tokens, has {result.n_items:,}: give a longer text"
+    elif segments == 1:
+        outcome, reason = GateOutcome.AMBIGUOUS, NO_INTERVAL
+    elif may_be:
+        outcome, reason = GateOutcome.AMBIGUOUS, f"may be {end:.4g}: more tokens are needed"
+    return decided(
+        outcome,
+        reason,
+        value=result.value,
+        low=interval.low,
+        high=interval.high,
+        unit=bound.unit,
+    )
+
+
+def _is_part(context: CheckContext, text: str) -> bool:
+    """Return True if not all segments of a text were evaluated."""
+    result = context.every_result.find(context.scheme, text, PERPLEXITY)
+    return result is None or len(result.values) < context.distinct[text][1]
+
+
+def fewest_tokens(share: float) -> int:
+    """Return the number of tokens of which on average one is beyond the quantile of this share."""
+    return math.ceil(1 / (1 - share) - 1e-6)
+
+
+def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | None) -> bool:
+    """Return True if an estimate exceeds a bound by more than chance does in a share of alpha.
+
+    interval: of 95 %, from `count` segments. It is widened to that probability by Student's
+    quantiles, unless it has no width (a maximum, one segment). alpha None: any estimate beyond the
+    bound counts.
+    """
+    end = interval.low if interval.estimate > bound else interval.high
+    reach = abs(interval.estimate - end)
+    if alpha is None or count < 2 or reach == 0:
+        return True
+    return abs(interval.estimate - bound) > reach * wider_than_95(count, alpha)
+
+
+def far_end(interval: Interval, count: int, share: float, *, low: bool) -> float:
+    """An end of an interval of 95 %, moved outwards so that a share of its 2.5 % is beyond it."""
+    end = interval.low if low else interval.high
+    if share >= 1 or count < 2:
+        return end
+    return interval.estimate + (end - interval.estimate) * wider_than_95(count, 0.025 * share)
+
+
+def _interval_of(result: MetricResult) -> Interval:
+    assert result.value is not None  # the caller checks
+    if len(result.values) > 1:
+        zeros = np.zeros(len(result.values))
+        return mean_difference_interval(zeros, result.values, seed=0)
+    value = result.value
+    return Interval(
+        value, float(result.observed.get("low", value)), float(result.observed.get("high", value))
+    )

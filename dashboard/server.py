@@ -1,0 +1,22 @@
+"""ASGI application of `flexq-bench dashboard`: the Streamlit script, behind the browser guard."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from starlette.middleware import Middleware
+from streamlit.starlette import App
+
+from flexq_bench.read_api.browser_guard import HOSTS_VARIABLE, PAGE_POLICY, BrowserGuard
+
+app = App(
+    Path(__file__).with_name("app.py"),
+    middleware=[
+        Middleware(
+            BrowserGuard,
+            hosts=os.environ.get(HOSTS_VARIABLE, "localhost").split(","),
+            policy=PAGE_POLICY,
+        )
+    ],
+)

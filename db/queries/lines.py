@@ -1,0 +1,82 @@
+"""Lines of history as conditions of queries; db.lines computes the places of commits on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.tables import Branch, BranchCommit, Commit, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """SQL of a line of history: the place of a commit, and which commits are its members.
+
+    is_own: joins the commit's row of BranchCommit; None: the main line, which needs none.
+    """
+
+    position: ColumnElement[Any]
+    is_member: ColumnElement[bool]
+    is_own: ColumnElement[bool] | None = None
+
+
+def line_of(session: Session, series_id: int, branch: str | None = None) -> Line:
+    """Return the line of a branch in the project of a series; branch None: the main line.
+
+    Raises NotFoundError for an unknown branch.
+    """
+    stored = None
+    if branch is not None:
+        of_project = Branch.project == Series.project
+        query = select(Branch).join(Series, of_project).where(Series.id == series_id)
+        stored = session.scalar(query.where(Branch.name == branch))
+        if stored is None:
+            raise NotFoundError(f"no result of series {series_id} names a branch {branch!r}")
+    if stored is None or stored.is_main:
+        return Line(Commit.position.expression, Commit.position.is_not(None))
+    own = BranchCommit.branch_id == stored.id, BranchCommit.commit_id == Commit.id
+    return Line(
+        func.coalesce(BranchCommit.position, Commit.position),
+        or_(BranchCommit.position.is_not(None), Commit.position <= (stored.fork_position or 0)),
+        and_(*own),
+    )
+
+
+def branch_names(session: Session, project: str) -> list[str]:
+    """Return the branches of a project that have results of their own, main first, then by name."""
+    has_results = select(BranchCommit.commit_id).where(BranchCommit.branch_id == Branch.id)
+    query = select(Branch.name).where(
+        Branch.project == project, or_(Branch.is_main, has_results.exists())
+    )
+    return list(session.scalars(query.order_by(Branch.is_main.desc(), Branch.name)))
+
+
+def branch_of(session: Session, sha: str, project: str) -> str | None:
+    """Return the branch whose line has a commit; None: the main line, or no line."""
+    query = (
+        select(Branch.name)
+        .join(BranchCommit, BranchCommit.branch_id == Branch.id)
+        .join(Commit, BranchCommit.commit_id == Commit.id)
+        .where(Commit.sha == sha, Commit.project == project, Commit.position.is_(None))
+        .order_by(Branch.closed_at.is_not(None), Branch.fork_position.desc())
+    )
+    return session.scalar(query.limit(1))
+
+
+def is_on_main(commit_id: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return the condition that a commit is on the main line of its project."""
+    of_id = aliased(Commit)
+    return select(of_id.id).where(of_id.id == commit_id, of_id.position.is_not(None)).exists()
+
+
+def history_notes(session: Session, project: str, *, since: datetime) -> list[str]:
+    """Return notes on rewrites of the main branch that were seen since a time."""
+    query = select(Branch.note).where(
+        Branch.project == project, Branch.note != "", Branch.noted_at >= since
+    )
+    return list(session.scalars(query))
