@@ -52,11 +52,6 @@ def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
     return scale
 
 
-def root_mean_square(residuals: Floats, *, floor: float) -> float:
-    """Standard deviation of residuals [n] about 0; at least floor."""
-    return max(float(np.sqrt(np.mean(residuals * residuals))), floor)
-
-
 def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
     """The series with runs of one or two outliers replaced by the median around them.
 
