@@ -51,7 +51,7 @@ def find_gaps(
 ) -> list[Gap]:
     """Return the newest gaps before `night` with at most `cases` missing cases in total.
 
-    Commits with local changes, or outside a git tree, can't be measured again and are left out.
+    Commits with local changes, outside a git tree or on no branch any more are left out.
     """
     gaps: list[Gap] = []
     with database.session() as session:
@@ -60,6 +60,8 @@ def find_gaps(
                 continue
             missing = len(queries.missing_cases(session, stored.run))
             if not missing or stored.commit.startswith("pkg-"):
+                continue
+            if queries.is_orphaned(session, stored.commit, stored.project):
                 continue
             if sum(gap.missing for gap in gaps) + missing > cases:
                 break

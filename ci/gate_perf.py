@@ -56,7 +56,7 @@ def gate_perf(
             {base.sha: base, head.sha: head},
             alerting=alerting,
         )
-        events.add_alert_events(session, night.opened)
+        events.add_alert_events(session, night.opened, night.changed)
     judged = {verdict.case.key: verdict for verdict in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
     report = GateReport(
@@ -66,7 +66,11 @@ def gate_perf(
         policy=policy.name,
         suite=policy.suite.name,
         findings=findings,
-        notes=(*notes, *_notes(policy, findings, today)),
+        notes=(
+            *notes,
+            *_notes(policy, findings, today),
+            *(change.text for change in night.changed),
+        ),
         opened=night.opened,
         joined=night.joined,
         fixed=night.fixed,

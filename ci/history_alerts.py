@@ -10,14 +10,13 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
-from flexq_bench.db.nightly import add_change_point
-from flexq_bench.db.queries import AlertRow, CommitRow, HistoryPoint, ProjectSeries
+from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
+from flexq_bench.db.queries import CommitRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
-from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
-from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.alerts import AlertChange, judge_open_alerts, open_or_join_alerts
+from flexq_bench.verdicts.change_points import REACH
 from flexq_bench.verdicts.history_verdict import (
     DETECTOR,
     DETECTOR_VERSION,
@@ -25,49 +24,49 @@ from flexq_bench.verdicts.history_verdict import (
     RULE,
     Step,
     evidence_of,
-    is_back,
     steps,
 )
-
-_MAX_RESULTS = 300  # of a series that are analysed, the newest
+from flexq_bench.verdicts.standing import history_of, metric_of, no_step_reason
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryVerdicts:
     """Result of judging histories.
 
-    opened, joined, fixed: ids of alerts. improved: uuids of decisions for the better.
+    opened, joined: ids of alerts. changed: alerts that moved or ended. improved: uuids of decisions
+    for the better.
     """
 
     series: int = 0
     steps: int = 0
     opened: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
-    fixed: tuple[int, ...] = ()
+    changed: tuple[AlertChange, ...] = ()
     improved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredStep:
-    """A step that is stored for the first time, with the results before it and at it."""
+    """A step that is stored, or restored, with the results before it and at it."""
 
     series: ProjectSeries
     step: Step
     before: HistoryPoint
     first: HistoryPoint
     uuid: str
-    lasts: bool  # the newest level of the series is as bad as after this step
+    lasts: bool  # the level was never back since
 
 
 def judge_histories(
     session: Session, series_ids: Iterable[int] | None = None, *, alerting: bool = True
 ) -> HistoryVerdicts:
-    """Detect new changes of level in series of other projects; store them, open and close alerts.
+    """Detect new changes of level in series of other projects; store them, open and end alerts.
 
     series_ids None: all series with a project; others are ignored. A step is stored once, for any
-    number of analyses. Steps for the worse that persist open alerts; a family of a project (names
-    without bits) and a range of commits make one alert. Steps within one commit are not caused by
-    code, and open none.
+    number of analyses, and retracted if later results contradict it. Steps for the worse that
+    persist open alerts; a family of a project (names without bits) and a range of commits make one
+    alert. Steps within one commit are not caused by code, and open none. The open alerts of the
+    projects are judged again.
     """
     selected_ids = None if series_ids is None else set(series_ids)
     chosen = [
@@ -75,20 +74,15 @@ def judge_histories(
         for row in queries.project_series(session)
         if selected_ids is None or row.id in selected_ids
     ]
-    new_steps: list[_StoredStep] = []
-    levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
     at = datetime.now(UTC)
-    for row in chosen:
-        points = _usable(session, row.id)
-        located = steps([point.median_us for point in points], row.direction)
-        levels[row.id] = points, located
-        new_steps += _new_steps(session, row, points, located, at, watched=alerting)
+    new_steps = [new for row in chosen for new in _revise(session, row, at, watched=alerting)]
     improved = tuple(new.uuid for new in new_steps if new.step.verdict is Verdict.FASTER)
     if not alerting:
         return HistoryVerdicts(len(chosen), len(new_steps), improved=improved)
+    # Before alerts are opened: an alert that moves to the range of a new step is joined by it.
+    changed = judge_open_alerts(session, at, projects={row.project for row in chosen})
     opened, joined = open_or_join_alerts(session, _groups(new_steps), at)
-    fixed = _close(session, {row.id: row for row in chosen}, levels, at)
-    return HistoryVerdicts(len(chosen), len(new_steps), opened, joined, fixed, improved)
+    return HistoryVerdicts(len(chosen), len(new_steps), opened, joined, changed, improved)
 
 
 def family_of(project: str, kernel: str) -> str:
@@ -96,40 +90,62 @@ def family_of(project: str, kernel: str) -> str:
     return f"{project}/{kernel_family(kernel)}"
 
 
-def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    """The newest commits of the newest epoch on the main line."""
-    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
-    last = points[-1].epoch if points else 0
-    return [point for point in points if point.epoch == last][-_MAX_RESULTS:]
-
-
-def _new_steps(
-    session: Session,
-    row: ProjectSeries,
-    points: Sequence[HistoryPoint],
-    located: Sequence[Step],
-    at: datetime,
-    *,
-    watched: bool,
+def _revise(
+    session: Session, row: ProjectSeries, at: datetime, *, watched: bool
 ) -> list[_StoredStep]:
-    known = {point.commit for point in queries.change_points_of(session, row.id)}
+    """Retract the steps of a series that no longer hold; store the new ones, and return them."""
+    points = history_of(session, row.id)
+    metric = metric_of(row)
+    located = steps([point.median_us for point in points], metric)
+    places = {point.commit: place for place, point in enumerate(points)}
+    stored = queries.change_points_of(session, row.id, with_retracted=True)
+    for known in stored:
+        place = places.get(known.commit)
+        if place is None or known.retracted is not None:
+            continue
+        if all(abs(step.index - place) > REACH for step in located):
+            reason = no_step_reason(points, metric, place, known.before, known.after)
+            retract_change_point(session, known.id, reason, at)
     new = []
     for step in located:
         first, before = points[step.index], points[step.index - 1]
-        # Two steps are at least the shortest level apart: later results may move one by a few.
-        reach = SHORTEST_LEVEL - 1
-        near = {p.commit for p in points[max(step.index - reach, 0) : step.index + reach + 1]}
-        if near & known or first.commit == before.commit:
+        # Later results may move a step by a few.
+        near = {p.commit for p in points[max(step.index - REACH, 0) : step.index + REACH + 1]}
+        known_here = [one for one in stored if one.commit in near]
+        if first.commit == before.commit or any(one.retracted is None for one in known_here):
             continue
-        evidence = evidence_of(
-            [point.median_us for point in points],
-            [point.commit for point in points],
-            row.direction,
-            step,
-        )
-        name = f"{DETECTOR} {DETECTOR_VERSION} {row.id} {fingerprint(evidence)}"
-        identity = name_uuid(name)
-        info = DecisionInfo(
+        if known_here:
+            restore_change_point(session, known_here[0].id)
+            identity = known_here[0].decision
+        else:
+            identity = _store(session, row, points, step, at, watched=watched)
+        later = (one for one in located if one.index >= step.index)
+        lasts = not any(metric.is_back(step.before, one.after) for one in later)
+        new.append(_StoredStep(row, step, before, first, identity, lasts))
+    return new
+
+
+def _store(
+    session: Session,
+    row: ProjectSeries,
+    points: Sequence[HistoryPoint],
+    step: Step,
+    at: datetime,
+    *,
+    watched: bool,
+) -> str:
+    """Store the decision and the change point of a step; return the decision's uuid."""
+    first, before = points[step.index], points[step.index - 1]
+    evidence = evidence_of(
+        [point.median_us for point in points],
+        [point.commit for point in points],
+        metric_of(row),
+        step,
+    )
+    identity = name_uuid(f"{DETECTOR} {DETECTOR_VERSION} {row.id} {fingerprint(evidence)}")
+    add_decision(
+        session,
+        DecisionInfo(
             uuid=identity,
             series=queries.series_identity_of(session, row.id),
             base=_commit(before, row.project),
@@ -149,13 +165,10 @@ def _new_steps(
             created_at=at,
             rule=RULE,
             numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
-        )
-        added = add_decision(session, info)
-        add_change_point(session, identity, first.commit, before=step.before, after=step.after)
-        if added:
-            lasts = not is_back(step.before, located[-1].after, row.direction)
-            new.append(_StoredStep(row, step, before, first, identity, lasts))
-    return new
+        ),
+    )
+    add_change_point(session, identity, first.commit, before=step.before, after=step.after)
+    return identity
 
 
 def _groups(new_steps: Sequence[_StoredStep]) -> list[Group]:
@@ -176,54 +189,6 @@ def _groups(new_steps: Sequence[_StoredStep]) -> list[Group]:
         )
         for (family, project, _, _), steps_of_group in members.items()
     ]
-
-
-def _close(
-    session: Session,
-    rows: dict[int, ProjectSeries],
-    levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]],
-    at: datetime,
-) -> tuple[int, ...]:
-    """Close the alerts of these series if every series is back at the level before its step."""
-
-    def closing_note(alert: AlertRow) -> str | None:
-        if not alert.series or not set(alert.series) <= rows.keys():
-            return None
-        decisions = queries.alert_decisions(session, alert.id)
-        goods = {
-            decision.series_id: _level_before(session, decision.uuid) for decision in decisions
-        }
-        if not all(
-            _has_come_back(levels[series], goods.get(series), rows[series].direction, alert)
-            for series in alert.series
-        ):
-            return None
-        heads = {levels[series][0][-1].commit[:10] for series in alert.series}
-        return (
-            f"every series is back at the level of {alert.good.sha[:10] if alert.good else ''} "
-            f"at {', '.join(sorted(heads))}, by history alone"
-        )
-
-    return close_fixed_alerts(session, closing_note, at)
-
-
-def _level_before(session: Session, decision: str) -> float | None:
-    evidence = queries.decision_evidence(session, decision)
-    level_changes = steps(evidence["values"], evidence["direction"])
-    return next((step.before for step in level_changes if step.index == evidence["index"]), None)
-
-
-def _has_come_back(
-    level: tuple[Sequence[HistoryPoint], list[Step]],
-    good: float | None,
-    direction: str,
-    alert: AlertRow,
-) -> bool:
-    points, located = level
-    if good is None or not located or located[-1].verdict is not Verdict.FASTER:
-        return False
-    after = points[located[-1].index].commit != alert.bad.sha
-    return after and is_back(good, located[-1].after, direction)
 
 
 def _row(point: HistoryPoint, project: str) -> CommitRow:

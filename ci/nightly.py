@@ -141,7 +141,10 @@ def conclude(
             except (FlexqError, WorkloadError) as error:  # the latter: of a base's project file
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     shas = {sha for comparison in comparisons for sha in (comparison.base, comparison.head)}
-    commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}
+    # The night's own too: its project's alerts are judged again, even if nothing was compared.
+    commits = {commit.sha: commit} | {
+        sha: _commit_of(rules, commit, sha) for sha in shas - {commit.sha}
+    }
     machine = pool.machine(info.gpu)
     # One transaction: if the process is killed here, nothing is stored and all of it is repeated.
     with database.session() as session:
@@ -164,6 +167,7 @@ def conclude(
             verdicts=dict(verdicts),
             opened=night.opened,
             fixed=night.fixed,
+            changed=tuple(change.text for change in night.changed),
             canaries=sum(judged.is_canary for judged in night.judged),
             change_points=stored_points.stored,
             retracted=stored_points.retracted,
@@ -173,7 +177,7 @@ def conclude(
             not_compared=_not_compared(suspects, waiting, rules),
         )
         if rules.alerting:
-            events.add_alert_events(session, night.opened)
+            events.add_alert_events(session, night.opened, night.changed)
             events.add_improvement_events(session, night.judged, info.gpu)
             events.add_nightly_event(session, report)
         set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
@@ -327,7 +331,7 @@ def _set_state(database: Database, info: NightInfo, state: str) -> None:
 
 def _parse_report(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
-    for name in ("opened", "fixed", "notes", "worse"):
+    for name in ("opened", "fixed", "changed", "notes", "worse"):
         values[name] = tuple(values.get(name, ()))
     values["not_compared"] = tuple(tuple(candidate) for candidate in values.get("not_compared", ()))
     return KindReport(**values)

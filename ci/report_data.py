@@ -142,5 +142,6 @@ class KindReport:
     notes: tuple[str, ...]
     worse: tuple[str, ...] = ()
     retracted: int = 0
+    changed: tuple[str, ...] = ()  # alerts that moved or ended, with the reasons
     budget: int = MAX_CANDIDATES
     not_compared: tuple[tuple[str, int, float], ...] = ()

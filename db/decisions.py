@@ -40,8 +40,10 @@ CLOSED_STATES = (
     "explained",  # intended or accepted: the series start a new epoch
     "fixed",  # the level has returned
     "false-alarm",  # no real change
+    "ended",  # its evidence no longer stands; set by the service, whose note gives the reason
 )
 ALERT_STATES = OPEN_STATES + CLOSED_STATES
+STATES_OF_PEOPLE = tuple(state for state in ALERT_STATES[1:] if state != "ended")
 STATES_WITH_A_REASON = ("explained", "false-alarm")  # a note must give the reason
 _FIRST_STATE = ALERT_STATES[0]
 
@@ -170,8 +172,7 @@ def open_alert(
     without local changes.
     """
     lock_for_writing(session.connection())
-    of = {"project": project} if project else {}
-    key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha} | of)
+    key = _group_key(family, good_sha, bad_sha, project)
     stored_id = session.scalar(select(Alert.id).where(Alert.group_key == key))
     if stored_id is not None:
         return stored_id
@@ -187,6 +188,38 @@ def open_alert(
     alert_id = session.scalars(insert(Alert).values(row).returning(Alert.id)).one()
     _add_event(session, alert_id, _FIRST_STATE, "", "", opened_at)
     return alert_id
+
+
+def move_alert(
+    session: Session, alert_id: int, good_sha: str, bad_sha: str, *, note: str, at: datetime
+) -> int | None:
+    """Move an alert to another range of commits, with an event that says why.
+
+    Nothing changes if another alert of its family has this range; its id is returned. Raises
+    NotFoundError unless both commits are stored, without local changes.
+    """
+    lock_for_writing(session.connection())
+    alert = _alert(session, alert_id)
+    query = select(Commit.project).where(Commit.id == alert["bad_commit_id"])
+    project = session.scalars(query).one()
+    key = _group_key(alert["family"], good_sha, bad_sha, project)
+    other = session.scalar(select(Alert.id).where(Alert.group_key == key))
+    if other is not None:
+        return None if other == alert_id else other
+    values = {
+        "group_key": key,
+        "good_commit_id": clean_commit_id(session, good_sha, project),
+        "bad_commit_id": clean_commit_id(session, bad_sha, project),
+        "note": note,
+    }
+    session.execute(update(Alert).where(Alert.id == alert_id).values(values))
+    _add_event(session, alert_id, alert["state"], "", note, at)
+    return None
+
+
+def _group_key(family: str, good_sha: str, bad_sha: str, project: str) -> str:
+    of = {"project": project} if project else {}
+    return fingerprint({"family": family, "good": good_sha, "bad": bad_sha} | of)
 
 
 def join_alert(session: Session, alert_id: int, decision_uuids: Iterable[str]) -> None:
@@ -207,14 +240,13 @@ def set_alert_state(
 ) -> None:
     """Set the state of an alert, and record person, time and note as an event.
 
-    `explained` opens an epoch at the first bad commit in every series of the alert; any later
-    state undoes that. Raises NotFoundError if there is no such alert, RecordError if the state is
-    unknown or already set.
+    person empty: the service, which alone sets `new` and `ended`. `explained` opens an epoch at the
+    first bad commit in every series of the alert; any later state undoes that. Raises NotFoundError
+    if there is no such alert, RecordError if the state is unknown or already set.
     """
-    if state not in ALERT_STATES[1:]:
-        raise RecordError(
-            f"an alert can't be made {state!r}, only {', '.join(ALERT_STATES[1:])}: use one"
-        )
+    allowed = STATES_OF_PEOPLE if person else ALERT_STATES
+    if state not in allowed:
+        raise RecordError(f"an alert can't be made {state!r}, only {', '.join(allowed)}: use one")
     lock_for_writing(session.connection())
     alert = _alert(session, alert_id)
     if alert["state"] == state:

@@ -44,7 +44,7 @@ class Tip:
 
 @dataclass(frozen=True, slots=True)
 class Ancestry:
-    """What a clone knows of a project's history.
+    """A clone's knowledge of a project's history.
 
     parents: of commits by sha; empty: a root. tips: of branches by name. main: name of the main
     branch; empty: unknown. deleted: branches that the clone would have, and does not.
@@ -59,7 +59,7 @@ class Ancestry:
 
 @dataclass(frozen=True, slots=True)
 class KnownHistory:
-    """What the database knows of a project's history, so that a clone adds only the rest.
+    """The database's knowledge of a project's history, so that a clone adds only the rest.
 
     main: name of the main branch; empty: unknown. tips: of open branches by name. heads: commits
     that are no parents. open_ends: parents whose own parents are unknown.

@@ -21,6 +21,7 @@ from flexq_bench.db.families import FAMILIES, column_values
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.lines import add_parents, place_commits
 from flexq_bench.db.records import (
+    EXTERNAL_BACKEND,
     AnyRecord,
     CommitInfo,
     DeviceInfo,
@@ -41,6 +42,7 @@ from flexq_bench.db.tables import (
     Sample,
     Series,
 )
+from flexq_bench.db.units import conversion
 
 _PROJECT = "project"
 _BATCH = 500  # measurements per bulk insert
@@ -108,6 +110,7 @@ class Writer:
         self._pending.clear()
         if not records:
             return
+        records = self._in_stored_units(records)
         self._cache_series(records)
         self._cache_devices(records)
         self._cache_epochs(records)
@@ -260,6 +263,25 @@ class Writer:
                 stored_keys.add(key)
         return first
 
+    def _in_stored_units(self, records: list[Record]) -> list[Record]:
+        """Convert external results to the unit of their stored series, if it is another one."""
+        external = {record.kernel for record in records if record.backend == EXTERNAL_BACKEND}
+        if not external:
+            return records
+        columns = [Series.__table__.columns[name] for name in (*_IDENTITY, _PROJECT)]
+        stored = select(*columns).where(
+            Series.backend == EXTERNAL_BACKEND, Series.kernel.in_(external)
+        )
+        units: dict[tuple[object, ...], list[str]] = {}
+        for row in self._session.execute(stored).mappings():
+            units.setdefault(_key_without_unit(dict(row)), []).append(row["unit"])
+        return [
+            _converted(record, units.setdefault(_key_without_unit(series_identity(record)), []))
+            if record.backend == EXTERNAL_BACKEND
+            else record
+            for record in records
+        ]
+
     def _cache_series(self, records: Sequence[Record]) -> None:
         """Cache the series ids of all records, with two statements instead of two per record."""
         identities = {_series_key(identity): identity for identity in map(series_identity, records)}
@@ -399,6 +421,35 @@ class Writer:
     def _insert(self, table: type[Base], row: Mapping[str, Any]) -> int:
         columns = table.__table__.columns
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
+
+
+def _key_without_unit(identity: Mapping[str, Any]) -> tuple[object, ...]:
+    names = [name for name in _IDENTITY if name != "unit"]
+    return (*(identity[name] for name in names), identity.get(_PROJECT, ""))
+
+
+def _converted(record: Record, units: list[str]) -> Record:
+    """Return a record in one of the units if it can be converted; else its unit joins them."""
+    if record.unit in units:
+        return record
+    factors = ((unit, conversion(record.unit, unit)) for unit in units)
+    unit, factor = next(((u, f) for u, f in factors if f is not None), ("", None))
+    if factor is None:
+        units.append(record.unit)
+        return record
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    return replace(
+        record,
+        unit=unit,
+        median_us=scaled(record.median_us),
+        ci_low_us=scaled(record.ci_low_us),
+        ci_high_us=scaled(record.ci_high_us),
+        placement_medians_us=tuple(value * factor for value in record.placement_medians_us),
+        samples_us=tuple(tuple(v * factor for v in values) for values in record.samples_us),
+    )
 
 
 def _repetition(record: Record) -> int | None:

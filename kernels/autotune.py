@@ -136,12 +136,17 @@ class TuningMemory:
         near: float = NEAR,
     ) -> Config:
         """Return the cached choice of `key` if it is a candidate, else choose_fastest's."""
-        known = self._chosen.get(key) or self._read(key, candidates)
-        if known is None or known not in candidates:
+        known = self.recall(key, candidates)
+        if known is None:
             known = choose_fastest(candidates, time_us, coarse_us, near)
             self._write(key, known)
         self._chosen[key] = known
         return known
+
+    def recall(self, key: TuningKey, candidates: Sequence[Config]) -> Config | None:
+        """Return the cached choice of `key`; None: there is none, or it is no candidate."""
+        known = self._chosen.get(key) or self._read(key, candidates)
+        return known if known in candidates else None
 
     def _path(self, key: TuningKey) -> Path | None:
         if self._folder is None:

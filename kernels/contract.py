@@ -17,7 +17,7 @@ import torch
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.external_packages.packages import check as check_package
-from flexq_bench.kernels.formats import NumberFormat, Operand, format_of, quantize
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of, quantize
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -277,6 +277,13 @@ class ProbeResult:
 
     exact: bool
     detail: str = field(default="")
+
+
+def probe_spec(
+    name: str, backend: Backend, summary: str, *, weight: NumberFormat = FP16, **others: Any
+) -> KernelSpec:
+    """Return the spec of a probe without activations of its own. others: fields of KernelSpec."""
+    return KernelSpec(name, backend, weight, FP16, summary, stages=("gemm",), **others)
 
 
 class Probe(ABC):

@@ -138,6 +138,19 @@ def cli(
 
 
 @pytest.fixture(scope="session")
+def llama_config() -> Callable[..., Any]:
+    """llama_config(hidden, ffn, vocabulary, …): 2 blocks, 4 heads on 2 key-value heads."""
+    from transformers import LlamaConfig
+
+    def build(hidden: int, ffn: int, vocabulary: int, **others: Any) -> LlamaConfig:
+        sizes = {"hidden_size": hidden, "intermediate_size": ffn, "vocab_size": vocabulary}
+        usual = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        return LlamaConfig(**{**sizes, **usual, "max_position_embeddings": 64, **others})
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def git() -> Callable[..., str]:
     """git(folder, "commit", …): stdout of git there, stripped. Commits have a made-up author."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.model_spec import ModelSpec
@@ -30,9 +29,6 @@ def _catalog() -> dict[str, ModelSpec]:
     from flexq_bench.workloads.family_files import read_family
 
     files = (resources.files("flexq_bench") / "workloads" / "catalog").iterdir()
-    families = [read_family(f) for f in sorted(files, key=_stem) if f.name.endswith(".toml")]
+    by_name = {f.name.removesuffix(".toml"): f for f in files if f.name.endswith(".toml")}
+    families = [read_family(by_name[name]) for name in sorted(by_name)]
     return {model.name: model for family in families for model in family}
-
-
-def _stem(file: Traversable) -> str:
-    return file.name.removesuffix(".toml")

@@ -15,8 +15,9 @@ from flexq_bench.schemes.registry import without_cache
 
 NOTHING_DONE = "none"  # the corruption that leaves a model as it is
 _HEAD = (
-    "| corruption | of | perplexity, % | mean KL | tokens | must fail | fails | exit code |\n"
-    "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
+    "| corruption | class | of | perplexity, % | worst text, % | mean KL | tokens | must fail "
+    "| fails | exit code |\n"
+    "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | --- | ---: |"
 )
 
 
@@ -25,7 +26,7 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._undamaged: dict[str, list[str]] = {}  # limits that a scheme fails, by its name
-        self._last: dict[tuple[str, str], float | None] = {}  # mean KL of a corruption and scheme
+        self._last: dict[tuple[str, str], Any] = {}  # effect of a corruption on a scheme
 
     def caught_by(self, row: dict[str, Any]) -> list[str]:
         """The limits that fail, and don't without the damage."""
@@ -44,8 +45,9 @@ class Verdicts:
                 return bool(row["fails"])
             return any(name.startswith("fidelity") for name in row["fails"])
         # Two sizes that differ in nothing: the model is computed past what was damaged.
-        is_idle = row["kl"] is not None and self._last.get((corruption, scheme)) == row["kl"]
-        self._last[corruption, scheme] = row["kl"]
+        effect = row["kl"], row["perplexity_percent"]
+        is_idle = row["kl"] is not None and self._last.get((corruption, scheme)) == effect
+        self._last[corruption, scheme] = effect
         return is_idle or (row["must_be_caught"] and not self.caught_by(row))
 
 
@@ -73,11 +75,14 @@ def stored_rows(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
 def line_of(row: dict[str, Any], caught_by: Sequence[str]) -> str:
     """A row of a Markdown table."""
     percent, kl, clean = row["perplexity_percent"], row["kl"], row["kl_of_scheme"]
+    worst = row.get("worst_percent")
     more = f" ({100 * (kl / clean - 1):+.0f} %)" if kl is not None and clean else ""
     cells = (
         f"{row['corruption']}, {row['size']:g} {row['unit']}".rstrip(),
+        row.get("kind", ""),
         f"`{row['scheme']}`",
         "" if percent is None else f"{percent:+.2f}",
+        "" if worst is None else f"{worst:+.2f}",
         "" if kl is None else f"{kl:.5f}{more}",
         f"{row['tokens']:,}",
         "yes" if row["must_be_caught"] else "no",

@@ -1,19 +1,22 @@
 """Corruptions of a model, and the limits of an accuracy policy that detect them, by size.
 
-    python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
+    python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE … [--policy default]
         [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
     python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
 Each corruption is applied to the original model and to the model quantized by the scheme; both are
 judged against the original by the rules of `gate accuracy`, without the policy's tasks and parity.
-Prints a row for each: change of the perplexity, mean KL divergence (for a quantized model: percent
-above the scheme's own), number of tokens that the gate used, and the limits that detected the
-corruption, which are those that the undamaged model under the same scheme does not fail.
+Prints a row for each: change of the perplexity of the first text, all of it, and of the text that
+changes most; mean KL divergence (for a quantized model: percent above the scheme's own), number of
+tokens that the gate used, and the limits that detected the corruption, which are those that the
+undamaged model under the same scheme does not fail. damages.py has the corruptions; those of class
+`artefact` damage a copy of the model's folder.
 
-A corruption that changes the perplexity by 0.5 %, or the mean KL divergence by 10 % of the scheme's
-own, must be detected. Exit code 1: one was not detected; the undamaged original failed a limit; an
-undamaged quantized model failed a limit of fidelity (it may fail others, because a policy may
-refuse the scheme); or two sizes of a corruption had the same effect, so that it has none.
+A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
+the mean KL divergence by 10 % of the scheme's own, must be detected, and every change of a folder.
+Exit code 1: one was not detected; the undamaged original failed a limit; an undamaged quantized
+model failed a limit of fidelity (it may fail others, because a policy may refuse the scheme); or
+two sizes of a corruption had the same effect, so that it has none.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,162 +33,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from corruption_table import NOTHING_DONE, print_table, stored_rows
+from corruption_table import print_table, stored_rows
+from damages import NOTHING, WALL, Corruption
 from transformers import BatchEncoding
 
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.loading import LoadedModel, load_model
+from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
     ORIGINAL,
-    REFERENCE,
     MetricResult,
-    Through,
 )
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
-from flexq_bench.accuracy.texts import read_text
-from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, CheckLimit, ModelFolders
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.engine import open_database
-from flexq_bench.kernels.contract import LinearKernel
-from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.runs.lifecycle import new_run
 
-MUST_PERCENT, MUST_KL = 0.5, 0.10
-Damage = Callable[[Any, float], None]  # of a model of transformers, in place
-
-
-def layer(model: Any, kind: str, block: int = 1) -> Any:
-    """A linear layer, quantized or not, of a kind, in the second block (or the only one)."""
-    names = [n for n, _ in model.named_modules() if n.endswith(f".{kind}")]
-    return model.get_submodule(names[min(block, len(names) - 1)])
-
-
-def linears(model: Any) -> Iterator[Any]:
-    """Every linear layer of the blocks."""
-    for name, module in model.named_modules():
-        if name.endswith("_proj") and isinstance(getattr(module, "weight", None), torch.Tensor):
-            yield module
-
-
-def flip_sign(model: Any, _: float) -> None:
-    layer(model, "down_proj").weight.neg_()
-
-
-def zero_head(model: Any, heads: float) -> None:
-    width = model.config.hidden_size // model.config.num_attention_heads
-    layer(model, "o_proj").weight[:, : int(heads) * width] = 0
-
-
-def swap_rows(model: Any, pairs: float) -> None:
-    weight = layer(model, "up_proj").weight
-    count = int(pairs)
-    kept = weight[:count].clone()
-    weight[:count] = weight[count : 2 * count]
-    weight[count : 2 * count] = kept
-
-
-def scale_group(model: Any, factor: float) -> None:
-    layer(model, "down_proj").weight[0, :128] *= factor
-
-
-def add_noise(model: Any, share: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for module in linears(model):
-        weight = module.weight
-        noise = torch.randn(weight.shape, generator=generator).to(weight)
-        weight += share * weight.float().std().to(weight.dtype) * noise
-
-
-def change_rotary_base(model: Any, factor: float) -> None:
-    rotary = model.get_submodule(f"{model.base_model_prefix}.rotary_emb")
-    base = model.config.rope_parameters["rope_theta"]
-    exponent = torch.log(torch.tensor(base * factor)) / torch.log(torch.tensor(float(base)))
-    rotary.inv_freq.copy_(rotary.inv_freq ** exponent.to(rotary.inv_freq))
-
-
-def round_layer(model: Any, bits: float) -> None:
-    weight = layer(model, "down_proj").weight
-    rounded = quantize(weight.float(), NumberFormat(int(bits), 128)).dequantize(torch.float32)
-    weight.copy_(rounded.to(weight))
-
-
-def put_outlier(model: Any, factor: float) -> None:
-    weight = layer(model, "gate_proj").weight
-    weight[0, 0] = factor * weight.abs().max()
-
-
-def change_epsilon(model: Any, factor: float) -> None:
-    for module in model.modules():
-        if hasattr(module, "variance_epsilon"):
-            module.variance_epsilon *= factor
-
-
-def scale_keys(model: Any, factor: float) -> None:
-    """A cache whose scales of keys are off returns keys that are: as if k_proj had made them."""
-    for name, module in model.named_modules():
-        if name.endswith(".k_proj"):
-            module.register_forward_hook(lambda _, __, y: y * factor)
-
-
-class TailCut:
-    """A kernel that leaves the last rows of a launch at zero."""
-
-    def __init__(self, kernel: LinearKernel, rows: int) -> None:
-        self._kernel, self._rows = kernel, rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
-
-    def gemm(
-        self, activation: Any, weight: Any, out: torch.Tensor, *arguments: Any, **named: Any
-    ) -> None:
-        self._kernel.gemm(activation, weight, out, *arguments, **named)
-        out[-self._rows :] = 0
-
-
-def spoil_tail(model: Any, rows: float) -> None:
-    """Leave the last rows of a launch at zero, in the second block's down_proj."""
-    decoder = model.forward.decoder  # through kernels decode's forward pass computes all
-    blocks = list(decoder.model.blocks)
-    index = min(1, len(blocks) - 1)
-    down = blocks[index].down
-    cut = dataclasses.replace(down, kernel=TailCut(down.kernel, int(rows)))
-    blocks[index] = dataclasses.replace(blocks[index], down=cut)
-    decoder.model = dataclasses.replace(decoder.model, blocks=tuple(blocks))
-
-
-@dataclasses.dataclass(frozen=True)
-class Corruption:
-    """damage at each of the sizes. weights: it changes weights, which kernels hold packed."""
-
-    name: str
-    unit: str
-    damage: Damage
-    sizes: tuple[float, ...]
-    through: Through = REFERENCE
-    suffix: str = ""  # of the scheme
-
-
-WALL = (
-    Corruption("sign", "layers", flip_sign, (1,)),
-    Corruption("head", "heads zeroed", zero_head, (1,)),
-    Corruption("rows", "pairs swapped", swap_rows, (1, 8)),
-    Corruption("scale", "× one group", scale_group, (1.1, 2.0, 8.0)),
-    Corruption("noise", "of σ, all weights", add_noise, (0.003, 0.01, 0.03)),
-    Corruption("rotary", "× base", change_rotary_base, (1.02, 1.2, 10.0)),
-    Corruption("bits", "bits, one layer", round_layer, (5, 4, 3)),
-    Corruption("outlier", "× largest weight", put_outlier, (2.0, 10.0, 100.0)),
-    Corruption("epsilon", "× ε of norms", change_epsilon, (10.0, 1000.0)),
-    Corruption("cache", "× scale of keys", scale_keys, (1.01, 1.1), suffix="+kv8"),
-    Corruption("tail", "rows of a launch", spoil_tail, (1, 8), through=KERNELS),
-)
-NOTHING = Corruption(NOTHING_DONE, "", lambda model, size: None, (0,))
+MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
 TOKENIZER = "tokenizer"
 
 
@@ -254,7 +127,9 @@ class Bench:
         loaded = load_model(options.model, device=device)
         remembering = RememberingTokenizer(loaded.tokenizer)
         self.original = dataclasses.replace(loaded, tokenizer=remembering)
-        self._texts = [read_text(options.data)]
+        self._texts = [read_text(data) for data in options.data]
+        self._ids = [tokenize(text, remembering) for text in self._texts]
+        self._undamaged: dict[str, list[float]] = {}  # perplexity of each whole text, by scheme
         self._context = self.original.context(policy.context)
         self._reference = ModelReference(self.original, context=self._context, bos=None)
         self._own: dict[str, Any] = {}
@@ -263,17 +138,22 @@ class Bench:
 
     def judge(
         self, corruption: Corruption, size: float, scheme: str, *, at_once: int | None = None
-    ) -> tuple[AccuracyReport, int]:
-        """The gate's report on one damaged model, and the tokens that it took.
+    ) -> tuple[AccuracyReport, int, list[float]]:
+        """The gate's report on one damaged model, the tokens that it took, and the change of the
+        perplexity of each whole text, percent.
 
         at_once: segments that the damaged model computes together; None: as the gate does.
         """
         as_it_is = scheme == FULL_PRECISION
         loaded = self.original
-        if as_it_is:
+        folders = ModelFolders()
+        if corruption.folder is not None:
+            folders = self._damaged_folder(corruption)
+            loaded = load_model(str(folders.judged), device=loaded.device)
+        elif as_it_is:
             loaded = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
             with torch.no_grad():
-                corruption.damage(loaded.model, size)
+                corruption.apply(loaded.model, size, self._ids[0])
         if corruption.name == TOKENIZER:
             loaded = dataclasses.replace(loaded, tokenizer=ShiftedTokenizer(loaded.tokenizer))
         plan, missing = planned_evaluation(
@@ -283,7 +163,7 @@ class Bench:
         plan = dataclasses.replace(plan, context=self._context)
         evaluator = DamagingEvaluator(
             loaded, plan, None, self._reference,
-            damage=lambda model: corruption.damage(model, size), own=self._own,
+            damage=lambda model: corruption.apply(model, size, self._ids[0]), own=self._own,
         )  # fmt: skip
         evaluator.at_once = at_once
         with open_database(f"{self._folder.name}/flexq.sqlite") as database:
@@ -292,11 +172,28 @@ class Bench:
             setup = PreparedModel(plan, evaluator, origin)
             report = gate_accuracy(
                 self._policy, setup, database, [scheme], ORIGINAL, missing,
-                on_unit=lambda unit, found: None, diagnose=False,
+                on_unit=lambda unit, found: None, diagnose=False, folders=folders,
             )  # fmt: skip
-
         agreement = evaluator.agreement(scheme, self._texts[0].name)
-        return report, 0 if agreement is None else agreement.token_kl.size
+        tokens = 0 if agreement is None else agreement.token_kl.size
+        key = f"{scheme} {corruption.through}"
+        whole = self._perplexities(evaluator.model_under(scheme).model)
+        before = self._undamaged.setdefault(key, whole)  # the first judgement has no damage
+        changes = [100 * (now / then - 1) for now, then in zip(whole, before, strict=True)]
+        return report, tokens, changes
+
+    def _perplexities(self, model: Any) -> list[float]:
+        return [perplexity(model, ids, context=self._context).perplexity for ids in self._ids]
+
+    def _damaged_folder(self, corruption: Corruption) -> ModelFolders:
+        """A damaged copy of the model's folder, and the folder."""
+        assert corruption.folder is not None  # the caller's condition
+        original = Path(self._options.model)
+        judged = Path(self._folder.name) / "damaged"
+        shutil.rmtree(judged, ignore_errors=True)
+        shutil.copytree(original, judged)
+        corruption.folder(judged)
+        return ModelFolders(judged, original)
 
     def close(self) -> None:
         """Remove what was stored of its judgements."""
@@ -314,9 +211,14 @@ class Bench:
 
 
 def row_of(
-    report: AccuracyReport, corruption: Corruption, size: float, scheme: str, tokens: int
+    report: AccuracyReport,
+    corruption: Corruption,
+    size: float,
+    scheme: str,
+    tokens: int,
+    changes: Sequence[float],
 ) -> dict[str, Any]:
-    """Return the row that is printed for one judgement."""
+    """Return the row that is printed for one judgement. changes: of whole texts, percent."""
     checks = {judgement.check: judgement for judgement in report.judged}
     ppl = next((c for n, c in checks.items() if n.startswith("perplexity")), None)
     own_ppl, own_kl = (
@@ -328,15 +230,19 @@ def row_of(
     percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base
-    must = percent is None or abs(percent) >= MUST_PERCENT
+    worst = max(changes, key=abs)
+    must = percent is None or abs(changes[0]) >= MUST_PERCENT or abs(worst) >= MUST_STRATUM_PERCENT
+    must = must or corruption.folder is not None  # every change of a folder must be named
     if kl is not None and clean:
         must = must or abs(kl / clean - 1) >= MUST_KL
     return {
         "corruption": corruption.name,
+        "kind": corruption.kind,
         "size": size,
         "unit": corruption.unit,
         "scheme": scheme,
-        "perplexity_percent": percent,
+        "perplexity_percent": changes[0],
+        "worst_percent": worst,
         "kl": kl,
         "kl_of_scheme": clean,
         "must_be_caught": must and corruption.name != NOTHING.name,
@@ -351,16 +257,20 @@ def row_of(
 def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
     """The first limit of each check of a text, on the text that was given."""
     policy = load_accuracy_policy(options.policy)
-    name = read_text(options.data).name
-
-    first = {limit.check.key: limit for limit in reversed(policy.limits) if limit.texts}
+    names = [read_text(data).name for data in options.data]
+    limits: list[CheckLimit] = []
+    for limit in policy.limits:
+        repeated = [other.check.key for other in limits]
+        if not limit.texts and limit.check.key in ("artefacts", "weights"):
+            limits.append(limit)
+        elif limit.texts and limit.check.key not in repeated:
+            # Each text has a perplexity; other limits are of the first.
+            for name in names if limit.check.key == "perplexity" else names[:1]:
+                table = limit.table.model_copy(update={"text": name})
+                limits.append(dataclasses.replace(limit, table=table))
     return dataclasses.replace(
         policy,
-        limits=tuple(
-            dataclasses.replace(limit, table=limit.table.model_copy(update={"text": name}))
-            for limit in policy.limits
-            if limit in first.values()
-        ),
+        limits=tuple(limits),
         context=options.context or policy.context,
         max_tokens=options.max_tokens or policy.max_tokens,
     )
@@ -368,16 +278,18 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
 
 def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float, str]]:
     """Yield corruption, size and scheme of each judgement; first each scheme undamaged."""
-    wanted = options.kinds.split(",") if options.kinds else None
+    wanted = options.kinds.split(",") if options.kinds else None  # names or classes
     schemes = [FULL_PRECISION, *([options.scheme] if options.scheme else [])]
     shifted = dataclasses.replace(NOTHING, name=TOKENIZER, unit="off by", sizes=(1,))
     undamaged: list[str] = []
     for corruption in (NOTHING, shifted, *WALL):
-        if wanted and corruption.name not in (NOTHING.name, *wanted):
+        if wanted and not {corruption.name, corruption.kind} & {NOTHING.name, *wanted}:
             continue
         for scheme in schemes:
             if scheme == FULL_PRECISION and corruption.through == KERNELS:
                 continue  # kernels compute what is quantized
+            if scheme != FULL_PRECISION and corruption.folder is not None:
+                continue
             named = scheme if scheme == FULL_PRECISION else scheme + corruption.suffix
             if named not in undamaged:
                 undamaged.append(named)
@@ -392,8 +304,8 @@ def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     bench = Bench(options, judged_policy(options))
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
         for corruption, size, scheme in judgements(options):
-            report, tokens = bench.judge(corruption, size, scheme)
-            row = row_of(report, corruption, size, scheme, tokens)
+            report, tokens, changes = bench.judge(corruption, size, scheme)
+            row = row_of(report, corruption, size, scheme, tokens, changes)
             out.write(json.dumps(row) + "\n")
             yield row
     bench.close()
@@ -402,12 +314,12 @@ def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--model", "--data"):
-        parser.add_argument(name)
+    parser.add_argument("--model")
+    parser.add_argument("--data", nargs="+", help="texts; the first has all limits of the policy")
     parser.add_argument("--rows", type=Path, nargs="+", help="files that --out wrote: print these")
     parser.add_argument("--policy", default="default")
     parser.add_argument("--scheme", default="flexq-w6ax", help="empty: the model as it is alone")
-    parser.add_argument("--kinds", help="comma-separated names of corruptions; default: all")
+    parser.add_argument("--kinds", help="comma-separated names or classes; default: all")
     parser.add_argument("--context", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--device", default=best_device())

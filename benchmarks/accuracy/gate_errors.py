@@ -10,7 +10,7 @@ over them, and 1 to 8 segments are computed together. No copy may fail.
 Power and alpha: noise of a fitted size is added, so that the model loses exactly 1 % of the
 perplexity on the text. Gates are simulated by drawing its segments with replacement, each segment
 with its loss and its tokens' divergences and agreement; every simulated gate has `detect = 1` and
-the sequential looks of a real one. The share of gates that detect this loss is compared with the
+the looks of a real one. The share of gates that detect this loss is compared with the
 planned power. Without the loss, and with limits of divergence and agreement equal to its values,
 the model is the worst one that must pass: the share of gates in which *any* limit fails is compared
 with alpha.
@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from corruptions import NOTHING, Bench, add_noise, judged_policy
+from corruptions import Bench, judged_policy
+from damages import NOTHING, add_noise
 from numpy.typing import NDArray
 
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
@@ -44,14 +45,14 @@ from flexq_bench.ci.accuracy_gate.checks.agreement import AgreementLimit
 from flexq_bench.ci.accuracy_gate.checks.kl import KlLimit
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, PlannedPower
 from flexq_bench.ci.accuracy_gate.judging import clearly_beyond, far_end
-from flexq_bench.ci.accuracy_gate.power import GROWTH
-from flexq_bench.ci.accuracy_gate.text_test import PILOT
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.stats import (
+    GROWTH,
+    MIN_VALUES,
     Decision,
-    GroupSequentialTest,
     TestPlan,
     block_quantile_intervals,
+    decide,
     mean_difference_interval,
 )
 
@@ -76,7 +77,7 @@ def equal_models(bench: Bench, gates: int) -> dict[str, int]:
     codes: dict[str, int] = {}
     same = dataclasses.replace(NOTHING, name="same", damage=permute_channels)
     for seed in range(gates):
-        report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=1 + seed % MOST_TOGETHER)
+        report, *_ = bench.judge(same, seed, FULL_PRECISION, at_once=1 + seed % MOST_TOGETHER)
         codes[str(int(report.exit_code))] = codes.get(str(int(report.exit_code)), 0) + 1
     return codes
 
@@ -85,7 +86,8 @@ def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, Agr
     """Size of the noise that loses 1 %, how its predictions agree, each segment's loss in nats."""
     model, tokenizer = bench.original.model, bench.original.tokenizer
     context = bench.original.context(options.context)
-    tokens = text_tokens(read_text(options.data), tokenizer, chosen_bos(None, tokenizer), context)
+    text = read_text(options.data[0])
+    tokens = text_tokens(text, tokenizer, chosen_bos(None, tokenizer), context)
     more: dict[str, Any] = {"context": context, "max_tokens": options.max_tokens}
     reference = record_reference(model, tokens.ids, bos=tokens.bos, **more)
     base = np.array(reference.result.nll)
@@ -127,11 +129,12 @@ class Draws:
         lost: nats a token added to each segment's loss.
         """
         rng = np.random.default_rng(seed)
-        rows, test = rng.integers(self._losses.size, size=PILOT), GroupSequentialTest(self.plan)
-        while (decision := test.look(self._losses[rows] + lost)) is Decision.OPEN:
-            needed = self.plan.needed(float(self._losses[rows].std(ddof=1)))
-            more = rng.integers(self._losses.size, size=max(1, math.ceil(needed / 5)))
+        rows = rng.integers(self._losses.size, size=MIN_VALUES)
+        decision = decide(self.plan, self._losses[rows] + lost, first=True)
+        while decision is Decision.OPEN:
+            more = rng.integers(self._losses.size, size=math.ceil((GROWTH - 1) * rows.size))
             rows = np.concatenate((rows, more))
+            decision = decide(self.plan, self._losses[rows] + lost)
         above, taken = decision is Decision.ABOVE, rows.size
         # Of a text with as many segments as the losses, or as the test took.
         most, earlier = max(self._losses.size, rows.size), 0
@@ -140,7 +143,7 @@ class Draws:
             if not undecided or rows.size == most:
                 return above, above or fails, taken
             earlier = rows.size
-            added = min(most, earlier + math.ceil(GROWTH * earlier)) - earlier
+            added = min(most, math.ceil(GROWTH * earlier)) - earlier
             rows = np.concatenate((rows, rng.integers(self._losses.size, size=added)))
 
     def _limits(self, rows: NDArray[np.intp], seed: int, share: float) -> tuple[bool, bool]:
@@ -168,8 +171,8 @@ class Draws:
 def main() -> int:
     """Judge, fit, draw; print what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("--model", "--data"):
-        parser.add_argument(name, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--data", required=True, nargs=1)
     parser.add_argument("--policy", default="default")
     parser.add_argument("--gates", type=int, default=200)
     parser.add_argument("--draws", type=int, default=1000)
@@ -196,7 +199,7 @@ def main() -> int:
         "noise_of_1_percent": size,
         "segments": losses.size,
         "deviation_of_segments": deviation,
-        "segments_needed": gates.plan.needed(deviation),
+        "segments_needed": int(gates.plan.needed(losses)),
         "segments_taken": float(np.mean([taken for _, _, taken in lossy + equal])),
         "draws": options.draws,
         "share_of_losses_caught": power,

@@ -300,17 +300,21 @@ class CheckContext:
     def outcomes(self, limit: CheckLimit) -> list[LimitOutcome]:
         """Judge the scheme by a limit: one outcome of each name at least, or none if it is exempt.
 
-        What can't be judged is not judged, for the reason that the error gives.
+        What can't be judged is not judged, for the reason that the error gives. No policy allows
+        that a check breaks.
         """
         judged: list[LimitOutcome] = []
+        breaks = False
         try:
             judged.extend(limit.check.judge(limit.table, self))
         except (FlexqError, KernelError, RuntimeError) as error:
+            breaks = not isinstance(error, FlexqError | KernelError)
             judged += self.not_judged(limit, one_line(error), {outcome.check for outcome in judged})
         return [
             replace(
                 outcome,
                 allowed=outcome.outcome is GateOutcome.NOT_JUDGED
+                and not breaks
                 and self.policy.allows(outcome.check),
                 coverage=outcome.coverage or (self.coverage(outcome.text) if outcome.text else ""),
             )

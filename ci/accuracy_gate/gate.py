@@ -9,6 +9,7 @@ from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 
+from flexq_bench.accuracy.coverage import TextCoverage
 from flexq_bench.accuracy.diagnosis import (
     Diagnosis,
     TokenLoss,
@@ -30,6 +31,7 @@ from flexq_bench.accuracy.results import (
     Through,
 )
 from flexq_bench.accuracy.setup import PreparedModel
+from flexq_bench.accuracy.strata import sampled_texts
 from flexq_bench.accuracy.tasks import check_tasks
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.ci.accuracy_gate.checks.task import TaskLimit
@@ -44,7 +46,7 @@ from flexq_bench.ci.accuracy_gate.contract import (
 )
 from flexq_bench.ci.accuracy_gate.power import PowerSchedule
 from flexq_bench.ci.accuracy_gate.results import SchemeResults, find
-from flexq_bench.ci.accuracy_gate.text_test import PILOT, TextTest
+from flexq_bench.ci.accuracy_gate.text_test import TextTest
 from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import Database
 from flexq_bench.db.identity import name_uuid
@@ -57,6 +59,7 @@ NO_FOLDERS = ModelFolders()
 OnActivity = Callable[[str], None]
 # Errors of a model that is wrong in a way that no check of its files finds.
 _FAILURES = (UsageError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+QUICK_SEGMENTS = 10  # of each text, for a first opinion
 MODEL = "model"  # name of the outcome of a model that can't be evaluated
 
 
@@ -74,7 +77,7 @@ class _FirstSegments:
     """The schedule of a first opinion; see Schedule."""
 
     def next_count(self, *_: object) -> int:
-        return PILOT
+        return QUICK_SEGMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class AccuracyReport:
     diagnoses: tuple[Diagnosis, ...] = ()  # of failing schemes
     absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
     quick: bool = False  # a first opinion on a small sample, in which nothing passes
+    coverage: tuple[TextCoverage, ...] = ()  # of the texts, by the scheme that was judged on least
 
     @property
     def exit_code(self) -> ExitCode:
@@ -132,13 +136,15 @@ def planned_evaluation(
 ) -> tuple[EvaluationPlan, dict[str, str]]:
     """Return the plan of the evaluation, and the reason for each text or task that is missing.
 
-    texts: available texts. task_data: folder with the tasks' data; None: lm-eval downloads it.
-    batch: questions per batch. through, checkpoint, original, reference: as in EvaluationPlan.
+    texts: given by the user; shipped strata of the policy are added. task_data: folder with the
+    tasks' data; None: lm-eval downloads it. batch: questions per batch. through, checkpoint,
+    original, reference: as in EvaluationPlan.
     Raises UsageError if `base` is judged against itself or a text has no limit,
     MissingResultsError if nothing can be evaluated.
     """
     if base in schemes:
         raise UsageError(f"{base} can't be judged against itself: give another --base")
+    texts = sampled_texts(policy.texts, texts, seed=seed)
     missing = {**_missing_texts(policy, texts), **_missing_tasks(policy, task_data)}
     names = dict.fromkeys(limit.name for limit in policy.of(TaskLimit))
     tasks = tuple(name for name in names if name not in missing)
@@ -180,6 +186,10 @@ def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, s
                 f"{next(iter(required), 'NAME')}=FILE"
             )
     return {n: f"no text: give --data {n}=FILE" for n in required if n not in available}
+
+
+def _give(text: str) -> str:
+    return f"--data {text}=FILE"
 
 
 def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
@@ -238,6 +248,7 @@ def gate_accuracy(
         diagnoses=gate.diagnoses(failing) if diagnose and not quick else (),
         absent=gate.absent(),
         quick=quick,
+        coverage=tuple(gate.coverage()),
     )
 
 
@@ -315,7 +326,8 @@ class _Gate:
         on_activity: OnActivity,
     ) -> None:
         self._policy, self._setup, self._database = policy, setup, database
-        self._schemes, self._base, self._missing = schemes, base, missing
+        self._schemes, self._base = schemes, base
+        self._missing = missing | setup.evaluator.unavailable
         self._on_unit, self._folders, self._quick = on_unit, folders, quick
         self._on_activity = on_activity
         self.results: list[MetricResult] = []
@@ -326,7 +338,13 @@ class _Gate:
         self._distinct_segments = cache(evaluator.distinct_segments)
         compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
         self._schedule = (
-            PowerSchedule(policy, self._distinct_segments, evaluator.context, self._is_undecided)
+            PowerSchedule(
+                policy,
+                self._distinct_segments,
+                evaluator.places,
+                evaluator.context_of,
+                self._is_undecided,
+            )
             if policy.text_plans()
             else None
         )
@@ -355,7 +373,10 @@ class _Gate:
         """Return the texts and tasks of the policy that have no data, and the option for each."""
         texts = [name for name in self._policy.texts if name in self._missing]
         tasks = [name for name in self._missing if name not in texts]
-        missing_data = [f"the text {name} (--data {name}=FILE)" for name in texts]
+        missing_data = [
+            f"the text {name} ({self._setup.evaluator.unavailable.get(name, _give(name))})"
+            for name in texts
+        ]
         for name in tasks:
             if name in LOCAL_TASKS and find_spec("lm_eval") is not None:
                 missing_data.append(
@@ -364,6 +385,14 @@ class _Gate:
             else:
                 missing_data.append(f"the task {name} ({self._missing[name]})")
         return tuple(missing_data)
+
+    def coverage(self) -> Iterator[TextCoverage]:
+        """Yield the coverage of each text that was evaluated."""
+        for text in self._policy.texts:
+            found = (find(self.results, scheme, text, PERPLEXITY) for scheme in self._schemes)
+            least = min((len(result.values) for result in found if result is not None), default=0)
+            if least:
+                yield self._setup.evaluator.coverage(text, least)
 
     def _judge_early(self, stage: Stage, scheme: str) -> None:
         """Judge the limits of a stage before that of the results."""
@@ -471,15 +500,19 @@ class _Gate:
     def _is_undecided(
         self, scheme: str, text: str, results: Sequence[MetricResult], share: float
     ) -> bool:
-        """Return True if a limit besides the planned tests is still ambiguous (see Undecided)."""
+        """Return True if a limit besides the planned tests is still ambiguous (see Undecided).
+
+        Once one of the text's limits fails, more of the text changes no verdict.
+        """
         context = self._context(scheme, results, lambda _: share)
-        return any(
-            outcome.outcome is GateOutcome.AMBIGUOUS
+        outcomes = {
+            outcome.outcome
             for limit in self._policy.limits
             if limit.check.stage is Stage.RESULTS and not limit.check.planned
             if text in limit.texts
             for outcome in context.outcomes(limit)
-        )
+        }
+        return GateOutcome.AMBIGUOUS in outcomes and GateOutcome.FAIL not in outcomes
 
     def _tests(self, results: SchemeResults) -> dict[str, TextTest]:
         """Return the planned tests, with all segments if one did not run during the evaluation."""

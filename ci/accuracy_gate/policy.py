@@ -48,14 +48,34 @@ percent = 0.4                    # largest difference of the perplexity, either 
 kl_percent = 8.0                 # of the mean KL divergence, in percent of the scheme's own
 kl = 0.0002                      # optional: differences of the mean KL below this, in nats, pass
 
-[parity]                         # optional: kernel outputs against the evaluated model
+[artefacts]                      # optional: the folder, other than weights, as the original's
+allow = ["chat_template"]        # optional: patterns of differences that are accepted
+
+[weights]                        # optional: each row, in quantization steps of its format
+allow = ["weights.lm_head"]      # optional: patterns of layers and tensors that may differ
+
+[parity]                         # optional: every launch of a kernel against the reference
 tolerance = 0.001                # largest relative error
-kernels = ["flexq-w6a6"]         # optional: only these; else the kernel for a layer's formats
+kernels = ["flexq-w6a6"]         # optional: taken for their formats in place of those that decode
+largest_batch = 32               # optional: of decode steps
+
+[serving_path]                   # optional: decode's engine against transformers; all optional:
+batches = [1, 3, 8, 32]          # sequences at a time
+tokens = 512                     # of a sequence, at most
+steps = 12                       # after each prompt
+mean = 3.0                       # divergence of a phase, in multiples of what rounding makes
+worst = 5.0                      # of a token, in multiples of the worst by rounding
+prompts = 16                     # texts that it continues by the likeliest tokens
+new = 48                         # tokens of each, at most
+agreement = 0.1                  # least share of the original's tokens before the first other one
+looping = 0.25                   # largest increase of the share of texts that end in a loop
+ended = 0.25                     # largest difference of the share that ends with an end token
+length = 0.5                     # largest relative difference of the mean length
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Self, cast, get_args
@@ -147,10 +167,31 @@ class _Settings(DataTable):
         return PlannedPower(**{name: value for name, value in plan.items() if value is not None})
 
 
+def _by_text(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy's values with a table for each text of a table of several texts."""
+    return {
+        key: [one for table in value for one in _per_text(table)]
+        if key in _OF_TEXTS and isinstance(value, list)
+        else _per_text(value)
+        if key in _OF_TEXTS
+        else value
+        for key, value in values.items()
+    }
+
+
+def _per_text(table: Any) -> list[Any]:
+    if isinstance(table, dict) and isinstance(table.get("text"), list) and table["text"]:
+        return [{**table, "text": text} for text in table["text"]]
+    return [table]
+
+
 def _field(check: Check[Any]) -> tuple[Any, Any]:
-    if check.repeated:
+    if check.repeated or "text" in check.table.model_fields:
         return Entries[check.table], ()  # type: ignore[name-defined]
     return check.table | None, None
+
+
+_OF_TEXTS = {check.key for check in CHECKS if "text" in check.table.model_fields}
 
 
 def policy_table(checks: Sequence[Check[Any]]) -> type[_Settings]:
@@ -167,7 +208,7 @@ def _limits(settings: _Settings) -> tuple[CheckLimit, ...]:
     limits = []
     for check in CHECKS:
         value = getattr(settings, check.key)
-        tables = value if check.repeated else () if value is None else (value,)
+        tables = value if isinstance(value, tuple) else () if value is None else (value,)
         limits += [CheckLimit(check, table) for table in tables]
     return tuple(limits)
 
@@ -185,7 +226,7 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
     """Return the accuracy policy of a file; errors as load_accuracy_policy."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
-    settings = validated(_PolicyTable, values, file.name)
+    settings = validated(_PolicyTable, _by_text(values), file.name)
     folder = file.parent if isinstance(file, Path) else None
     return AccuracyPolicy(
         name=file.name.removesuffix(".toml"),

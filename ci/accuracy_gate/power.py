@@ -1,11 +1,10 @@
 """Number of segments that an accuracy gate evaluates, and the least loss they could detect.
 
 A policy with `detect` names the least loss to detect, and the probability of detecting it. Each of
-its texts is then judged by a group sequential test of the segments' paired log likelihoods: a pilot
-estimates their variance, the variance gives the number of tokens needed, and interim looks end the
-test as soon as the outcome is clear (flexq_bench.stats.group_sequential). After that the text's
-other limits are checked, and more of it is evaluated until they are decided, too. Tasks use
-McNemar's test over all their questions.
+its texts is then judged by a test of the segments' paired log likelihoods, in the random order of a
+planned sample: the first look is at MIN_VALUES segments, whose variance gives the number needed
+(flexq_bench.stats.planned_mean). After that the text's other limits are checked, and more of it is
+evaluated until they are decided, too. Tasks use McNemar's test over all their questions.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from collections.abc import Callable, Sequence
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
 from flexq_bench.ci.accuracy_gate.text_test import TextTest
-from flexq_bench.stats import Decision, GroupSequentialTest
-
-GROWTH = 0.5  # of the segments, from one look at the other limits to the next
+from flexq_bench.stats import GROWTH, Decision
 
 Undecided = Callable[[str, str, Sequence[MetricResult], float], bool]
 """Predicate: a limit of a scheme on a text, other than the planned test's, is ambiguous by these
@@ -34,21 +31,22 @@ class PowerSchedule:
     (Bonferroni; the power family of Kim and DeMets with power 1), so repeated looks do not increase
     the error probability.
 
-    distinct: returns the distinct segments of a text, and its number of segments. context: tokens
-    of a segment. undecided: see Undecided.
+    distinct: returns the distinct segments of a text, and its number of segments. places: returns
+    each segment's number in the text. context: returns the tokens of a segment. undecided: see
+    Undecided.
     """
 
     def __init__(
         self,
         policy: AccuracyPolicy,
         distinct: Callable[[str], tuple[Sequence[int], int]],
-        context: int,
+        places: Callable[[str], Sequence[int]],
+        context: Callable[[str], int],
         undecided: Undecided,
     ) -> None:
         self._plans = policy.text_plans()
         self._tokens_needed = policy.tokens_needed()
-        self._distinct = distinct
-        self._context = context
+        self._distinct, self._places, self._context = distinct, places, context
         self._undecided = undecided
         # number of segments at each look at other limits
         self._looks: dict[tuple[str, str], list[int]] = {}
@@ -61,8 +59,8 @@ class PowerSchedule:
             return None
         if (scheme, text) not in self.tests:
             distinct, count = self._distinct(text)
-            state = GroupSequentialTest(plan.test)
-            self.tests[scheme, text] = TextTest(plan, distinct, count - len(distinct), state)
+            repeated, places = count - len(distinct), self._places(text)
+            self.tests[scheme, text] = TextTest(plan, distinct, repeated, places)
         return self.tests[scheme, text]
 
     def next_count(
@@ -79,13 +77,13 @@ class PowerSchedule:
             return 2**62
         if len(head):
             test.add(base, head)
-        for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1))
+        for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context(text) - 1))
         required = max(test.required(), for_quantiles)
         if test.decision is Decision.OPEN or required > len(head):
             return required
         self._looks.setdefault((scheme, text), []).append(len(head))
         if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
-            return len(head) + math.ceil(GROWTH * len(head))
+            return math.ceil(GROWTH * len(head))
         return required
 
     def share(self, scheme: str, text: str, count: int) -> float:

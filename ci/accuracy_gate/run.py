@@ -75,7 +75,8 @@ class GateRequest:
 
 def _folder(name: str | None) -> Path | None:
     path = None if name is None else Path(name).expanduser()
-    return path if path is not None and path.is_dir() else None
+    is_model = path is not None and (path.is_dir() or path.suffix == ".gguf")
+    return path if is_model else None
 
 
 def run_gate(

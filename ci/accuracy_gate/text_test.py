@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
+from flexq_bench.stats import (
+    GROWTH,
+    MIN_VALUES,
+    Decision,
+    TestPlan,
+    decide,
+    simulated_rates,
+)
 
-PILOT = 10  # segments: fewer give too uncertain a variance
-_STEPS = 5  # number of looks up to the segments needed
+_MOST_SIMULATED, _DRAWS = 120, 500  # segments and draws of the simulation before a test
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +37,22 @@ class TextPlan:
 class TextTest:
     """A running test.
 
-    distinct: indices of the segments that count; repeated: number of duplicates, which do not;
-    evaluated: number of segments so far; decided_at: number of segments at the decision, which
-    later ones do not change.
+    distinct: indices of the segments that count, in the order of evaluation; repeated: number of
+    duplicates, which do not; places: each segment's number in the text; evaluated: number of
+    segments so far; decided_at: number of segments at the decision, which later ones do not change.
+    rates: shares of simulated tests that fail a model without a loss, and that miss it, if the
+    losses are distributed as the reference's own; None: not simulated yet.
     """
 
     plan: TextPlan
     distinct: Sequence[int]
     repeated: int
-    state: GroupSequentialTest
+    places: Sequence[int]
     decision: Decision = Decision.OPEN
     evaluated: int = 0
     decided_at: int = 0
     losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the segments' losses; NaN: fewer than two."""
-        return float(self.losses.std(ddof=1)) if self.losses.size > 1 else math.nan
+    rates: tuple[float, float] | None = None
 
     @property
     def available(self) -> int:
@@ -57,47 +61,53 @@ class TextTest:
 
     @property
     def needed(self) -> int:
-        """Largest number of segments that the test needs, as estimated so far."""
-        if self.losses.size < PILOT:
-            return PILOT
-        return max(PILOT, self.plan.test.needed(self.deviation))
+        """Number of segments that the test needs, as estimated so far."""
+        if self.losses.size < 2 or not np.isfinite(self.losses).all():
+            return MIN_VALUES
+        return int(self.plan.test.needed(self.losses))
 
     @property
     def detectable(self) -> float:
         """The least loss that it could have detected, in percent; infinite: none."""
         if self.decision is not Decision.OPEN:
             return self.plan.percent(self.plan.test.effect)
-        if self.losses.size < PILOT:
+        if self.losses.size < MIN_VALUES:
             return math.inf
-        return self.plan.percent(self.plan.test.detectable(self.deviation, self.losses.size))
+        return self.plan.percent(self.plan.test.detectable(self.losses))
 
     def add(self, base: Sequence[float], head: Sequence[float]) -> None:
         """Look at all segments so far: their mean negative log likelihoods under both models."""
-        self.evaluated = len(head)
+        before, self.evaluated = self.losses.size, len(head)
         if self.decision is not Decision.OPEN:
             return
         kept = [i for i in self.distinct if i < len(head)]
-        losses = np.asarray(head, dtype=np.float64)[kept] - np.asarray(base)[kept]
-        self.losses = losses - self.plan.accepted
-        last = self.losses.size == len(self.distinct)
-        if self.losses.size >= PILOT:
-            if not np.isfinite(self.losses).all():
-                self.decision = Decision.ABOVE
-            else:
-                self.decision = self.state.look(self.losses, last=last)
+        if before < MIN_VALUES < len(kept):  # the first look is at the planned minimum
+            self._look(base, head, kept[:MIN_VALUES])
+        if self.decision is Decision.OPEN:
+            self._look(base, head, kept)
         if self.decision is not Decision.OPEN:
             self.decided_at = self.evaluated
+
+    def _look(self, base: Sequence[float], head: Sequence[float], kept: list[int]) -> None:
+        in_order = sorted(kept, key=lambda i: self.places[i])
+        losses = np.asarray(head, dtype=np.float64)[in_order] - np.asarray(base)[in_order]
+        first, last = self.losses.size < MIN_VALUES, len(kept) == len(self.distinct)
+        self.losses = losses - self.plan.accepted
+        if not np.isfinite(self.losses).all():
+            self.decision = Decision.ABOVE
+        elif self.losses.size > 1:
+            first &= self.losses.size == MIN_VALUES
+            self.decision = decide(self.plan.test, self.losses, first=first, last=last)
+        if self.rates is None and len(kept) >= MIN_VALUES:
+            own = np.asarray(base, dtype=np.float64)[in_order]
+            most = min(len(self.distinct), _MOST_SIMULATED)
+            self.rates = simulated_rates(self.plan.test, own, most, seed=0, draws=_DRAWS)
 
     def required(self) -> int:
         """Number of segments of the text that the next look needs."""
         if self.decision is not Decision.OPEN:
             return self.evaluated
-        have = self.losses.size
-        if have < PILOT:
-            goal = PILOT
-        else:
-            goal = min(max(have + math.ceil(self.needed / _STEPS), have + 1), self.needed)
-            goal = max(goal, have + 1)
+        goal = max(MIN_VALUES, math.ceil(GROWTH * self.losses.size))
         if goal > len(self.distinct):
             return max(self.evaluated, self.distinct[-1] + 1)
         return self.distinct[goal - 1] + 1

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from flexq_bench.ci.history_alerts import HistoryVerdicts
 from flexq_bench.ci.report_data import GateReport, KindReport
 from flexq_bench.ci.reports.nightly import lines
 from flexq_bench.db import queries
@@ -24,6 +25,8 @@ from flexq_bench.db.records import GateRecord
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
+from flexq_bench.verdicts.alerts import AlertChange
+from flexq_bench.verdicts.history_verdict import alert_text, decision_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import calibrates
 
@@ -33,16 +36,37 @@ _MAX_LINES = 12  # per list in a message; the rest is counted
 
 
 def add_alert_events(
-    session: Session, alerts: Iterable[int], *, at: datetime | None = None
+    session: Session,
+    opened: Iterable[int],
+    changed: Iterable[AlertChange] = (),
+    *,
+    at: datetime | None = None,
 ) -> None:
-    """Add an event per opened alert: a warning, or critical if 10 % slower or wrong."""
-    for alert_id in alerts:
+    """Add an event per opened alert, a warning, or critical if 10 % slower or wrong; and one per
+    alert that moved or ended, with the reason.
+    """
+    for change in changed:
+        alert = queries.alert_by_id(session, change.alert)
+        _add(
+            session,
+            key=f"alert {change.alert} {len(queries.alert_events(session, change.alert))}",
+            kind="alert",
+            severity="info",
+            subject=f"Alert {change.alert} is {change.state}: {alert.family} on "
+            f"{', '.join(alert.gpus) or 'no GPU'}",
+            lines=[change.reason, f"flexq-bench explain {change.alert}"],
+            kernels=alert.kernels,
+            gpus=alert.gpus,
+            content={"alert": change.alert, "state": change.state, "family": alert.family},
+            at=at,
+        )
+    for alert_id in opened:
         alert = queries.alert_by_id(session, alert_id)
         members = queries.alert_decisions(session, alert_id)
         labels = _labels(session, members)
         wrong = any(decision.verdict == Verdict.INCORRECT for decision in members)
         slow = alert.worst is not None and alert.worst >= MIN_CRITICAL_CHANGE
-        change = "wrong results" if wrong else f"{math.expm1(alert.worst or 0.0):+.1%}"
+        size = "wrong results" if wrong else alert_text(alert)
         lines = [
             f"{alert.good.sha[:_SHA] if alert.good else 'its first result'}"
             f"..{alert.bad.sha[:_SHA]} {alert.bad.subject}".rstrip(),
@@ -51,12 +75,13 @@ def add_alert_events(
             ),
             f"flexq-bench explain {alert_id}",
         ]
+        gpus = ", ".join(alert.gpus) or "no GPU"
         _add(
             session,
             key=f"alert {alert_id}",
             kind="alert",
             severity="critical" if wrong or slow else "warning",
-            subject=f"Alert {alert_id}: {alert.family} {change} on {_gpu_names(alert.gpus)}",
+            subject=f"Alert {alert_id}: {alert.family} {size} on {gpus}",
             lines=lines,
             kernels=labels.values(),
             gpus=alert.gpus,
@@ -106,25 +131,20 @@ def add_improvement_events(
 
 def add_history_events(
     session: Session,
-    opened: Iterable[int],
-    improved: Sequence[str],
+    verdicts: HistoryVerdicts,
     *,
     at: datetime | None = None,
 ) -> None:
-    """Add events of the alerts and improvements found in the histories of other projects.
-
-    opened: ids of alerts. improved: uuids of decisions.
-    """
-    add_alert_events(session, opened, at=at)
-    for decision in queries.decisions_by_uuid(session, improved):
+    """Add events of the alerts and improvements found in the histories of other projects."""
+    add_alert_events(session, verdicts.opened, verdicts.changed, at=at)
+    for decision in queries.decisions_by_uuid(session, verdicts.improved):
         label = _labels(session, [decision])[decision.series_id]
         _add(
             session,
             key=f"improvement {decision.uuid}",
             kind="improvement",
             severity="info",
-            subject=f"Better: {label} {math.expm1(decision.log_ratio or 0.0):+.1%} "
-            f"on {decision.gpu}",
+            subject=f"Better: {label} {decision_text(decision)} on {decision.gpu}",
             lines=[f"{(decision.base or '')[:_SHA]}..{decision.head[:_SHA]}", decision.reason],
             kernels=[label],
             gpus=[decision.gpu],
@@ -173,7 +193,7 @@ def add_accuracy_gate_events(session: Session, records: Iterable[GateRecord]) ->
     for record in records:
         if record.exit_code == 0:
             continue
-        failed = [limit for limit in record.limits if limit.outcome not in ("pass", "waived")]
+        failed = [lim for lim in record.limits if lim.outcome != "pass" and not lim.allowed]
         _add(
             session,
             key=f"gate accuracy {record.uuid}",
@@ -352,10 +372,6 @@ def _labels(session: Session, members: Sequence[queries.DecisionRow]) -> dict[in
 def _truncated(lines: Sequence[str]) -> list[str]:
     first = list(lines[:_MAX_LINES])
     return first + ([f"and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else [])
-
-
-def _gpu_names(gpus: Sequence[str]) -> str:
-    return ", ".join(gpus) or "no GPU"
 
 
 def _printable(text: str) -> str:

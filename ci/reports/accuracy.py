@@ -107,6 +107,9 @@ def notes(report: AccuracyReport) -> Iterator[str]:
     """
     for warning in report.warnings:
         yield f"warning: {warning}"
+    if report.coverage:
+        parts = (f"{t.text} {t.tokens:,} of {t.of_tokens:,}" for t in report.coverage)
+        yield f"coverage, tokens: {'; '.join(parts)}"
     if report.absent:
         yield f"missing: {'; '.join(report.absent)}"
     yield from worst_texts(report)
@@ -182,6 +185,7 @@ def as_json(report: AccuracyReport) -> str:
         "commit": report.commit,
         "device": report.device,
         "checks": [asdict(limit) for limit in report.judged],
+        "coverage": [asdict(text) for text in report.coverage],
         "diagnoses": [diagnosis.values() for diagnosis in report.diagnoses],
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -205,8 +209,9 @@ def change(limit: LimitOutcome) -> str:
 
 
 def coverage(limit: LimitOutcome) -> str:
-    """Format how much was judged, and the smallest loss that it could show; empty: unknown."""
-    shows = "" if limit.detectable is None else f"shows {limit.detectable:.3g} {limit.unit}"
+    """Format how much was judged, and the least loss that it shows if none is found."""
+    is_known = limit.detectable is not None and limit.outcome is not GateOutcome.FAIL
+    shows = f"shows {limit.detectable:.3g} {limit.unit}" if is_known else ""
     return ", ".join(filter(None, (limit.coverage, shows)))
 
 
@@ -233,11 +238,30 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     if items:
         yield ""
         yield from (f"- {plain(line)}" for line in items)
+    yield from _coverage_table(report)
     yield from _layer_tables(report)
     hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
     if hashes:
         yield ""
         yield f"Content hash of {', '.join(hashes)}."
+
+
+def _coverage_table(report: AccuracyReport) -> Iterator[str]:
+    if not report.coverage:
+        return
+    yield ""
+    yield "| text | tokens | segments | documents | positions | different tokens |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for text in report.coverage:
+        cells = (
+            plain(text.text),
+            f"{text.tokens:,} of {text.of_tokens:,} ({text.tokens / text.of_tokens:.0%})",
+            f"{text.segments:,} of {text.of_segments:,}",
+            f"{text.documents:,} of {text.of_documents:,}" if text.of_documents else "",
+            f"{text.context:,}",
+            f"{text.vocabulary:,} of {text.of_vocabulary:,}",
+        )
+        yield f"| {' | '.join(cells)} |"
 
 
 def _layer_tables(report: AccuracyReport) -> Iterator[str]:

@@ -25,8 +25,7 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             yield f"  {line}"
         for number in report.opened:
             yield f"  opened alert {number}: flexq-bench explain {number}"
-        for number in report.fixed:
-            yield f"  fixed alert {number}"
+        yield from (f"  {line}" for line in _changed_alerts(report))
         for reason, count in _reasons(report):
             yield f"  {count} × {reason}"
         yield from (f"  {line}" for line in _budget(report))
@@ -53,12 +52,18 @@ def markdown(reports: Sequence[KindReport]) -> str:
     for report in reports:
         items = [f"- **{_cell(line)}**" for line in report.worse[:_MAX_LINES]]
         items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
+        items += [f"- {_cell(line)}" for line in _changed_alerts(report)]
         items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
         items += [f"- {_cell(line)}" for line in _budget(report)]
         items += [f"- {_cell(note)}" for note in report.notes]
         if items:
             text += ["", f"**{_cell(report.gpu)}**", "", *items]
     return "\n".join(text) + "\n"
+
+
+def _changed_alerts(report: KindReport) -> Sequence[str]:
+    """Name the alerts that moved or ended, with the reasons if the report has them."""
+    return report.changed or [f"fixed alert {number}" for number in report.fixed]
 
 
 def _budget(report: KindReport) -> list[str]:

@@ -46,7 +46,7 @@ class Controls:
         name: str,
         label: str,
         options: Sequence[T],
-        default: T,
+        default: T | None = None,
         *,
         format_func: Callable[[T], str] = str,
         to_url: Callable[[T], str] = str,
@@ -55,10 +55,12 @@ class Controls:
     ) -> T:
         """Show a control that selects one option; none if there is only one option.
 
-        radio: radio buttons in a row, instead of a list. format_func: label of an option. to_url:
-        its text in the URL. always_in_url: write the default to the URL too, since it changes over
-        time.
+        default: None: the first option. radio: radio buttons in a row, instead of a list.
+        format_func: label of an option. to_url: its text in the URL. always_in_url: write the
+        default to the URL too, since it changes over time.
         """
+        if default is None:
+            default = options[0]
         if len(options) < 2 and name not in st.query_params and not always_in_url:
             return default
         requested = self._requested(name, label, options, to_url)

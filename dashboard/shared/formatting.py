@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from flexq_bench.db.queries import AlertRow
 from flexq_bench.stats import Interval
+from flexq_bench.verdicts.history_verdict import alert_text
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
 _SHORT_SHA_LENGTH = 10
@@ -105,9 +106,9 @@ def alert_title(alert: AlertRow) -> str:
     more = len(alert.kernels) - 1
     if more > 0:
         subject += f" and {more} more of {alert.family}"
-    if alert.worst is None:
+    change = alert_text(alert)
+    if change is None:
         return f"Alert {alert.id}: {subject}, wrong results"
-    change = as_change(alert.worst)
     return f"Alert {alert.id}: {subject} {change}" + (
         f", the worst of {alert.decisions} verdicts" if alert.decisions > 1 else ""
     )

@@ -68,7 +68,9 @@ def series_name(series: SeriesName) -> str:
     ):  # of another tool, whose case parameters are in the variant
         cache = f" {series.cache}" if series.cache else ""
         shape = f"M={series.m} N={series.n} K={series.k}"
-        return f"{series.project}: {label} {shape}{cache}, {series.gpu} (by history alone)"
+        metric = "" if series.metric == "time" else f", {series.metric}"
+        unit = f"{metric} in {series.unit}, {series.direction} is better" if metric else ""
+        return f"{series.project}: {label} {shape}{cache}{unit}, {series.gpu} (by history alone)"
     shape = f"M={series.m} N={series.n} K={series.k}"
     version = f"kernel {series.kernel_version}, protocol {series.protocol_version}"
     return f"{label} {shape} {series.stage} {series.cache}, {series.gpu} ({version})"

@@ -18,7 +18,7 @@ def choose_regime(place: DeltaGenerator, controls: Controls, database: Database,
     """Select the regime, if a GPU was timed in several; the default is boost."""
     with database.session() as session:
         regimes = queries.regimes_of(session, gpu) or (_BOOST,)
-    return controls.select(place, "regime", "Regime", regimes, regimes[0])
+    return controls.select(place, "regime", "Regime", regimes)
 
 
 def choose_sweeps(place: DeltaGenerator, controls: Controls) -> bool:

@@ -35,7 +35,7 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes
+from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes, is_orphaned
 from flexq_bench.db.queries.models import (
     SYNTHETIC,
     DecodeRow,
@@ -119,6 +119,7 @@ from flexq_bench.db.queries.series import (
     recent_histories,
     series_history,
     series_names,
+    series_of_other_units,
     trusted_base,
 )
 from flexq_bench.db.queries.verdicts import (
@@ -133,6 +134,7 @@ from flexq_bench.db.queries.verdicts import (
     alert_events,
     alerts,
     canaries,
+    commits_without,
     decision_evidence,
     decisions_between,
     decisions_by_uuid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Label, select
@@ -15,11 +16,12 @@ from flexq_bench.db.tables import Commit, Release
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRow:
-    """A tag and its commit. topo_order: as of CommitRow."""
+    """A tag and its commit. topo_order: as of CommitRow. committed_at None: unknown."""
 
     name: str
     sha: str
     topo_order: int | None
+    committed_at: datetime | None
 
 
 def releases(session: Session, *, project: str = "") -> list[ReleaseRow]:
@@ -74,13 +76,13 @@ def commits_between(
 def recent_commits(
     session: Session, *, limit: int, prefixes: Sequence[str] = (), project: str = ""
 ) -> list[CommitRow]:
-    """Return the newest clean commits of the main line, then one commit per sha prefix.
+    """Return the newest clean commits of the main line, then others, then one per sha prefix.
 
-    project: name of an external project; empty: this repository. A prefix matches on any line.
+    project: name of an external project; empty: this repository.
     """
     query = select(*commit_columns()).where(~Commit.dirty, Commit.project == project)
-    newest = query.where(Commit.position.is_not(None)).order_by(Commit.position.desc()).limit(limit)
-    rows = rows_of(session, CommitRow, newest)
+    newest = query.order_by(Commit.position.desc().nulls_last(), Commit.id.desc())
+    rows = rows_of(session, CommitRow, newest.limit(limit))
     for prefix in prefixes:
         matching = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
         rows += rows_of(session, CommitRow, matching)

@@ -68,6 +68,14 @@ def branch_of(session: Session, sha: str, project: str) -> str | None:
     return session.scalar(query.limit(1))
 
 
+def is_orphaned(session: Session, sha: str, project: str) -> bool:
+    """Return True if no branch reaches a commit any more: it is left out of every history."""
+    query = select(Commit.id).where(
+        Commit.sha == sha, Commit.project == project, Commit.orphaned_at.is_not(None)
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
 def is_on_main(commit_id: ColumnElement[int]) -> ColumnElement[bool]:
     """Return the condition that a commit is on the main line of its project."""
     of_id = aliased(Commit)

@@ -269,10 +269,9 @@ def _of_model(
 
 
 def model_scores(session: Session, model: str) -> list[Score]:
-    """Return all scores of a model, oldest commit first (ancestry, not clock), then by time."""
-    query = _of_model(Score, AccuracyResult, model).order_by(
-        Commit.position.nulls_last(), AccuracyResult.created_at, AccuracyResult.id
-    )
+    """Return the scores of a model on the main line, oldest commit first, then by time."""
+    on_main = _of_model(Score, AccuracyResult, model).where(Commit.position.is_not(None))
+    query = on_main.order_by(Commit.position, AccuracyResult.created_at, AccuracyResult.id)
     return rows_of(session, Score, query)
 
 

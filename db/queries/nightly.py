@@ -48,6 +48,7 @@ class ChangePointRow:
     commit: str  # sha of the first on the new level
     before: float
     after: float
+    decision: str  # uuid
     retracted: str | None
 
 
@@ -89,9 +90,11 @@ def change_points_of(
             *columns_of(
                 *(ChangePointRow, ChangePoint),
                 commit=Commit.sha,
+                decision=Decision.uuid,
                 retracted=ChangePoint.retraction_reason,
             )
         )
+        .join(Decision, ChangePoint.decision_id == Decision.id)
         .join(Commit, ChangePoint.commit_id == Commit.id)
         .where(ChangePoint.series_id == series_id)
         .order_by(Commit.position.nulls_last(), ChangePoint.id)

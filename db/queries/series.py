@@ -83,6 +83,7 @@ class SeriesName:
     protocol_version: int
     gpu: str
     project: str
+    direction: str = "lower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ class ProjectSeries:
     project: str
     kernel: str
     backend: str
+    metric: str
+    unit: str
     direction: str
     gpu: str
 
@@ -175,6 +178,27 @@ def project_series(session: Session) -> list[ProjectSeries]:
         .order_by(Series.id)
     )
     return rows_of(session, ProjectSeries, query)
+
+
+def series_of_other_units(session: Session, series_ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return pairs of ids: a given series of another tool, and one of the same benchmark.
+
+    The two differ only in their unit, which can't be converted, or in which direction is better.
+    """
+    other = aliased(Series)
+    names = [
+        column.name
+        for column in Series.__table__.columns
+        if column.name not in ("id", "identity_hash", "unit", "direction")
+    ]
+    same = [getattr(Series, name).is_not_distinct_from(getattr(other, name)) for name in names]
+    query = (
+        select(Series.id, other.id)
+        .where(Series.id.in_(list(series_ids)), Series.backend == EXTERNAL_BACKEND)
+        .where(other.id != Series.id, *same)
+        .order_by(Series.id, other.id)
+    )
+    return [(one, another) for one, another in session.execute(query)]
 
 
 def main_project(session: Session) -> str:

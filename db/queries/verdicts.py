@@ -20,10 +20,12 @@ from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import (
     Alert,
     AlertEvent,
+    ChangePoint,
     Commit,
     Decision,
     DecisionEvidence,
     FalseAlarmRate,
+    Measurement,
     Noise,
     Series,
 )
@@ -34,7 +36,9 @@ class AlertRow:
     """An alert with a summary of its decisions.
 
     good None: bad since the first measurement. worst: the largest ln(head / base) of its
-    decisions; None: only wrong results. series: ids. decisions: number.
+    decisions; None: only wrong results, or levels. levels: before and after the largest difference
+    of a count or a signed value, and their unit; None: there are only ratios. series: ids.
+    decisions: number.
     """
 
     id: int
@@ -50,6 +54,7 @@ class AlertRow:
     gpus: tuple[str, ...]
     worst: float | None
     kernels: tuple[str, ...] = ()
+    levels: tuple[float, float, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,9 @@ class DecisionRow:
     m: int
     n: int
     k: int
+    metric: str
+    unit: str
+    direction: str
     base: str | None  # sha; None: history
     head: str
     head_order: int | None
@@ -170,6 +178,21 @@ def latest_decisions_from(
     return {row.series_id: row for row in rows}
 
 
+def commits_without(session: Session, series_ids: Iterable[int], *, project: str) -> int:
+    """Return the number of commits of a project measured since the last result of these series."""
+    of_series = Measurement.series_id.in_(list(series_ids))
+    last = session.scalar(select(func.max(Measurement.created_at)).where(of_series))
+    if last is None:
+        return 0
+    query = (
+        select(func.count(Measurement.commit_id.distinct()))
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .where(Commit.project == project, Commit.position.is_not(None))
+        .where(Measurement.created_at > last)
+    )
+    return session.scalars(query).one()
+
+
 def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[int, DecisionRow]:
     """Return the newest decision on these two commits by series, on any branch."""
     base = aliased(Commit)
@@ -215,6 +238,7 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
         .order_by(Decision.series_id)
     ):
         members[member.alert_id].append(member)
+    levels = _levels(session, [row.id for row in rows])
     return [
         AlertRow(
             id=row.id,
@@ -230,9 +254,26 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
             gpus=tuple(sorted({member.gpu for member in members[row.id]})),
             worst=max((m.worst for m in members[row.id] if m.worst is not None), default=None),
             kernels=_kernels(members[row.id]),
+            levels=levels.get(row.id),
         )
         for row in rows
     ]
+
+
+def _levels(session: Session, alert_ids: Sequence[int]) -> dict[int, tuple[float, float, str]]:
+    """Return the levels before and after the largest difference of each alert, with their unit."""
+    query = (
+        select(Decision.alert_id, ChangePoint.before, ChangePoint.after, Series.unit)
+        .join(ChangePoint, ChangePoint.decision_id == Decision.id)
+        .join(Series, Decision.series_id == Series.id)
+        .where(Decision.alert_id.in_(alert_ids), Decision.log_ratio.is_(None))
+        .order_by(func.abs(ChangePoint.after - ChangePoint.before))
+    )
+    return {
+        row.alert_id: (row.before, row.after, row.unit)
+        for row in session.execute(query)
+        if row.alert_id is not None
+    }
 
 
 def _kernels(members: Sequence[Any]) -> tuple[str, ...]:

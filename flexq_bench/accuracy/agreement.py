@@ -7,7 +7,7 @@ the inputs of its output head and the head itself, from which they are recompute
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,6 +67,11 @@ class ReferenceLogits:
         """Return the predictions on the first segments only."""
         result = self.result.first(count)
         return ReferenceLogits(self.head, self.hidden[:count], self.targets[:count], result)
+
+    def of(self, places: Sequence[int]) -> ReferenceLogits:
+        """Return the predictions on the segments at these places, in this order."""
+        hidden, targets = (tuple(x[i] for i in places) for x in (self.hidden, self.targets))
+        return ReferenceLogits(self.head, hidden, targets, self.result.of(places))
 
     def extend(self, more: ReferenceLogits) -> None:
         """Add the segments that follow."""
@@ -147,8 +152,7 @@ class _Tokens(NamedTuple):
 def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> _Tokens:
     """Compare logits [tokens, vocabulary] of both models, given the true tokens [tokens]."""
     ours, theirs = (x.float().log_softmax(-1) for x in (logits, original))
-    # Due to rounding, the divergence of equal distributions may be slightly negative.
-    kl = (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
+    kl = divergence(ours, theirs)
     count = min(_TOP_TOKENS, ours.shape[-1])
     our_best, their_best = (x.topk(count, dim=-1).indices for x in (ours, theirs))
     shared = (our_best[:, :, None] == their_best[:, None, :]).any(-1).float().mean(-1)
@@ -163,6 +167,12 @@ def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tenso
         (our_rank / their_rank).log2(),
         (their_true - our_true)[:, 0],
     )
+
+
+def divergence(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """KL divergence of our distributions from theirs, nats [rows], of log-probabilities."""
+    # Due to rounding, the divergence of equal distributions may be slightly negative.
+    return (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
 
 
 def _logit_divisor(config: Any) -> float:

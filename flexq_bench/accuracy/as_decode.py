@@ -26,6 +26,7 @@ from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 DTYPE = "float16"  # data type between linear layers
@@ -64,7 +65,7 @@ def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:
 
 
 class ModelWeights(NamedWeights):
-    """Weights of a transformers model in memory whose quantized layers are KernelLinears."""
+    """Weights of a transformers model in memory, whose quantized layers have codes."""
 
     def __init__(self, architecture: DecoderArchitecture, model: nn.Module) -> None:
         self._model = model
@@ -73,7 +74,7 @@ class ModelWeights(NamedWeights):
 
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
         module = self._model.get_submodule(name)
-        if isinstance(module, KernelLinear):
+        if isinstance(module, KernelLinear | FakeQuantizedLinear):
             return module.layer.to(device)
         return super()._layer(name, shape, device)
 

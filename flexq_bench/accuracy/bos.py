@@ -9,27 +9,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, get_args
 
+import numpy as np
 import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity, text_length
 from flexq_bench.accuracy.results import Bos
+from flexq_bench.accuracy.sampling import Indices, covering_segments, sampled_order
+from flexq_bench.accuracy.strata import CHAT, rendered
 from flexq_bench.accuracy.texts import Text, drawn_windows
+from flexq_bench.errors import one_line
+from flexq_bench.stats import MIN_VALUES
 
 _MAX_SEGMENTS = 8  # whose beginnings are evaluated
 _MAX_TOKENS = 32  # tokens of each
 _MIN_LOSS_NATS = 0.5  # nats per token: a perplexity that is 1.6 times as high without BOS
+_MAX_COVERING = 1000  # segments that cover seldom tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TextTokens:
-    """Tokens of a text, int64 [T]. bos: token before each segment; None: there is none."""
+    """Tokens of a text, int64 [T]. bos: token before each segment; None: there is none.
+
+    places: of a sample, each segment's number in the text, in the order of evaluation; documents:
+    the number of its document; None: the segments are in the text's order. vocabulary: number of
+    different tokens that the samples and segments of a rare stratum contain, and of all texts.
+    """
 
     ids: torch.Tensor
     bos: int | None
+    places: Indices | None = None
+    documents: Indices | None = None
+    vocabulary: tuple[int, int] | None = None
+
+    @property
+    def in_order(self) -> torch.Tensor:
+        """Return the tokens of whole segments in the text's order."""
+        if self.places is None:
+            return self.ids
+        return self.ids.view(self.places.size, -1)[np.argsort(self.places)].flatten()
+
+    def among_first(self, count: int) -> TextTokens:
+        """Return the sample's segments among the first `count` of the text, in the same order."""
+        if self.places is None:
+            return self
+        kept = np.flatnonzero(self.places < count)
+        ids = self.ids.view(self.places.size, -1)[kept].flatten()
+        documents = None if self.documents is None else self.documents[kept]
+        return replace(self, ids=ids, places=self.places[kept], documents=documents)
 
 
 def as_bos(name: str | None) -> Bos | None:
@@ -51,14 +83,19 @@ def chosen_bos(requested: Bos | None, tokenizer: Any) -> Bos:
     return requested
 
 
+@lru_cache(maxsize=32)  # a gate asks for the same tokens several times
 def text_tokens(text: Text, tokenizer: Any, bos: Bos, context: int) -> TextTokens:
     """Tokenize a whole text. bos: result of chosen_bos. context: tokens of a segment with its BOS.
 
     From drawn windows, the tokens of the windows that fill the segments; with bos "text" each
-    document begins with BOS, as in the papers' tables. Raises AccuracyError as drawn_windows.
+    document begins with BOS, as in the papers' tables. A text with a seed is a sample: its whole
+    segments in random order. Raises AccuracyError as drawn_windows, and for conversations if the
+    tokenizer has no chat template.
     """
     token = tokenizer.bos_token_id
     begins = _begins_with_bos(tokenizer)
+    before = int(token) if bos == "segment" else None
+    length = text_length(text.segment_tokens(context), before)
 
     def read(content: str) -> list[int]:
         # Texts are longer than any context, so the tokenizer's warning about it is suppressed.
@@ -67,11 +104,65 @@ def text_tokens(text: Text, tokenizer: Any, bos: Bos, context: int) -> TextToken
             ids = ids[1:]
         return [token, *ids] if bos == "text" else ids
 
-    before = int(token) if bos == "segment" else None
+    if text.parts:
+        return _covering(text, tokenizer, bos, context, length)
     if text.documents:
-        windows = drawn_windows(text, read, text_length(context, before))
+        windows = drawn_windows(text, read, length)
         return TextTokens(torch.tensor(list(windows), dtype=torch.int64).flatten(), before)
-    return TextTokens(torch.tensor(read(text.content), dtype=torch.int64), before)
+    if text.kind == CHAT:
+        pieces = _conversations(text, tokenizer)
+        ids = torch.tensor([token for piece in pieces for token in piece], dtype=torch.int64)
+        starts = np.cumsum([0, *map(len, pieces)])[:-1]
+    else:
+        ids = torch.tensor(read(text.content), dtype=torch.int64)
+        # About: for a stratified sample it is enough to know roughly where a document begins.
+        share = ids.numel() / max(1, len(text.content))
+        starts = np.round(np.array(text.starts, dtype=np.float64) * share).astype(np.int64)
+    if text.seed is None or ids.numel() < length:
+        return TextTokens(ids, before)
+    segments = ids[: ids.numel() // length * length].view(-1, length)
+    middles = np.arange(len(segments)) * length + length // 2
+    documents = np.searchsorted(starts, middles, side="right")
+    order = sampled_order(documents, f"{text.seed} {text.content_hash}")
+    return TextTokens(segments[order].flatten(), before, order, documents[order])
+
+
+def _conversations(text: Text, tokenizer: Any) -> Sequence[list[int]]:
+    if not getattr(tokenizer, "chat_template", None):
+        raise AccuracyError("the tokenizer has no chat template: there is nothing to render")
+    try:
+        prompts = list(rendered(text, tokenizer.apply_chat_template))
+    except Exception as error:  # of a template: any
+        raise AccuracyError(f"the chat template fails: {one_line(error)}") from error
+    return [tokenizer(p, add_special_tokens=False, verbose=False).input_ids for p in prompts]
+
+
+def _covering(text: Text, tokenizer: Any, bos: Bos, context: int, length: int) -> TextTokens:
+    """Return segments of a text's parts with the tokens that the samples of these parts lack."""
+    whole, sampled = [], []
+    for part in text.parts:
+        try:
+            tokens = text_tokens(part, tokenizer, bos, context)
+        except AccuracyError:
+            continue  # it is not evaluated either
+        whole.append(tokens.in_order)
+        sampled.append(
+            tokens.ids[: MIN_VALUES * text_length(part.segment_tokens(context), tokens.bos)]
+        )
+    ids = torch.cat(whole) if whole else torch.zeros(0, dtype=torch.int64)
+    before = int(tokenizer.bos_token_id) if bos == "segment" else None
+    if ids.numel() < length:
+        return TextTokens(ids, before)
+    vocabulary = int(ids.max()) + 1
+    occurring, covered = np.zeros(vocabulary, bool), np.zeros(vocabulary, bool)
+    occurring[ids.numpy()] = True
+    covered[torch.cat(sampled).numpy()] = True
+    covered |= ~occurring
+    segments = ids[: ids.numel() // length * length].view(-1, length)
+    chosen = covering_segments(segments.numpy(), covered, MIN_VALUES, _MAX_COVERING)
+    covered[segments[chosen].numpy().ravel()] = True
+    counts = int((covered & occurring).sum()), int(occurring.sum())
+    return TextTokens(segments[chosen].flatten(), before, chosen, None, counts)
 
 
 def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str | None:

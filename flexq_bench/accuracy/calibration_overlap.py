@@ -52,7 +52,9 @@ def calibration_overlaps(
     """
     overlaps = []
     for text in texts:
-        ids = tokens[text.name].ids
+        if text.parts:  # segments of texts that are compared themselves
+            continue
+        ids = tokens[text.name].in_order
         if calibration is not None:
             hashes = calibration.segment_hashes
             count = contained_segments(hashes, calibration.length, ids)

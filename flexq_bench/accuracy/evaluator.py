@@ -25,9 +25,10 @@ from flexq_bench.accuracy.as_decode import (
     compute_as_decode,
     decoded_architecture,
 )
-from flexq_bench.accuracy.bos import chosen_bos, first_tokens_warning, text_tokens
+from flexq_bench.accuracy.bos import TextTokens, chosen_bos, first_tokens_warning, text_tokens
 from flexq_bench.accuracy.calibration_overlap import calibration_overlaps
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.coverage import TextCoverage, count_expert_tokens, text_coverage
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.loading import LoadedModel
@@ -45,7 +46,12 @@ from flexq_bench.accuracy.references import (
     check_stored,
     segments_of,
 )
-from flexq_bench.accuracy.reproduction import ReproducedModel, as_checkpoint, quantized_copy
+from flexq_bench.accuracy.reproduction import (
+    ReproducedModel,
+    as_checkpoint,
+    quantized_copy,
+    rounded_as_checkpoint,
+)
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
@@ -60,10 +66,12 @@ from flexq_bench.accuracy.results import (
     perplexity_results,
     task_results,
 )
-from flexq_bench.accuracy.stored_reference import store_reference
+from flexq_bench.accuracy.stored_reference import StoredReference, store_reference
+from flexq_bench.accuracy.strata import STRATA
 from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+from flexq_bench.checkpoints.external.checkpoint import ExternalCheckpoint
 from flexq_bench.errors import one_line
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
@@ -137,17 +145,27 @@ class Evaluator:
         self._texts = {text.name: text for text in plan.texts}
         self.bos = chosen_bos(plan.bos, loaded.tokenizer)
         self.context = loaded.context(plan.context)
-        self._tokens = {
-            text.name: text_tokens(text, loaded.tokenizer, self.bos, self.context)
-            for text in plan.texts
-        }
+        self._tokens: dict[str, TextTokens] = {}
+        self.unavailable: dict[str, str] = {}  # texts of STRATA that can't be evaluated, and why
+        for text in plan.texts:
+            try:
+                tokens = text_tokens(text, loaded.tokenizer, self.bos, self.context)
+                if isinstance(reference, StoredReference):
+                    tokens = tokens.among_first(reference.segments(text))
+                self._tokens[text.name] = tokens
+                self._segment_count(text.name)  # raises AccuracyError for a text that is too short
+            except AccuracyError as error:
+                if text.name not in STRATA:
+                    raise
+                self._tokens.pop(text.name, None)
+                self.unavailable[text.name] = str(error)
         self._current: _Quantized | None = None
         self._reproduction: ReproducedModel | None = None
-        for name in self._tokens:
-            self._segment_count(name)  # raises AccuracyError for a text that is too short
         self.reference = reference
         if reference is None and plan.original:
             self.reference = ModelReference(loaded, context=self.context, bos=plan.bos)
+        known = None if self.reference is None else self.reference.model
+        self.expert_tokens = {} if known is None else count_expert_tokens(known.model)
         in_memory = [name for name in plan.quantized if not self._is_stored(name)]
         self._schemes = {name: resolve(name) for name in in_memory}
         if self._schemes:
@@ -155,7 +173,9 @@ class Evaluator:
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
         self._overlaps = calibration_overlaps(
-            ", ".join(needing), self._calibration, checkpoint, plan.texts, self._tokens, loaded
+            *(", ".join(needing), self._calibration, checkpoint),
+            [text for text in plan.texts if text.name not in self.unavailable],
+            *(self._tokens, loaded),
         )
 
     def check_kernels(self) -> None:
@@ -167,9 +187,9 @@ class Evaluator:
 
     def warnings(self) -> tuple[str, ...]:
         """Return warnings: about the model on the first text, and about calibration on a text."""
-        if not self._plan.texts:
+        if not self._tokens:
             return ()
-        tokens = self._tokens[self._plan.texts[0].name]
+        tokens = next(iter(self._tokens.values()))
         of_model = first_tokens_warning(self._loaded.model, self._loaded.tokenizer, tokens)
         return (*([of_model] if of_model else []), *map(str, self._overlaps))
 
@@ -248,8 +268,8 @@ class Evaluator:
                     through=self.through,
                     dtype=self._loaded.dtype,
                 )
-                for name, text in self._texts.items():
-                    original = self._loaded.name, self._tokens[name]
+                for name, tokens in self._tokens.items():
+                    original, text = (self._loaded.name, tokens), self._texts[name]
                     check_stored(loaded, *original, text, self.context, self._plan.bos)
                 self._current = _Quantized(scheme, loaded, Folds())
             else:
@@ -299,22 +319,41 @@ class Evaluator:
         if self.reference.model is None:
             raise AccuracyError("a stored reference can't be quantized: give the original model")
         model = self._reproduction
-        if model is None or (model.scheme, model.text) != (scheme, text_name):
-            self._reproduction = None  # freed before the next one is created
+        if model is None or model.scheme != scheme:
+            self._reproduction = model = None  # freed before the next one is created
             quantized = self._scheme_alone(scheme, self.reference.model)
+        else:
+            quantized = model.model
+        if model is None or model.text != text_name:
             model = ReproducedModel(scheme, text_name, quantized, reference)
             self._reproduction = model
-        result = model.first(tokens, count, self.context)
+        result = model.first(tokens, count, self.context_of(text_name))
         return perplexity_results(scheme, text, result, model.agreement(), parameters)
 
     def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
         """Return a copy of the original that is quantized by a scheme, through the reference."""
+        if self.is_bounded(scheme):
+            assert self._checkpoint is not None  # of which this is a scheme
+            return rounded_as_checkpoint(self._checkpoint, original.model)
         used, plan = resolve(scheme), self._plan
         if self._checkpoint is not None and self._is_stored(scheme):
             return as_checkpoint(self._checkpoint, used, original, plan.calibration)
         return quantized_copy(
             original.model, used, self._calibration, seed=plan.seed, kv_bits=used.kv_bits
         )
+
+    def is_bounded(self, scheme: str) -> bool:
+        """Return True for a checkpoint of another tool.
+
+        `reproduced` then rounds to nearest in its formats: a bound, not the same quantization.
+        """
+        return self._is_stored(scheme) and isinstance(self._checkpoint, ExternalCheckpoint)
+
+    def kv_bits(self, scheme: str) -> int:
+        """Return the bits of keys and values in a scheme's KV cache."""
+        if self._checkpoint is not None and self._is_stored(scheme):
+            return self._checkpoint.kv_bits
+        return resolve(scheme).kv_bits
 
     def folds(self, scheme: str) -> Folds:
         """Return the scales folded into a scheme's model; unknown for a checkpoint."""
@@ -326,14 +365,39 @@ class Evaluator:
         """Return a scheme's last agreement with the reference on a text; None: not evaluated."""
         return self._agreements.get((scheme, text))
 
+    @property
+    def available(self) -> tuple[str, ...]:
+        """Names of the texts that can be evaluated."""
+        return tuple(self._tokens)
+
     def text_ids(self, text: str) -> torch.Tensor:
         """Return the segments of a text that may be evaluated, int64 [segments, context]."""
         tokens, count = self._tokens[text], self._segment_count(text)
-        return torch.stack(list(segments(tokens.ids, self.context, bos=tokens.bos))[:count])
+        return torch.stack(
+            list(segments(tokens.ids, self.context_of(text), bos=tokens.bos))[:count]
+        )
+
+    def coverage(self, text: str, segments: int) -> TextCoverage:
+        """Return the coverage of a text by its first `segments` in the order of evaluation."""
+        return text_coverage(text, self._tokens[text], self.context_of(text), segments)
+
+    def places(self, text: str) -> Sequence[int]:
+        """Return each segment's number in the text, in the order of evaluation."""
+        places = self._tokens[text].places
+        return range(self._segment_count(text)) if places is None else places.tolist()
+
+    def context_of(self, text: str) -> int:
+        """Return the tokens of a segment of a text."""
+        return self._texts[text].segment_tokens(self.context)
 
     def _segment_count(self, text: str) -> int:
         """Return the number of segments of a text that may be evaluated."""
-        return segments_of(self._tokens[text], self.context, self._plan.max_tokens)
+        known, tokens = self._texts[text], self._plan.max_tokens
+        # Segments that cover seldom tokens are all needed.
+        count = segments_of(
+            self._tokens[text], self.context_of(text), None if known.parts else tokens
+        )
+        return count if known.segments is None else min(count, known.segments)
 
     @property
     def _base(self) -> str:
@@ -369,8 +433,10 @@ class Evaluator:
                     "length": self._calibration.length,
                 }
         if task in self._texts:
-            cut = {"context": self.context, "max_tokens": self._plan.max_tokens}
-            return {**parameters, **cut, "bos": self.bos}
+            cut = {"context": self.context_of(task), "max_tokens": self._plan.max_tokens}
+            seed = self._texts[task].seed
+            sample = {} if seed is None else {"sample": seed}
+            return {**parameters, **cut, **sample, "bos": self.bos}
         if self._plan.few_shot is not None:
             parameters["few_shot"] = self._plan.few_shot
         if self._plan.chat_template:
@@ -391,7 +457,8 @@ class Evaluator:
         parameters = self.parameters(scheme, text.name)
         tokens = self._tokens[text.name]
         available = self._segment_count(text.name)
-        length = text_length(self.context, tokens.bos)
+        context = self.context_of(text.name)
+        length = text_length(context, tokens.bos)
         meter: AgreementMeter | None = None
         result: PerplexityResult | None = None
         while (done := 0 if result is None else len(result.nll)) < available:
@@ -405,7 +472,7 @@ class Evaluator:
             more = perplexity(
                 model.model,
                 tokens.ids[done * length : wanted * length],
-                context=self.context,
+                context=context,
                 on_logits=partial(self._on_logits, (scheme, text.name), meter, (done, wanted)),
                 at_once=self.at_once,
                 bos=tokens.bos,

@@ -88,7 +88,9 @@ class KernelLinear(nn.Module):
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
                 packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
                 self.kernel.linear(piece, packed, weight, out, bias=self._bias)
-        except (KernelError, ValueError) as error:
+        except KernelError as error:
+            raise NoKernelError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
+        except ValueError as error:
             raise QuantizeError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,6 +81,15 @@ class PerplexityResult:
     def first(self, count: int) -> PerplexityResult:
         """Return the result on the first `count` segments."""
         return replace(self, nll=self.nll[:count], by_position=self.by_position[:count])
+
+    def of(self, places: Sequence[int]) -> PerplexityResult:
+        """Return the result on the segments at these places, in this order."""
+        parts = self.by_position
+        return replace(
+            self,
+            nll=tuple(self.nll[i] for i in places),
+            by_position=tuple(parts[i] for i in places) if parts else (),
+        )
 
     @property
     def tokens_per_s(self) -> float:

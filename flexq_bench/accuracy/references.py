@@ -63,11 +63,12 @@ class ModelReference:
         done = 0 if known is None else len(known.hidden)
         if known is not None and done >= count:
             return known
-        length = text_length(self._context, own.bos)
+        context = text.segment_tokens(self._context)
+        length = text_length(context, own.bos)
         more = record_reference(
             self._model.model,
             own.ids[done * length : count * length],
-            context=self._context,
+            context=context,
             bos=own.bos,
             on_segment=partial(self._computed, text.name, done, count),
         )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, ReferenceLogits
 from flexq_bench.accuracy.bos import TextTokens
@@ -16,8 +19,14 @@ from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.texts import tokenize
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import device_kind
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import quantize
+from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.scheme import Scheme
 
 
@@ -29,7 +38,7 @@ class ReproducedModel:
 
     def __init__(self, scheme: str, text: str, model: Any, reference: ReferenceLogits) -> None:
         self.scheme, self.text = scheme, text
-        self._model = model
+        self.model = model
         self._meter = AgreementMeter(reference)
         self._result: PerplexityResult | None = None
 
@@ -39,7 +48,7 @@ class ReproducedModel:
         if self._result is None or count > done:
             length = text_length(context, tokens.bos)
             more = perplexity(
-                self._model,
+                self.model,
                 tokens.ids[done * length : count * length],
                 context=context,
                 on_logits=self._meter,
@@ -87,6 +96,47 @@ def as_checkpoint(
     return quantized_copy(
         original.model, scheme, calibration, seed=stored.seed, kv_bits=checkpoint.kv_bits
     )
+
+
+def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any:
+    """Round a copy of the original to nearest, in the formats of another tool's checkpoint.
+
+    No learned rounding should be worse. Raises AccuracyError if that can't be computed here: static
+    activations of weights that a tool has smoothed, or a format that nothing is rounded to.
+    """
+    copied = copy.deepcopy(original)
+    for name in checkpoint.layers:
+        dense = copied.get_submodule(name)
+        stored = checkpoint.layer(name, dense.weight.device)
+        if isinstance(stored.activation, StaticActivation) and _has_other_norms(
+            checkpoint, original
+        ):
+            raise AccuracyError(
+                f"{checkpoint.folder.name} has static scales of activations that were smoothed, "
+                "which rounded weights of the original don't have"
+            )
+        number = replace(stored.weight_format, clip=1.0)
+        try:
+            operand = quantize(dense.weight.detach().float(), number)
+        except (ShapeError, ValueError) as error:
+            raise AccuracyError(f"{name} can't be rounded to {number.name}: {error}") from error
+        bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
+        layer = QuantizedLayer(operand, stored.activation, bias)
+        replace_module(copied, name, FakeQuantizedLinear(name, layer))
+    quantize_cache(copied, checkpoint.kv_bits)
+    return copied
+
+
+def _has_other_norms(checkpoint: QuantizedCheckpoint, original: Any) -> bool:
+    """Return True if a weight of one dimension differs from the original's by more than 1 %."""
+    own = dict(original.named_parameters())
+    for name in checkpoint.tensor_names:
+        if name in own and own[name].ndim == 1 and name.endswith(".weight"):
+            theirs = own[name].detach().float().cpu()
+            wrong = (checkpoint.tensor(name).float() - theirs).norm()
+            if bool(wrong > 0.01 * theirs.norm()):
+                return True
+    return False
 
 
 def _calibration_of(

@@ -21,6 +21,7 @@ from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.references import ModelReference, ReferencePredictions
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
+from flexq_bench.accuracy.strata import STRATA
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.folders import is_checkpoint
@@ -227,15 +228,16 @@ def _with_reference(
     if named is None:
         return plan, None
     if stored is not None:
-        contexts = {stored.context(text) for text in plan.texts}
+        given = [text for text in plan.texts if text.name not in STRATA]
+        contexts = {stored.context(text) for text in given}
         if plan.context is not None:
             contexts.add(plan.context)
         if len(contexts) > 1:
             raise UsageError(
                 f"{named} was stored with segments of "
-                f"{min(map(stored.context, plan.texts))} tokens: ask for as many, or store it again"
+                f"{min(map(stored.context, given))} tokens: ask for as many, or store it again"
             )
-        fewest = min((stored.segments(text) for text in plan.texts), default=None)
+        fewest = min((stored.segments(text) for text in given), default=None)
         context = next(iter(contexts), None)
         if fewest is not None and context is not None:
             most = fewest * (context - 1)

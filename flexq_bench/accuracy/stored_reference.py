@@ -26,7 +26,7 @@ from flexq_bench.accuracy.bos import TextTokens
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import PerplexityResult, text_length
-from flexq_bench.accuracy.references import check_same_tokens
+from flexq_bench.accuracy.references import check_same_tokens, segments_of
 from flexq_bench.accuracy.texts import Text
 
 FORMAT = 1  # version of the file format
@@ -111,6 +111,7 @@ class StoredReference:
             layer.bias = nn.Parameter(bias, requires_grad=False)
         head = OutputHead(layer, header["cap"], header["divisor"])
         self._texts: dict[str, tuple[TextTokens, ReferenceLogits]] = {}
+        self._samples: dict[str, ReferenceLogits] = {}  # in their order, by content hash
         for number, text in enumerate(header["texts"]):
             ids = tensors[f"{number}.tokens"].to(torch.int64)
             tokens = TextTokens(ids, text["bos"])
@@ -133,7 +134,15 @@ class StoredReference:
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
         """See ReferencePredictions."""
         own, logits = self._of(text)
-        check_same_tokens(self.name, own, tokens)
+        order = tokens.places
+        if order is not None and text.content_hash not in self._samples:
+            in_order, ids = tokens.in_order, own.ids[: tokens.in_order.numel()]
+            check_same_tokens(self.name, TextTokens(ids, own.bos), TextTokens(in_order, tokens.bos))
+            self._samples[text.content_hash] = logits.of(order.tolist())
+        if order is None:
+            check_same_tokens(self.name, own, tokens)
+        else:
+            logits = self._samples[text.content_hash]
         if len(logits.hidden) < count:
             raise AccuracyError(
                 f"{self._path} has {len(logits.hidden)} segments of {text.name}, {count} are "
@@ -143,11 +152,18 @@ class StoredReference:
 
     def known(self, text: Text) -> ReferenceLogits | None:
         """See ReferencePredictions."""
+        if text.seed is not None:
+            return self._samples.get(text.content_hash)
         return self._of(text)[1]
 
     def segments(self, text: Text) -> int:
         """Return the number of segments of a text."""
         return len(self._of(text)[1].hidden)
+
+    def is_part(self, text: Text, max_tokens: int | None) -> bool:
+        """Return True if it has fewer segments of a text than an evaluation; see segment_count."""
+        tokens, logits = self._of(text)
+        return len(logits.hidden) < segments_of(tokens, logits.result.context, max_tokens)
 
     def _of(self, text: Text) -> tuple[TextTokens, ReferenceLogits]:
         if text.content_hash not in self._texts:

@@ -20,9 +20,11 @@ import hashlib
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,20 @@ from flexq_bench.workloads.names import unknown
 
 _C4_ROWS = 1100  # rows of the first validation shard, as in GPTQ's code
 DRAWN = "c4-gptq"  # the kind with drawn windows
+DOCUMENT_END = "\f"  # between the documents of a plain text
 _DRAWN_WINDOWS, _DRAWN_SEED = 256, 0
+_HEADING = r"(?m)^ = [^=\n]+ = $"  # of an article of WikiText
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """A text by name. content_hash: SHA-256 of its file, or of the text from the hub.
 
-    documents: from which windows are drawn (c4-gptq); empty: `content` is one sequence.
+    documents: from which windows are drawn (c4-gptq); empty: `content` is one sequence. starts:
+    where its documents begin in `content`; empty: it is one document. context: tokens of a segment,
+    at most; None: those of the evaluation. seed: its segments are a sample in random order; None:
+    they are in the text's order. segments: at most so many are evaluated. parts: the texts of which
+    the segments are taken (strata.RARE).
     """
 
     name: str
@@ -49,6 +57,15 @@ class Text:
     content: str
     content_hash: str
     documents: tuple[str, ...] = ()
+    starts: tuple[int, ...] = ()
+    context: int | None = None
+    seed: int | None = None
+    segments: int | None = None
+    parts: tuple[Text, ...] = ()
+
+    def segment_tokens(self, context: int) -> int:
+        """Return the tokens of a segment in an evaluation with this context."""
+        return context if self.context is None else min(context, self.context)
 
 
 def read_text(spec: str) -> Text:
@@ -74,7 +91,16 @@ def read_text(spec: str) -> Text:
         raise AccuracyError(f"{path} holds no text: give another file")
     documents = tuple(_documents(raw)) if kind == DRAWN else ()
     hashed = hashlib.sha256(raw.encode()).hexdigest()
-    return Text(name or kind, kind, content, hashed, documents)
+    return Text(name or kind, kind, content, hashed, documents, _starts(kind, raw, content))
+
+
+def _starts(kind: str, raw: str, content: str) -> tuple[int, ...]:
+    """Return the offsets at which documents begin in the content of a text, if that is known."""
+    if kind == "c4":
+        ends = accumulate(len(document) + 1 for document in _documents(raw))
+        return (0, *list(ends)[:-1])
+    pattern = _HEADING if kind == "wikitext" else re.escape(DOCUMENT_END)
+    return tuple(match.start() for match in re.finditer(pattern, content))
 
 
 def tokenize(text: Text, tokenizer: Any) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
@@ -25,6 +24,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.queries import AlertRow
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
+from flexq_bench.verdicts.history_verdict import alert_text
 from flexq_bench.workloads.names import unknown
 
 _ALL = "all"
@@ -77,7 +77,7 @@ def list_(
         typer.Option(
             "--state",
             help="open (new or acknowledged), all, or one of: new, acknowledged, explained, fixed, "
-            "false-alarm.",
+            "false-alarm, ended.",
         ),
     ] = _OPEN,
     db: DbOption = None,
@@ -147,7 +147,7 @@ def _table(rows: list[AlertRow]) -> Table:
             row.state,
             row.family,
             commit_range(row),
-            "wrong" if row.worst is None else f"{math.expm1(row.worst):+.1%}",
+            alert_text(row) or "wrong",
             str(len(row.series)),
             ", ".join(row.gpus),
             row.opened_at.date().isoformat(),

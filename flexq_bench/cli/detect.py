@@ -18,6 +18,8 @@ from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from flexq_bench.stats.level_model import LevelModel
+    from flexq_bench.verdicts.change_points import Change
+    from flexq_bench.verdicts.history_verdict import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,12 @@ class _Source:
     labels: dict[str, Sequence[Any]]
     warnings: Sequence[str] = ()
     caveat: str = ""  # a limitation of changes in this series; empty: none
-    is_stored: bool = False  # a series of the database
+    metric: Metric | None = None  # of a series of the database; None: of a file
+    breaks: Sequence[str] = ()  # where another series goes on, as the unit changed
+
+    @property
+    def is_stored(self) -> bool:
+        return self.metric is not None
 
 
 def detect(
@@ -80,14 +87,18 @@ def _from_csv(path: str, column: str | None) -> _Source:
 
 
 def _from_database(series: int, db: str | None) -> _Source:
+    from flexq_bench.results.series_breaks import series_breaks
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.commit_points import one_per_commit
+    from flexq_bench.verdicts.history_verdict import Metric
 
     with open_database(db, read_only=True) as database, database.session() as session:
         points = one_per_commit(queries.series_history(session, series))
         if not points and series not in {row.id for row in queries.list_series(session)}:
             raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
         projects = {row.id: row.project for row in queries.project_series(session)}
+        named = next(row for row in queries.series_names(session) if row.id == series)
+        breaks = [one.text for one in series_breaks(session, [series])]
     labels: dict[str, Sequence[Any]] = {
         "commit": [point.commit for point in points],
         "time": [point.created_at for point in points],
@@ -96,7 +107,8 @@ def _from_database(series: int, db: str | None) -> _Source:
     }
     values = tuple(point.median_us for point in points)
     caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
-    return _Source(f"series {series}", values, labels, caveat=caveat, is_stored=True)
+    metric = Metric(named.metric, named.unit, named.direction)
+    return _Source(f"series {series}", values, labels, caveat=caveat, metric=metric, breaks=breaks)
 
 
 def _show(source: _Source, as_json: bool) -> None:
@@ -104,13 +116,19 @@ def _show(source: _Source, as_json: bool) -> None:
     from flexq_bench.stats.follower import FEWEST_POINTS
     from flexq_bench.stats.level_model import usable_values
     from flexq_bench.stats.log_series import SMALLEST_CHANGE
+    from flexq_bench.verdicts.change_points import Scale
+    from flexq_bench.verdicts.differences import FEWEST_OF_DIFFERENCES
+    from flexq_bench.verdicts.history_verdict import change_text
 
     places = usable_values(source.values)[1]
     usable = places.size
     # A file's column of that name is a label, not an environment.
     labels: Sequence[Any] = source.labels["epoch"] if source.is_stored else [0] * len(source.values)
     epochs = _epochs(labels, places.tolist())
-    model = level_model_by_epoch(source.values, labels, source.labels.get("device"))
+    is_ratio = source.metric is None or source.metric.scale is Scale.RATIO
+    # Drifts, spells and the like are described of ratios only.
+    ratios = source.values if is_ratio else [1.0] * len(source.values)
+    model = level_model_by_epoch(ratios, labels, source.labels.get("device"))
     device_changes = [
         {
             "index": change.index,
@@ -132,7 +150,20 @@ def _show(source: _Source, as_json: bool) -> None:
         }
         for step in model.steps
     ]
-    enough = any(epoch["values"] >= FEWEST_POINTS for epoch in epochs)
+    if source.metric is not None and not is_ratio:
+        rows = [
+            {
+                "index": index,
+                **{name: values[index] for name, values in source.labels.items()},
+                "mean_before": change.before,
+                "mean_after": change.after,
+                "change": change_text(change, source.metric),
+                "p_value": change.p_value,
+            }
+            for index, change in _differences(source, labels)
+        ]
+    fewest = FEWEST_POINTS if is_ratio else FEWEST_OF_DIFFERENCES
+    enough = any(epoch["values"] >= fewest for epoch in epochs)
     if as_json:
         print_json(
             {
@@ -148,6 +179,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "spells": [asdict(spell) for spell in model.spells],
                 "doubts": list(source.warnings),
                 "caveat": source.caveat,
+                "breaks": list(source.breaks),
             }
         )
         return
@@ -160,21 +192,33 @@ def _show(source: _Source, as_json: bool) -> None:
         counted += f" in {len(epochs)} epochs"
     if not enough:
         each = " in one epoch" if len(epochs) > 1 else ""
-        say(out, f"{counted}: too few to say, {FEWEST_POINTS} are needed{each}")
+        say(out, f"{counted}: too few to say, {fewest} are needed{each}")
     elif not rows:
         say(out, f"{counted}: no change point")
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
     for epoch in epochs[1:]:
-        few = "" if epoch["values"] >= FEWEST_POINTS else f", {FEWEST_POINTS} are needed"
+        few = "" if epoch["values"] >= fewest else f", {fewest} are needed"
         say(
             out,
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
             f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
         )
-    for line in (*_describe(model, device_changes), *source.warnings):
+    for line in (*_describe(model, device_changes), *source.warnings, *source.breaks):
         say(out, line)
+
+
+def _differences(source: _Source, epochs: Sequence[Any]) -> Iterator[tuple[int, Change]]:
+    """Yield the changes of a count or a signed value, epoch by epoch, with their indices."""
+    from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
+
+    scale = Scale.RATIO if source.metric is None else source.metric.scale
+    for epoch in dict.fromkeys(epochs):
+        places = [place for place, label in enumerate(epochs) if label == epoch]
+        points = [Point(source.values[place]) for place in places]
+        for change in find_change_points(points, scale).steps:
+            yield places[change.index], change
 
 
 def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:

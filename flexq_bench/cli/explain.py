@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -165,6 +164,8 @@ def _panels(explained: Sequence[Explained], most: int) -> list[Panel]:
 
 
 def _table(explained: Sequence[Explained]) -> Table:
+    from flexq_bench.verdicts import history_verdict
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
         *("series", "kernel", "gpu", "change", "verdict", "cause", "machine code", "decided by"),
@@ -173,12 +174,11 @@ def _table(explained: Sequence[Explained]) -> Table:
         table.add_column(name, overflow="fold", justify="right" if name == "change" else "left")
     for entry in explained:
         row = entry.decision
-        change = "" if row.log_ratio is None else f"{math.expm1(row.log_ratio):+.2%}"
         table.add_row(
             str(row.series_id),
             _name(row),
             row.gpu,
-            change,
+            history_verdict.decision_text(row) or "",
             row.verdict,
             row.cause,
             _machine_code(entry),

@@ -159,6 +159,9 @@ def import_external(
                 records = _records(path, reading, format_name, options, whole)
             with database.session() as session:
                 added, verdicts = _store(session, records, alerting=options.alert)
+                begun = _new_breaks(session, records)
+            for text in begun:
+                say(console(stderr=True), f"{path}: {text}")
             refused = tuple(f"{result.name}: {result.reason}" for result in reading.refused)
             summary = _Imported(path, len(records), added, refused, verdicts)
             imported.append(summary)
@@ -211,8 +214,19 @@ def _store(
     series = {row.series_id for row in rows}
     verdicts = judge_histories(session, series, alerting=alerting)
     if alerting:
-        events.add_history_events(session, verdicts.opened, verdicts.improved)
+        events.add_history_events(session, verdicts)
     return added, verdicts
+
+
+def _new_breaks(session: Session, records: Sequence[Record]) -> list[str]:
+    """Return notes on series that begin with these records, in place of another unit's."""
+    from flexq_bench.results.series_breaks import series_breaks
+
+    if not records:
+        return []
+    rows = queries.run_results(session, records[0].run.uuid)
+    breaks = series_breaks(session, {row.series_id for row in rows})
+    return [one.text for one in breaks if one.first.run == records[0].run.uuid]
 
 
 def _records(
@@ -346,6 +360,8 @@ def _print_summary(summary: _Imported, database: Database) -> None:
         say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
     verdicts = summary.verdicts
     say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
+    for change in verdicts.changed:
+        say(out, change.text)
 
 
 def _alerts_text(verdicts: HistoryVerdicts) -> str:
@@ -354,7 +370,6 @@ def _alerts_text(verdicts: HistoryVerdicts) -> str:
         for word, ids in (
             ("opened", verdicts.opened),
             ("joined", verdicts.joined),
-            ("fixed", verdicts.fixed),
         )
         if ids
     ]

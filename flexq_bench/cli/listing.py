@@ -27,6 +27,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.errors import MissingDatabaseError
 from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
+from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.urls import is_default, resolve_url
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label
@@ -417,11 +418,11 @@ _SHARES = {"rate", "low", "high", "confidence"}
 
 _MAX_SERIES = 40  # shown without a filter
 _HEADINGS = {"created_at": "created (UTC)", "kv_bits": "KV bits"}
+_OF_METRIC = {"unit", "direction"}  # of times the same for all series
 # Columns that tables leave out; --json has all.
 _HIDDEN = {
     "kernel_version",
-    "unit",
-    "direction",
+    *_OF_METRIC,
     "input_distribution",
     "protocol_version",
     "group",
@@ -437,7 +438,9 @@ _HIDDEN = {
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    shown = [name for name in rows[0] if name not in _HIDDEN]
+    has_times_only = all(row.get("metric", "time") in TIME_METRICS.values() for row in rows)
+    hidden = _HIDDEN if has_times_only else _HIDDEN - _OF_METRIC
+    shown = [name for name in rows[0] if name not in hidden]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in shown:
         numeric = all(isinstance(row[name], int | float) for row in rows)

@@ -41,7 +41,7 @@ def examine(db: str | None) -> list[Check]:
     """Run every check, without side effects and exceptions."""
     driver = _driver()
     has_gpu = driver.state == "ok"
-    extra = _cuda_extra(driver.detail)
+    extra = "cuda12" if "CUDA 12." in driver.detail else "cuda13"
     return [
         _python(),
         Check("flexq-bench", "ok", package_version()),
@@ -122,10 +122,6 @@ def _gpus(has_driver: bool) -> list[Check]:
             else Check(f"cuda:{i}", "missing", detail, "our kernels need capability 8.0")
         )
     return checks
-
-
-def _cuda_extra(driver: str) -> str:
-    return "cuda12" if "CUDA 12." in driver else "cuda13"
 
 
 def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Check:

@@ -74,7 +74,8 @@ class EvaluatedModelOptions:
         model_option(
             metavar="[NAME=][KIND:]PATH",
             help="A text for the perplexity; may be repeated. KIND: wikitext (.raw), c4 (.jsonl), "
-            "ptb, c4-gptq, ptb-gptq or text. Online also wikitext2 and c4.",
+            "ptb, c4-gptq, ptb-gptq or text. Online also wikitext2 and c4. shipped:code, and other "
+            "strata: a text of the package.",
         ),
     ] = None
     task_data: Annotated[
@@ -88,10 +89,10 @@ class EvaluatedModelOptions:
     dtype: DtypeOption = None
 
     def texts(self) -> tuple[Text, ...]:
-        """Read the texts of --data. Raises AccuracyError."""
-        from flexq_bench.accuracy.texts import read_text
+        """Read the texts of --data, or of the package. Raises AccuracyError."""
+        from flexq_bench.accuracy.strata import as_text
 
-        return tuple(read_text(spec) for spec in self.data or ())
+        return tuple(as_text(spec) for spec in self.data or ())
 
     @property
     def task_folder(self) -> Path | None:

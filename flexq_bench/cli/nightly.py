@@ -242,7 +242,7 @@ def _judge_and_notify(
         if unloaded:
             events.add_unloaded_kernels_event(session, night, suite, commit.sha, unloaded)
         if alerting:
-            events.add_history_events(session, verdicts.opened, verdicts.improved)
+            events.add_history_events(session, verdicts)
             events.add_digest_event(session, night, suite, reports)
     send_if_subscribed(database)
 

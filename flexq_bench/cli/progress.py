@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 from flexq_bench.cli.output import console, printable, say
@@ -68,9 +74,8 @@ def progress(
     """
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Bar(
-        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
-    )
+    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    bar = Bar(*columns, *times, console=err, transient=True, disable=not err.is_terminal)
     with bar:
         shown = Progress(what, total, bar, time.monotonic())
         if err.is_terminal:

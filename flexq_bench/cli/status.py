@@ -52,7 +52,9 @@ def status(
     if prometheus and as_json:
         raise UsageError("--prometheus and --json are two formats: leave one of them out")
     if cancel is not None:
-        _cancel(cancel, db)
+        with open_database(db, create=False) as database, database.session() as session:
+            request = queries.request_by_uuid_prefix(session, cancel)
+            cancel_request(session, request.uuid, person=user_name(), at=datetime.now(UTC))
     if reap:
         with open_database(db, create=False) as database:
             end_dead_runs(database)
@@ -131,13 +133,6 @@ def _resume(database: Database, run: RunSummary) -> str:
     if run.suite in (ACCURACY, DECODE):  # their runs don't store all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
     return command("run", "--resume", run.uuid[:8], *database_arguments(database))
-
-
-def _cancel(prefix: str, db: str | None) -> None:
-
-    with open_database(db, create=False) as database, database.session() as session:
-        request = queries.request_by_uuid_prefix(session, prefix)
-        cancel_request(session, request.uuid, person=user_name(), at=datetime.now(UTC))
 
 
 def _read(session: Session) -> dict[str, list[Any]]:

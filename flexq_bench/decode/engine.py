@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,11 @@ class Engine:
         return self._state.history
 
     @property
+    def tokens(self) -> torch.Tensor:
+        """int32 [slots]: each slot's newest token, which the next step reads."""
+        return self._state.tokens
+
+    @property
     def positions(self) -> torch.Tensor:
         """int32 [slots]: position of each slot's newest token."""
         return self._state.positions
@@ -91,8 +97,17 @@ class Engine:
             )
 
     @torch.inference_mode()
-    def generate(self, prompts: torch.Tensor, new: int) -> Generation:
-        """Decode `new` tokens after prompts int32 [B, T], each sequence in its own slot."""
+    def generate(
+        self,
+        prompts: torch.Tensor,
+        new: int,
+        on_pass: Callable[[int, torch.Tensor], None] = lambda position, logits: None,
+    ) -> Generation:
+        """Decode `new` tokens after prompts int32 [B, T], each sequence in its own slot.
+
+        on_pass: called after the prompts and each step with the position that they predicted and
+        the logits FP16 [B, vocab]; it may change `tokens`.
+        """
         batch, length = prompts.shape
         self.check_length(length, new)
         buckets = [self.bucket(length + step) for step in range(1, new)]
@@ -103,28 +118,30 @@ class Engine:
             self.prepare_prompts(batch, length, chunks.longest)
         watch = Stopwatch(self.model.device)
         watch.mark()
-        self.read(chunks, batch)
+        on_pass(length, self.read(chunks, batch))
         watch.mark()
-        for bucket in buckets:
-            self.advance(batch, bucket)
+        for position, bucket in enumerate(buckets, start=length + 1):
+            on_pass(position, self.advance(batch, bucket))
             watch.mark()
         prefill, *steps = watch.intervals_ms()
         tokens = self._state.history[:batch, length : length + new].clone()
         return Generation(tokens, prefill, tuple(steps))
 
     @torch.inference_mode()
-    def read(self, chunks: Chunks, used: int) -> None:
-        """Prefill the chunks of the first `used` rows.
+    def read(self, chunks: Chunks, used: int) -> torch.Tensor:
+        """Prefill the chunks of the first `used` rows; returns their logits, as `advance` does.
 
         Each slot's position is then the end of its chunk, with the predicted next token. If the
         prompt continues, decode steps before the next chunk produce tokens that are ignored.
         """
-        first = self._prompts.read(chunks)[:used]
+        predicted = self._prompts.read(chunks)
+        first = predicted.first[:used]
         slots = chunks.slots[:used]
         ends = chunks.starts[:used] + chunks.counts[:used]
         self._state.tokens[slots] = first.int()
         self._state.positions[slots] = ends.int()
         self._state.history[slots, ends] = first
+        return predicted.logits[:used]
 
     @torch.inference_mode()
     def prepare_prompts(self, rows: int, tokens: int, longest: int) -> None:
@@ -150,13 +167,17 @@ class Engine:
         self._graphs[batch, bucket] = captured_after_a_call(lambda: self._step(batch, bucket))
 
     @torch.inference_mode()
-    def advance(self, batch: int, bucket: int) -> None:
-        """Decode a token for the first `batch` slots, none of them longer than the bucket."""
+    def advance(self, batch: int, bucket: int) -> torch.Tensor:
+        """Decode a token for the first `batch` slots, none of them longer than the bucket.
+
+        Returns logits FP16 [B, vocab], valid until the next call.
+        """
         graph = self._graphs.get((batch, bucket))
         if graph is None:
             self._step(batch, bucket)
         else:
             graph.replay()
+        return self._workspaces[batch].output(self.model.head)
 
     def clear(self, slot: int) -> None:
         """Mark a slot as unused, so that its attention covers one token only."""

@@ -50,17 +50,18 @@ class Workspace:
 
     def multiply(self, linear: PackedLinear) -> torch.Tensor:
         """Multiply the layer's packed activations: FP16 [m, N], valid until its next call."""
-        to, out = self.destination(linear), self._output(linear)
+        to, out = self.destination(linear), self.output(linear)
         linear.kernel.gemm(to.packed, linear.weights, out, bias=linear.bias, config=to.config)
         return out
 
     def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         """The layer's output for FP16 activations [m, K]."""
-        to, out = self.destination(linear), self._output(linear)
+        to, out = self.destination(linear), self.output(linear)
         linear.kernel.linear(x, to.packed, linear.weights, out, bias=linear.bias, config=to.config)
         return out
 
-    def _output(self, linear: PackedLinear) -> torch.Tensor:
+    def output(self, linear: PackedLinear) -> torch.Tensor:
+        """The buffer of a layer's last output, FP16 [m, N]."""
         key = (linear.name, linear.weights.rows)
         if key not in self._outputs:
             shape = (self.m, linear.weights.rows)

@@ -92,7 +92,7 @@ class NamedWeights(WeightSource):
                 [
                     (path, self._layer(path, layer_shape(self.architecture, kind), device))
                     for kind in parts_of(name)
-                    for path in [self._path(index, kind)]
+                    for path in [self.path(index, kind)]
                 ]
             )
             for name in self._fused_names
@@ -109,8 +109,10 @@ class NamedWeights(WeightSource):
     def _fused_names(self) -> list[str]:
         return [name for name, _, _ in layer_sizes(self.architecture)]
 
-    def _path(self, index: int, kind: str) -> str:
-        return f"{self._root}.layers.{index}.{path_in_block(kind)}"
+    def path(self, index: int, kind: str = "") -> str:
+        """Name of a block, or of its layer of this kind."""
+        block = f"{self._root}.layers.{index}"
+        return f"{block}.{path_in_block(kind)}" if kind else block
 
     @property
     def _norms(self) -> tuple[str, str]:
@@ -143,7 +145,7 @@ class NamedWeights(WeightSource):
             for name in self._fused_names:
                 for kind in parts_of(name):
                     shape = layer_shape(self.architecture, kind)
-                    yield self._path(index, kind), shape, name in self.architecture.biased
+                    yield self.path(index, kind), shape, name in self.architecture.biased
 
     def _norm(self, name: str, device: torch.device) -> Affine:
         weight = self._load(f"{name}.weight", device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -12,6 +13,13 @@ from flexq_bench.kernels.decoder import KvLayer
 from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
 
 _Shape = tuple[int, int, int]  # rows, tokens of each, longest
+
+
+class Predicted(NamedTuple):
+    """After each chunk: logits FP16 [B, vocab], and the likeliest token int64 [B]."""
+
+    logits: torch.Tensor
+    first: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +42,22 @@ class PrefillRunner:
         # Graphs run one after the other and keep no data in the pool, so all share one.
         self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
 
-    def read(self, chunks: Chunks) -> torch.Tensor:
-        """Prefill chunks; returns the predicted tokens int64 [B], valid until the next call."""
+    def read(self, chunks: Chunks) -> Predicted:
+        """Prefill chunks; returns what follows them, valid until the next call."""
         rows, tokens = chunks.tokens.shape
         shape = self._captured.get((rows, tokens, chunks.longest))
         if shape is None:
             # Not cached, as prompts may have any length.
             work = Workspace(rows * tokens, self._device, self._choose)
             last = Workspace(rows, self._device, self._choose)
-            return self._decoder.prefill(work, last, chunks, self._caches).argmax(dim=1)
+            logits = self._decoder.prefill(work, last, chunks, self._caches)
+            return Predicted(logits, logits.argmax(dim=1))
         shape.chunks.tokens.copy_(chunks.tokens)
         shape.chunks.starts.copy_(chunks.starts)
         shape.chunks.counts.copy_(chunks.counts)
         shape.chunks.slots.copy_(chunks.slots)
         shape.graph.replay()
-        return shape.first
+        return Predicted(self._workspaces[rows].output(self._decoder.model.head), shape.first)
 
     def prepare(self, rows: int, tokens: int, longest: int) -> None:
         """Capture the CUDA graph of a shape; does nothing on a CPU.

@@ -92,7 +92,7 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
     return parts
 
 
-def record(run: Callable[[], None], repeats: int) -> list[list[Launch]]:
+def record(run: Callable[[], object], repeats: int) -> list[list[Launch]]:
     """Profile `repeats` runs; returns the kernels of each in order of their start. Needs a GPU."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,12 +56,18 @@ def slots_within(limit: int, weights: int, reserve: int, slot: int, batch_limit:
 
 
 def serve(
-    engine: Engine, requests: Sequence[ServingRequest], prompts: torch.Tensor, step_tokens: int
+    engine: Engine,
+    requests: Sequence[ServingRequest],
+    prompts: torch.Tensor,
+    step_tokens: int,
+    on_pass: Callable[[Iteration, torch.Tensor], None] = lambda iteration, logits: None,
 ) -> ServingTimes:
     """Serve all requests, which are queued in order from the start.
 
     prompts: int32 [requests, longest prompt], padded. At most step_tokens prompt tokens are
-    prefilled between two steps, which limits the time between tokens of a request.
+    prefilled between two steps, which limits the time between tokens of a request. on_pass: called
+    after each forward pass with the logits FP16 [B, vocab] of its chunks or slots; it may change
+    the engine's `tokens`.
     """
     _prepare(engine, requests, step_tokens)
     watch = Stopwatch(engine.model.device)
@@ -75,10 +81,12 @@ def serve(
         for admission in iteration.admitted:
             began[admission.index] = mark - 1
         if iteration.prefill is None:
-            engine.advance(*_step(engine, iteration))
+            logits = engine.advance(*_step(engine, iteration))
             steps.append(mark)
         else:
-            engine.read(_chunks(engine, iteration.prefill, prompts), len(iteration.prefill.chunks))
+            chunks = _chunks(engine, iteration.prefill, prompts)
+            logits = engine.read(chunks, len(iteration.prefill.chunks))
+        on_pass(iteration, logits)
         watch.mark()
         for index in iteration.started:
             first[index] = mark

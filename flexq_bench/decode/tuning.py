@@ -38,7 +38,7 @@ _CAPACITY_TOKENS = 32  # capacity of a sequence while steps are timed
 
 
 class StepTuner:
-    """A ChooseConfig: the kernel's heuristic before `tune`, then the fastest configuration.
+    """A ChooseConfig: stored choices and the kernel's heuristic, after `tune` the fastest ones.
 
     tuning: source of choices. operations: the non-GEMM operators. sizes: numbers of tokens to tune
     for.
@@ -105,7 +105,10 @@ class StepTuner:
         if self._tuning is Tuning.NONE or gemm.m not in self._sizes:
             return chosen
         fused = self._fused(kernel, gemm)
-        return chosen if chosen in fused or not fused else fused[0]
+        stored = None
+        if len(fused) > 1:
+            stored = self._memory.recall(self._key(kernel, gemm), fused)
+        return stored or (chosen if chosen in fused or not fused else fused[0])
 
     def _fused(self, kernel: LinearKernel, gemm: GemmWorkload) -> Sequence[Config]:
         """Candidates whose activations the preceding operator can write; all, if there are none.

@@ -48,7 +48,9 @@ class Backlog:
             by_shape.setdefault(job.shape, []).append(job)
         for shape, members in by_shape.items():
             members.reverse()  # the next one is last; a stable sort keeps the order of the plan
-            self._waiting[shape] = sorted(members, key=_urgency)
+            self._waiting[shape] = sorted(
+                members, key=lambda job: (is_probe(job.case.kernel), job.expected_s)
+            )
             self._seconds[shape] = sum(job.expected_s for job in members)
         self._count = sum(map(len, self._waiting.values()))
 
@@ -114,7 +116,3 @@ class Backlog:
     def _is_excluded(self, job: Job, device: str, devices: int) -> bool:
         tried = self._tried.get((job.run, job.case.key), ())
         return device in tried and len(tried) < devices
-
-
-def _urgency(job: Job) -> tuple[bool, float]:
-    return (is_probe(job.case.kernel), job.expected_s)

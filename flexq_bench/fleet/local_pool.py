@@ -67,7 +67,10 @@ class LocalPool:
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
         with device_alone(self._worker.device.uuid):
             for work in works:
-                outcomes = self._outcomes(work.cases)
+                outcomes = (
+                    MeasuredCase(case, self._measurer.measure(case), self._worker)
+                    for case in self._measurer.in_order(work.cases)
+                )
                 store_results(work.run, work.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
@@ -101,10 +104,6 @@ class LocalPool:
                 f"--backend {first.backend}, or start a new run"
             )
         return kind
-
-    def _outcomes(self, cases: Sequence[Case]) -> Iterator[MeasuredCase]:
-        for case in self._measurer.in_order(cases):
-            yield MeasuredCase(case, self._measurer.measure(case), self._worker)
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class MeterActor:
         """
         memory = self._meter.choices
         for choice in choices:
-            key = _key(choice.key)
+            key = TuningKey(**choice.key)
             memory.offer(key, choice.config)
             self._known_keys.add(key)
         measured = measure_case(self._meter, case)
@@ -184,10 +184,6 @@ class RayWorkers(RayActors):
 def _device_of(backend: Backend) -> str:
     """The device of an actor: Ray shows a process only its own GPU, which is always the first."""
     return "cpu" if backend == "cpu" else "cuda:0"
-
-
-def _key(data: Mapping[str, object]) -> TuningKey:
-    return TuningKey(**data)  # type: ignore[arg-type]  # data is from `asdict`
 
 
 def _wait_for_exclusive_use(meter: Meter) -> None:

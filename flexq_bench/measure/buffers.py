@@ -167,7 +167,7 @@ class LinearBuffers(Buffers, BetweenSamples):
     def _place_activations(self, budget: int) -> None:
         inputs = self._contents.inputs
         most = _MAX_SLOTS if self.copies == 1 else _MAX_COLD_SLOTS
-        count = _clamped(budget // Slots.bytes_each(inputs[0]), most)
+        count = max(_MIN_SLOTS, min(most, budget // Slots.bytes_each(inputs[0])))
         self._xs = Slots(inputs[0], count)
         # Long enough that one copy fills the slots, starting at any content.
         self._bank = Slots(inputs[0], len(inputs) + count)
@@ -284,7 +284,9 @@ class LinearBuffers(Buffers, BetweenSamples):
     def inspect(self, config: Config | None, tolerance: float) -> str:
         written = self._changed()
         unannounced = self._judge_kept(tolerance)
-        announced = self._judge_announced(tolerance) if self._is_announced else ""
+        announced = (
+            judge_error(self._out, self._reference, tolerance).detail if self._is_announced else ""
+        )
         self._is_announced = False
         return written or unannounced or announced
 
@@ -380,9 +382,6 @@ class LinearBuffers(Buffers, BetweenSamples):
             f"{float(reference.y[place]):.6g}"
         )
 
-    def _judge_announced(self, tolerance: float) -> str:
-        return judge_error(self._out, self._reference, tolerance).detail
-
 
 class UnseenInputs:
     """Activations of the next launches, one operand each, drawn from the contents of the bank.
@@ -453,7 +452,3 @@ def _written(operand: str, buffer: str) -> str:
     """Format the error for an operand that a launch changed, with the name of its argument."""
     name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
     return f"launches write into {name}: only out is theirs to write"
-
-
-def _clamped(count: int, most: int) -> int:
-    return max(_MIN_SLOTS, min(most, count))

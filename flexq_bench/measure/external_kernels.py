@@ -66,23 +66,19 @@ def adopted() -> Adopted:
 
 
 def adopt(
-    sources: Iterable[KernelSource],
-    *,
-    timeout_s: float = LOAD_TIMEOUT_S,
-    environment: Mapping[str, str] | None = None,
+    sources: Iterable[KernelSource], *, environment: Mapping[str, str] | None = None
 ) -> Adopted:
     """Register the kernels of sources.
 
     A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
-    others are registered. timeout_s: for the import of each. environment: of the processes that
-    run them; None: ours.
+    others are registered. environment: of the processes that run them; None: ours.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     owners: dict[tuple[str, str], KernelSource] = {}
     for source in (source.on_this_machine() for source in sources):
         try:
-            kernels = described(source, timeout_s=timeout_s, environment=environment)
+            kernels = described(source, environment=environment)
             refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)

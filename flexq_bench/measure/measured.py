@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.workloads.case import Regime
 
 
@@ -52,6 +53,17 @@ class Measured:
     n_invalid: int = 0
     source_hash: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def of_kernel(self, spec: KernelSpec) -> Measured:
+        """The same result with the values of the kernel that identify a series."""
+        return replace(
+            self,
+            kernel_version=spec.version,
+            weight_bits=spec.weight.bits,
+            act_bits=spec.activation.bits,
+            group=spec.weight.group,
+            source_hash=spec.source_hash,
+        )
 
     @property
     def is_comparable(self) -> bool:

@@ -209,7 +209,7 @@ class Meter:
         )
         try:
             kernel = self._find(case)
-            blank = _describe(blank, kernel.spec)
+            blank = blank.of_kernel(kernel.spec)
             self._check_supported(kernel.spec, case)
             estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
@@ -387,14 +387,3 @@ class Steps:
     @property
     def seconds(self) -> dict[str, float]:
         return {step: round(seconds, 4) for step, seconds in self._seconds.items()}
-
-
-def _describe(measured: Measured, spec: KernelSpec) -> Measured:
-    return replace(
-        measured,
-        kernel_version=spec.version,
-        weight_bits=spec.weight.bits,
-        act_bits=spec.activation.bits,
-        group=spec.weight.group,
-        source_hash=spec.source_hash,
-    )

@@ -200,6 +200,7 @@ class PreparedCase:
             self.use_default()
             return
         spec, case = self.kernel.spec, self.case
+        of_external = "" if spec.source_hash is None else f" sources {spec.source_hash}"
         key = TuningKey(
             spec.label,
             spec.version,
@@ -211,7 +212,7 @@ class PreparedCase:
             machine.gpu,
             # A choice made under another regime is invalid.
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
-            f"protocol {self._protocol.version} {case.regime}{_of_external(spec.source_hash)}",
+            f"protocol {self._protocol.version} {case.regime}{of_external}",
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
@@ -291,7 +292,3 @@ class PreparedCase:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:
             rotation.close()
-
-
-def _of_external(source_hash: str | None) -> str:
-    return "" if source_hash is None else f" sources {source_hash}"

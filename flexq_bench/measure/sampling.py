@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
@@ -173,28 +173,27 @@ def sample_case(
     clock of the device without load; None: not available. warm: the device was just busy. If no
     sample of a case reaches that clock, the case is measured under `sustained`.
     """
-    sampler = _Sampler(place, protocol, telemetry, seed, free_mhz, now)
+    sampler = _Sampler(place, protocol, telemetry, seed, FreeClocks(free_mhz), now)
     if regime == "sustained":
         return sampler.sustained()
     return sampler.boost(warm=warm)
 
 
+@dataclass
 class _Sampler:
-    def __init__(
-        self,
-        place: Place,
-        protocol: Protocol,
-        telemetry: Telemetry,
-        seed: int,
-        free_mhz: float | None,
-        now: Now,
-    ) -> None:
-        self._place, self._protocol, self._telemetry = place, protocol, telemetry
-        self._seed, self._now = seed, now
-        self._free = FreeClocks(free_mhz)
-        self._began = now()
-        self._gap = 0  # index into protocol.gaps
-        self._placements: list[Placement] = []
+    """State of a measurement. gap: index into protocol.gaps."""
+
+    _place: Place
+    _protocol: Protocol
+    _telemetry: Telemetry
+    _seed: int
+    _free: FreeClocks
+    _now: Now
+    _gap: int = 0
+    _placements: list[Placement] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = self._now()
 
     def boost(self, *, warm: bool) -> Sampling:
         protocol = self._protocol
@@ -231,15 +230,8 @@ class _Sampler:
         self, regime: Regime, interval: Interval, stopped: str, no_boost: str = ""
     ) -> Sampling:
         elapsed_s = self._now() - self._began
-        return Sampling(
-            regime,
-            tuple(self._placements),
-            interval,
-            stopped,
-            elapsed_s,
-            no_boost,
-            self._free,
-        )
+        placements = tuple(self._placements)
+        return Sampling(regime, placements, interval, stopped, elapsed_s, no_boost, self._free)
 
     def _boost_placement(self, rotation: Rotation, phase: WarmUp) -> Placement:
         protocol, now = self._protocol, self._now

@@ -20,9 +20,9 @@ _BRANCHES, _REMOTES = "refs/heads/", "refs/remotes/"
 
 @dataclass(frozen=True, slots=True)
 class CloneHistory:
-    """What a clone adds to a stored history. note: a limitation of it, for a person; may be empty.
+    """Additions of a clone to a stored history.
 
-    The note says how commits are ordered instead.
+    note: a limitation of it, for a person, and how commits are ordered instead; may be empty.
     """
 
     ancestry: Ancestry

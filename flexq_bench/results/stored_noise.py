@@ -40,7 +40,14 @@ class StoredNoise:
         histories: Mapping[int, Sequence[HistoryPoint]],
         calibration: Mapping[int, tuple[float, int]] | None = None,
     ) -> None:
-        """histories: from `recent_histories`. calibration: from `noise_sigmas`."""
+        """histories: from `recent_histories`. calibration: from `noise_sigmas`.
+
+        The noise is that of logarithms: of counts, values that are not above 0 are left out.
+        """
+        histories = {
+            series: [point for point in points if point.median_us > 0]
+            for series, points in histories.items()
+        }
         self.histories = histories
         self._calibration = calibration or {}
         self._own = {

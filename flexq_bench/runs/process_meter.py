@@ -113,7 +113,7 @@ class ProcessMeter:
         self._end()
 
     def check(self, case: Case) -> None:
-        if self._is_built_in(case):
+        if not self._group_of(case):
             reason = self._process_for(None).ask("memory_obstacles", case=case.key)["reason"]
             if reason:
                 raise MeasureError(reason)
@@ -171,9 +171,6 @@ class ProcessMeter:
         if self._process is not None:
             self._process.close()
             self._process = None
-
-    def _is_built_in(self, case: Case) -> bool:
-        return not self._group_of(case)
 
     def _group_of(self, case: Case) -> str:
         """The key of cases that share a process: a source of kernels from outside, or an installed

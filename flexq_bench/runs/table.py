@@ -37,7 +37,8 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
         cells = _cells(row)
         if not with_speedup:
             del cells[_SPEEDUP]
-        table.add_row(*cells, end_section=ends_shape, style=_style(row.result))
+        style = "dim" if is_probe(row.result.kernel) else ""
+        table.add_row(*cells, end_section=ends_shape, style=style)
     return table
 
 
@@ -117,10 +118,6 @@ def _verdict(result: Result) -> Text:
     if result.regime == "sustained":
         words.append("sustained")
     return Text(", ".join(words), style="green")
-
-
-def _style(result: Result) -> str:
-    return "dim" if is_probe(result.kernel) else ""
 
 
 def _shape(result: Result) -> tuple[int, int]:

@@ -58,20 +58,8 @@ def measure_case(meter: Meter, case: Case) -> Measured:
 def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:
     """A failed result, with the values that identify the case's series."""
     protocol = PROTOCOL_CPU if backend == "cpu" else PROTOCOL_CUDA
+    result = Measured("failed", detail, seed, protocol.version, "", regime=case.regime)
     try:
-        spec = registry.resolve(case.label, backend).spec
+        return result.of_kernel(registry.resolve(case.label, backend).spec)
     except KernelError:
-        spec = None
-    return Measured(
-        status="failed",
-        detail=detail,
-        seed=seed,
-        protocol_version=protocol.version,
-        input_distribution="",
-        regime=case.regime,
-        kernel_version=spec.version if spec else 0,
-        weight_bits=spec.weight.bits if spec else 0,
-        act_bits=spec.activation.bits if spec else 0,
-        group=spec.weight.group if spec else None,
-        source_hash=spec.source_hash if spec else None,
-    )
+        return result

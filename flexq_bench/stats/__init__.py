@@ -1,7 +1,7 @@
 """Statistics of times and accuracies: pure functions on arrays, without storage or kernels.
 
-Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a group
-sequential test with planned error rates, variance components, device offsets and change points of a
+Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a test of a mean
+with planned error rates, variance components, device offsets and change points of a
 series. `flexq_bench.verdicts` decides what a number means for a commit.
 """
 
@@ -12,7 +12,6 @@ from flexq_bench.stats.block_bootstrap import (
 )
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.epoch_models import level_model_by_epoch
-from flexq_bench.stats.group_sequential import Decision, GroupSequentialTest, TestPlan
 from flexq_bench.stats.paired import (
     ItemDifference,
     detectable_loss,
@@ -23,16 +22,27 @@ from flexq_bench.stats.paired import (
     questions_needed,
 )
 from flexq_bench.stats.perplexity_gap import gap_closed_interval
+from flexq_bench.stats.planned_mean import (
+    GROWTH,
+    MIN_VALUES,
+    Decision,
+    TestPlan,
+    decide,
+    simulated_rates,
+)
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
+from flexq_bench.stats.tails import tail_excess
 
 __all__ = [
+    "GROWTH",
+    "MIN_VALUES",
     "Decision",
-    "GroupSequentialTest",
     "Interval",
     "ItemDifference",
     "TestPlan",
     "block_quantile_intervals",
+    "decide",
     "detectable_loss",
     "distinct_blocks",
     "gap_closed_interval",
@@ -47,5 +57,7 @@ __all__ = [
     "proportion_interval",
     "questions_needed",
     "ratio_interval",
+    "simulated_rates",
+    "tail_excess",
     "wider_than_95",
 ]

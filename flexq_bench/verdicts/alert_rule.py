@@ -16,7 +16,7 @@ All thresholds and decisions are in this file; statistics, storage and measureme
 5. Alert. Kernels that the code made slower or wrong (`is_worse`) open an alert, unless a commit was
    compared with itself. One alert is about one family of kernels and one range of commits
    (`Group`, `alert_of`).
-6. End. An alert is fixed when all its series are back (`is_fixed`).
+6. End. An alert is open while the evidence of one of its series stands (`verdicts.standing`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 from flexq_bench.workloads.probes import calibrates
 
 if TYPE_CHECKING:
-    from flexq_bench.db.queries import AlertRow, CommitRow, DecisionRow
+    from flexq_bench.db.queries import AlertRow, CommitRow
 
 # 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
 
@@ -295,28 +295,7 @@ def _overlaps(group: Group, alert: AlertRow) -> bool:
     return group_good < alert_bad and alert_good < group_bad
 
 
-# 6. End.
+# 6. End: `flexq_bench.verdicts.standing`.
 
-_NOT_WORSE = (Verdict.SAME, Verdict.FASTER)
-
-
-def is_fixed(alert: AlertRow, latest: Mapping[int, DecisionRow]) -> bool:
-    """Return True if every series of an alert is back at the level of its last good commit.
-
-    latest: by series, the newest decision that has that commit as its base. Each decision must be
-    about a commit after the first bad one, with the verdict same or faster.
-    """
-    if not alert.series:
-        return False
-    return all(
-        series in latest
-        and latest[series].verdict in _NOT_WORSE
-        and _is_after(latest[series], alert)
-        for series in alert.series
-    )
-
-
-def _is_after(decision: DecisionRow, alert: AlertRow) -> bool:
-    if decision.head_order is None or alert.bad.topo_order is None:
-        return False
-    return decision.head_order > alert.bad.topo_order
+# Verdicts of a comparison with the last good commit that end an alert.
+NOT_WORSE = (Verdict.SAME, Verdict.FASTER)

@@ -1,17 +1,25 @@
-"""Opening and closing of alerts by verdicts; people close them with `alerts` or the dashboard.
+"""Opening, moving and ending of alerts by verdicts; people use `alerts` or the dashboard.
 
 Every change of an alert's state is stored by flexq_bench.db.decisions.set_alert_state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES, join_alert, open_alert, set_alert_state
+from flexq_bench.db.decisions import (
+    OPEN_STATES,
+    join_alert,
+    move_alert,
+    open_alert,
+    set_alert_state,
+)
 from flexq_bench.db.engine import Session
 from flexq_bench.verdicts.alert_rule import Group, alert_of
+from flexq_bench.verdicts.standing import MOVED, Outcome, judge_alert
 
 
 def open_or_join_alerts(
@@ -39,21 +47,59 @@ def open_or_join_alerts(
         else:
             alert_id = known.id
             joined[alert_id] = None
+            if known.state == "ended":
+                note = "reopened: the change is in the results again"
+                set_alert_state(session, alert_id, "new", person="", note=note, at=at)
         join_alert(session, alert_id, group.members)
     return tuple(opened), tuple(alert for alert in joined if alert not in opened)
 
 
-def close_fixed_alerts(
-    session: Session, closing_note: Callable[[queries.AlertRow], str | None], at: datetime
-) -> tuple[int, ...]:
-    """Close the open alerts that are fixed, and return their ids.
+@dataclass(frozen=True, slots=True)
+class AlertChange:
+    """An alert that moved, ended, or was reopened. state: MOVED, or its new state."""
 
-    closing_note: says of an open alert how it is fixed; None: it is not.
+    alert: int
+    state: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        if self.state == MOVED:
+            return f"alert {self.alert} has moved {self.reason}"
+        return f"alert {self.alert} is {self.state}: {self.reason}"
+
+
+def judge_open_alerts(
+    session: Session, at: datetime, *, projects: Collection[str]
+) -> tuple[AlertChange, ...]:
+    """Judge the evidence of the open alerts of projects again; move or end those that need it.
+
+    projects: names; empty: this repository. The reasons are stored as notes. What a person has
+    reopened is not ended again for the same reason.
     """
-    fixed = []
+    changes = []
     for alert in queries.alerts(session, states=OPEN_STATES):
-        note = closing_note(alert)
-        if note is not None:
-            set_alert_state(session, alert.id, "fixed", person="", note=note, at=at)
-            fixed.append(alert.id)
-    return tuple(fixed)
+        if alert.bad.project not in projects:
+            continue
+        outcome = judge_alert(session, alert)
+        if outcome is None or _is_overruled(session, alert, outcome):
+            continue
+        state, reason = outcome.state, outcome.reason
+        if outcome.state == MOVED and outcome.range is not None:
+            good, bad = outcome.range
+            reason = f"to {good[:10]}..{bad[:10]}: {reason}"
+            other = move_alert(session, alert.id, good, bad, note=f"moved {reason}", at=at)
+            if other is not None:
+                state, reason = "ended", f"alert {other} is about {good[:10]}..{bad[:10]}"
+        if state != MOVED:
+            set_alert_state(session, alert.id, state, person="", note=reason, at=at)
+        changes.append(AlertChange(alert.id, state, reason))
+    return tuple(changes)
+
+
+def _is_overruled(session: Session, alert: queries.AlertRow, outcome: Outcome) -> bool:
+    events = queries.alert_events(session, alert.id)
+    return bool(events[-1].person) and any(
+        (event.state, event.note, event.person) == (outcome.state, outcome.reason, "")
+        for event in events
+    )

@@ -10,10 +10,15 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 
+import numpy as np
+
+from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, scale_of
 from flexq_bench.stats.follower import LONG_AFTER, LONG_BEFORE, SETTLED
 from flexq_bench.stats.level_model import LevelModel, Step, level_model
 from flexq_bench.stats.log_series import SMALLEST_CHANGE
+from flexq_bench.verdicts.differences import steps_from_constant
 
 # values by which the position of a step may differ from one analysis to the next
 REACH = 5
@@ -21,14 +26,21 @@ _LASTING = (
     f"not decided: fewer than {SETTLED} values, or a series that came back to these levels before; "
     f"{LONG_BEFORE} values before it and {LONG_AFTER} after it decide, more if it came back"
 )
+_SMALLEST_OF_COUNT = 0.005  # of the level; some bytes more of a megabyte are no change
 _NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one
 
 
 class Scale(StrEnum):
-    """How the values of a metric are compared."""
+    """Comparison of the values of a metric."""
 
-    RATIO = "ratio"  # times and rates: positive, changes are factors
-    DIFFERENCE = "difference"  # counts and signed values: changes are differences, 0 is allowed
+    RATIO = RATIO  # times and rates: positive, changes are factors
+    COUNT = COUNT  # 0 is allowed; changes are differences, of at least 0.5 % of the level
+    DIFFERENCE = DIFFERENCE  # signed values: as counts, of any size
+
+    @classmethod
+    def of(cls, metric: str, unit: str) -> Scale:
+        """Return the scale of a metric in a unit (`db.units`)."""
+        return cls(scale_of(metric, unit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +123,18 @@ def find_change_points(
     that no longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
     `Scale.RATIO` those that are not positive.
     """
-    differences = scale is Scale.DIFFERENCE
-    values = [point.value if differences or point.value > 0 else math.nan for point in points]
+    is_ratio = scale is Scale.RATIO
+    values = [point.value if not is_ratio or point.value > 0 else math.nan for point in points]
     model = level_model(
         values,
         [point.device for point in points],
-        smallest=smallest if differences else max(smallest, SMALLEST_CHANGE),
-        as_differences=differences,
+        smallest=max(smallest, SMALLEST_CHANGE) if is_ratio else smallest,
+        as_differences=not is_ratio,
     )
-    steps = tuple(_change(step) for step in model.steps)
+    changes = [_change(step) for step in model.steps]
+    if not is_ratio:
+        changes = _differences(values, changes)
+    steps = tuple(change for change in changes if _size(change, scale) >= smallest)
     waiting = () if model.waiting is None else (Waiting(_change(model.waiting), _LASTING),)
     found = ChangePoints(steps, waiting, (), model)
     withdrawn = tuple(
@@ -132,6 +147,27 @@ def find_change_points(
 
 def _change(step: Step) -> Change:
     return Change(step.index, step.before, step.after, step.p_value)
+
+
+def _differences(values: Sequence[float], found: Sequence[Change]) -> list[Change]:
+    """Return the changes with medians as levels, and exact ones of constant levels."""
+    p_values = {change.index: change.p_value for change in found}
+    for index in steps_from_constant(values):
+        if all(abs(index - change.index) > REACH for change in found):
+            p_values[index] = 0.0
+    ends = [0, *sorted(p_values), len(values)]
+    levels = [float(np.nanmedian(values[a:b])) for a, b in pairwise(ends) if b > a]
+    return [
+        Change(index, before, after, p_values[index])
+        for index, (before, after) in zip(sorted(p_values), pairwise(levels), strict=True)
+        if before != after
+    ]
+
+
+def _size(change: Change, scale: Scale) -> float:
+    if scale is Scale.COUNT and abs(change.relative) < _SMALLEST_OF_COUNT:
+        return -1.0
+    return abs(change.relative if scale is Scale.RATIO else change.difference)
 
 
 def reason_without_step(found: ChangePoints, index: int, *, rises: bool) -> str:

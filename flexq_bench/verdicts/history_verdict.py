@@ -10,17 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
-from flexq_bench.verdicts.change_points import Point, find_change_points
+from flexq_bench.verdicts.change_points import (
+    Change,
+    ChangePoints,
+    Point,
+    Scale,
+    find_change_points,
+)
 from flexq_bench.verdicts.verdict import Cause, Verdict
+
+if TYPE_CHECKING:
+    from flexq_bench.db.queries import AlertRow, DecisionRow
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 11
+DETECTOR_VERSION = 12
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_level": SHORTEST_LEVEL,
@@ -36,10 +45,35 @@ CAVEAT = "by history alone, no interleaved comparison confirms it"
 
 
 @dataclass(frozen=True, slots=True)
+class Metric:
+    """Quantity of a series. direction: the better one, `lower` or `higher`."""
+
+    name: str = "time"
+    unit: str = "us"
+    direction: str = "lower"
+
+    @property
+    def scale(self) -> Scale:
+        return Scale.of(self.name, self.unit)
+
+    def is_worse(self, before: float, after: float) -> bool:
+        return after > before if self.direction == "lower" else after < before
+
+    def is_back(self, good: float, level: float) -> bool:
+        """Return True if a level is no worse than the good one, or by less than counts."""
+        if not self.is_worse(good, level):
+            return True
+        if self.scale is Scale.RATIO:
+            return abs(math.log(level / good)) < SMALLEST_LOG_RATIO
+        return self.scale is Scale.COUNT and abs(level - good) < SMALLEST_CHANGE * abs(good)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """A change of level. index: of the first value on the new level.
 
-    before, after: levels in the unit of the series. log_ratio: ln of the change, positive is worse.
+    before, after: levels in the unit of the series. log_ratio: ln of the change, positive is worse;
+    None: the change is a difference.
     """
 
     index: int
@@ -48,47 +82,113 @@ class Step:
     reason: str
     before: float
     after: float
-    log_ratio: float
+    log_ratio: float | None
     p_value: float
 
 
-def steps(values: Sequence[float], direction: str) -> list[Step]:
-    """The changes of level of a history, oldest first (`flexq_bench.verdicts.change_points`).
+def steps(values: Sequence[float], metric: Metric) -> list[Step]:
+    """The changes of level of a history, oldest first (`find_change_points`).
 
-    values: oldest first, any unit. direction: the better direction, `lower` or `higher`.
+    values: oldest first, in the unit of the metric.
     """
-    return [
-        Step(
-            index=change.index,
-            verdict=Verdict.SLOWER if worse > 0 else Verdict.FASTER,
-            cause=Cause.UNCLEAR,
-            reason=(
-                f"level {change.before:.6g} until here, {change.after:.6g} from here on "
-                f"({change.relative:+.2%}): {CAVEAT}"
-            ),
-            before=change.before,
-            after=change.after,
-            log_ratio=worse,
-            p_value=change.p_value,
-        )
-        for change in find_change_points([Point(value) for value in values]).steps
-        for worse in [_worse(change.before, change.after, direction)]
-    ]
+    found = _analysed(values, metric).steps
+    earlier = [change.before for change in found]
+    return [_step(change, earlier[:place], metric) for place, change in enumerate(found)]
 
 
-def is_back(good: float, level: float, direction: str) -> bool:
-    """Return True if a level is no worse than the good one, or by less than 1 %."""
-    return _worse(good, level, direction) < SMALLEST_LOG_RATIO
+def withdrawal(
+    values: Sequence[float], metric: Metric, index: int, before: float, after: float
+) -> str:
+    """Explain why a change that was reported at an index is none today.
+
+    before, after: levels as reported.
+    """
+    reported = (Change(index, before, after, 0.0),)
+    withdrawn = _analysed(values, metric, reported).withdrawn
+    return next((one.reason for one in withdrawn), "later results do not bear it out")
+
+
+def _analysed(
+    values: Sequence[float], metric: Metric, reported: Sequence[Change] = ()
+) -> ChangePoints:
+    points = [Point(value) for value in values]
+    return find_change_points(points, metric.scale, reported=reported)
+
+
+def _step(change: Change, earlier: Sequence[float], metric: Metric) -> Step:
+    """earlier: levels before the one before the change."""
+    is_worse = metric.is_worse(change.before, change.after)
+    return Step(
+        index=change.index,
+        verdict=Verdict.SLOWER if is_worse else Verdict.FASTER,
+        cause=Cause.UNCLEAR,
+        reason=(
+            f"level {change.before:.6g} until here, {change.after:.6g} from here on "
+            f"({change_text(change, metric)}){_of_earlier(change, earlier, metric)}: {CAVEAT}"
+        ),
+        before=change.before,
+        after=change.after,
+        log_ratio=_log_ratio(change, metric),
+        p_value=change.p_value,
+    )
+
+
+def change_text(change: Change, metric: Metric) -> str:
+    """Return the size of a change: `+5.00 %`, or `0 -> 5 spills` of counts and signed values."""
+    if metric.scale is Scale.RATIO:
+        return f"{100 * change.relative:+.2f} %"
+    return levels_text(change.before, change.after, metric.unit)
+
+
+def levels_text(before: float, after: float, unit: str) -> str:
+    """Return `0 -> 5 spills`."""
+    return f"{before:.6g} -> {after:.6g} {unit}".rstrip()
+
+
+def decision_text(decision: DecisionRow) -> str | None:
+    """Return the change of a stored verdict as `+5.13 %`, or `0 -> 5 spills`; None: it has none."""
+    if decision.log_ratio is not None:
+        return f"{100 * math.expm1(decision.log_ratio):+.2f} %"
+    numbers = decision.numbers or {}
+    if "before" not in numbers or "after" not in numbers:
+        return None
+    return levels_text(numbers["before"], numbers["after"], decision.unit)
+
+
+def alert_text(alert: AlertRow) -> str | None:
+    """Return the worst change of an alert like `decision_text`; None: its results are wrong."""
+    if alert.worst is not None:
+        return f"{100 * math.expm1(alert.worst):+.2f} %"
+    return None if alert.levels is None else levels_text(*alert.levels)
+
+
+def _of_earlier(change: Change, earlier: Sequence[float], metric: Metric) -> str:
+    """Say if the new level is one that the series had before the change, and had left."""
+    size = abs(change.difference)
+    near = [level for level in earlier if abs(change.after - level) < size / 4]
+    if not near:
+        return ""
+    level = min(near, key=lambda one: abs(change.after - one))
+    return f", a return to an earlier level ({level:.6g} {metric.unit})"
+
+
+def _log_ratio(change: Change, metric: Metric) -> float | None:
+    if metric.scale is not Scale.RATIO:
+        return None
+    ratio = math.log(change.after / change.before)
+    return ratio if metric.direction == "lower" else -ratio
 
 
 def evidence_of(
-    values: Sequence[float], commits: Sequence[str], direction: str, step: Step
+    values: Sequence[float], commits: Sequence[str], metric: Metric, step: Step
 ) -> dict[str, Any]:
     """All inputs of a verdict; `judged_again` recomputes it from them."""
     return {
         "values": list(values),
         "commits": list(commits),
-        "direction": direction,
+        "metric": metric.name,
+        "unit": metric.unit,
+        "direction": metric.direction,
         "index": step.index,
     }
 
@@ -98,11 +198,10 @@ def judged_again(evidence: Mapping[str, Any]) -> Step | None:
 
     Raises KeyError, TypeError or ValueError for invalid evidence.
     """
+    # Earlier versions judged ratios only, and stored no unit.
+    metric = Metric(
+        evidence.get("metric", "time"), evidence.get("unit", "us"), evidence["direction"]
+    )
     index = evidence["index"]
-    changes = steps([float(value) for value in evidence["values"]], evidence["direction"])
+    changes = steps([float(value) for value in evidence["values"]], metric)
     return next((step for step in changes if step.index == index), None)
-
-
-def _worse(before: float, after: float, direction: str) -> float:
-    change = math.log(after / before)
-    return change if direction == "lower" else -change

@@ -14,8 +14,8 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.verdicts import alert_rule
-from flexq_bench.verdicts.alert_rule import Group, is_fixed, kernel_family
-from flexq_bench.verdicts.alerts import close_fixed_alerts, open_or_join_alerts
+from flexq_bench.verdicts.alert_rule import Group, kernel_family
+from flexq_bench.verdicts.alerts import AlertChange, judge_open_alerts, open_or_join_alerts
 from flexq_bench.verdicts.case_comparison import CaseComparison
 from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_calibration
@@ -36,12 +36,19 @@ class ComparisonDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """Verdicts in the order of the comparisons, and ids of the alerts that they changed."""
+    """Verdicts in the order of the comparisons, ids of the alerts that they opened or joined, and
+    alerts that moved or ended.
+    """
 
     judged: tuple[Judged, ...]
     opened: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
-    fixed: tuple[int, ...] = ()
+    changed: tuple[AlertChange, ...] = ()
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """Ids of the alerts whose series are all back at their level."""
+        return tuple(change.alert for change in self.changed if change.state == "fixed")
 
 
 def record_night(
@@ -78,8 +85,9 @@ def record_night(
     if not alerting:
         return Night(tuple(judged))
     opened, joined = open_or_join_alerts(session, _groups(session, new, commits), moment)
-    fixed = _close_fixed(session, comparisons, commits, moment)
-    return Night(tuple(judged), opened, joined, fixed)
+    projects = {info.project for info in commits.values()}
+    changed = judge_open_alerts(session, moment, projects=projects)
+    return Night(tuple(judged), opened, joined, changed)
 
 
 def _decision(
@@ -169,23 +177,3 @@ def _width(group: Group) -> tuple[int, str, str]:
 def finite(value: float) -> float | None:
     """Return a number as the database stores it: None (null) if it is not finite."""
     return value if math.isfinite(value) else None
-
-
-def _close_fixed(
-    session: Session,
-    comparisons: Sequence[CaseComparison],
-    commits: Mapping[str, CommitInfo],
-    at: datetime,
-) -> tuple[int, ...]:
-    bases = {(compared.base, commits[compared.base].project) for compared in comparisons}
-    heads = ", ".join(sorted({compared.head[:10] for compared in comparisons}))
-
-    def closing_note(alert: queries.AlertRow) -> str | None:
-        if alert.good is None or (alert.good.sha, alert.good.project) not in bases:
-            return None
-        latest = queries.latest_decisions_from(session, alert.good.sha, alert.series)
-        if not is_fixed(alert, latest):
-            return None
-        return f"every series is back at the level of {alert.good.sha[:10]} at {heads}"
-
-    return close_fixed_alerts(session, closing_note, at)

@@ -28,7 +28,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What the rules of this version say of the stored evidence.
+    """Answer of the rules of this version to the stored evidence.
 
     rules: the detector and its version. verdict None: these rules find nothing, see the reason.
     differences: from the stored verdict, one line each; empty: it is the same to the last bit.

@@ -10,19 +10,14 @@ from flexq_bench.kernels.contract import (
     checked_scales,
 )
 from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 
 class Int8Gemm(TorchGemm):
     """W8A8, one scale per token and per output feature: integer GEMM, then scaling."""
 
-    spec = KernelSpec(
-        name="cublaslt-w8a8",
-        backend="cpu",
-        weight=NumberFormat(8),
-        activation=NumberFormat(8),
-        summary="stand-in for cuBLASLt W8A8: torch's int8 GEMM",
-    )
+    def __init__(self, kernel: KernelSpec) -> None:
+        self.spec = stand_in_spec(kernel, "stand-in for cuBLASLt W8A8: torch's int8 GEMM")
 
     def pack(self, operand: Operand, fmt: NumberFormat) -> PackedOperand:
         scales = checked_scales(operand, fmt)
@@ -38,13 +33,9 @@ class Int8Gemm(TorchGemm):
 class Fp16Gemm(TorchGemm):
     """Dense FP16 with FP32 accumulation."""
 
-    spec = KernelSpec(
-        name="cublas-fp16",
-        backend="cpu",
-        weight=FP16,
-        activation=FP16,
-        summary="stand-in for cuBLAS FP16: torch's FP32 GEMM of FP16 values",
-    )
+    def __init__(self, kernel: KernelSpec) -> None:
+        summary = "stand-in for cuBLAS FP16: torch's FP32 GEMM of FP16 values"
+        self.spec = stand_in_spec(kernel, summary)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"].copy_(x)

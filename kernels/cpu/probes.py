@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
-from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.contract import Config, PackedOperand, Probe, ProbeResult, probe_spec
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.workloads.gemm import GemmWorkload
 
 
@@ -13,15 +13,8 @@ class ReadWeights(Probe):
     """Sum the words of packed weights: the minimum that a kernel of this width reads."""
 
     def __init__(self, fmt: NumberFormat) -> None:
-        self.spec = KernelSpec(
-            name=f"read-{fmt.bits}",
-            backend="cpu",
-            weight=fmt,
-            activation=FP16,
-            summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
-            stages=("gemm",),
-            version=2,
-        )
+        summary = f"reads packed {fmt.bits}-bit weights and their scales, nothing else"
+        self.spec = probe_spec(f"read-{fmt.bits}", "cpu", summary, weight=fmt, version=2)
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
         size = gemm.weight_bytes(self.spec.weight.bits, self.spec.weight.group)
@@ -48,15 +41,7 @@ class ReadWeights(Probe):
 class EmptyKernel(Probe):
     """A launch that does nothing, to measure the overhead of a call."""
 
-    spec = KernelSpec(
-        name="empty",
-        backend="cpu",
-        weight=FP16,
-        activation=FP16,
-        summary="does nothing: the cost of a launch",
-        stages=("gemm",),
-        reads_weights=False,
-    )
+    spec = probe_spec("empty", "cpu", "does nothing: the cost of a launch", reads_weights=False)
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
         return PackedOperand({"cell": torch.zeros(1, device=device)}, gemm.n, gemm.k)

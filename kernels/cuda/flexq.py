@@ -108,7 +108,8 @@ class FlexqGemm(CheckedGemm):
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         # Beyond MAX_TOKENS the binary kernel reads the weights again for every MAX_TOKENS.
-        names = (_BINARY, _INT8) if self._has_binary() and gemm.m <= MAX_TOKENS else (_INT8,)
+        has_binary = current_gpu().capability <= self._engines[_BINARY].spec.max_capability
+        names = (_BINARY, _INT8) if has_binary and gemm.m <= MAX_TOKENS else (_INT8,)
         return [
             FlexqConfig(name, choice)
             for name in names
@@ -132,9 +133,6 @@ class FlexqGemm(CheckedGemm):
 
     def _chosen(self, config: Config | None, gemm: GemmWorkload) -> FlexqConfig:
         return config if isinstance(config, FlexqConfig) else self.default_config(gemm)
-
-    def _has_binary(self) -> bool:
-        return current_gpu().capability <= self._engines[_BINARY].spec.max_capability
 
 
 def _merge(parts: dict[str, PackedOperand]) -> PackedOperand:

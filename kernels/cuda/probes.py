@@ -8,8 +8,8 @@ from itertools import product
 
 import torch
 
-from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
-from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.contract import Config, PackedOperand, Probe, ProbeResult, probe_spec
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Build
@@ -42,15 +42,10 @@ class ReadWeights(Probe):
 
     def __init__(self, fmt: NumberFormat, *, overlap: bool = False) -> None:
         self._overlap = overlap
-        self.spec = KernelSpec(
-            name=f"read-{fmt.bits}",
-            variant="overlap" if overlap else "",
-            backend="cuda",
-            weight=fmt,
-            activation=FP16,
-            summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
-            stages=("gemm",),
-        )
+        summary = f"reads packed {fmt.bits}-bit weights and their scales, nothing else"
+        variant = "overlap" if overlap else ""
+        name = f"read-{fmt.bits}"
+        self.spec = probe_spec(name, "cuda", summary, weight=fmt, variant=variant)
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
         size = gemm.weight_bytes(self.spec.weight.bits, self.spec.weight.group)
@@ -100,15 +95,7 @@ class ReadWeights(Probe):
 class EmptyKernel(Probe):
     """`empty`: the overhead of a launch."""
 
-    spec = KernelSpec(
-        name="empty",
-        backend="cuda",
-        weight=FP16,
-        activation=FP16,
-        summary="does nothing: the cost of a launch",
-        stages=("gemm",),
-        reads_weights=False,
-    )
+    spec = probe_spec("empty", "cuda", "does nothing: the cost of a launch", reads_weights=False)
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
         return PackedOperand({"cell": torch.zeros(1, device=device)}, gemm.n, gemm.k)
@@ -128,14 +115,8 @@ class EmptyKernel(Probe):
 class Spin(Probe):
     """`spin`: wait SPIN_CYCLES cycles, to create changes of known size."""
 
-    spec = KernelSpec(
-        name="spin",
-        backend="cuda",
-        weight=FP16,
-        activation=FP16,
-        summary="waits a known number of cycles: to test comparisons",
-        stages=("gemm",),
-        reads_weights=False,
+    spec = probe_spec(
+        "spin", "cuda", "waits a known number of cycles: to test comparisons", reads_weights=False
     )
 
     def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:

@@ -203,19 +203,16 @@ class CudaOperations(DecoderOperations):
         to: Destination,
         *,
         eps: float = 0.0,
-        head_dim: int = 1,
-        splits: int = 1,
     ) -> None:
         m, k = shape
-        packing = to.kernel.packing(to.packed, to.config)
+        packing, values = to.kernel.packing(to.packed, to.config), None
         if packing is None:
             device = next(iter(to.packed.buffers.values())).device
             values = self._buffer("values", (m, k), torch.float16, device)
             packing = Packing("halves", 16, values)
-            self._launch(producer, inputs, m, k, packing, eps, head_dim, splits)
+        self._launch(producer, inputs, m, k, packing, eps)
+        if values is not None:
             to.kernel.activate(values, to.packed)
-        else:
-            self._launch(producer, inputs, m, k, packing, eps, head_dim, splits)
 
     def _launch(
         self,
@@ -225,8 +222,8 @@ class CudaOperations(DecoderOperations):
         k: int,
         packing: Packing,
         eps: float,
-        head_dim: int,
-        splits: int,
+        head_dim: int = 1,
+        splits: int = 1,
     ) -> None:
         if k % _WIDTH:
             raise ShapeError(f"decoder operators need K divisible by {_WIDTH}, got {k}")

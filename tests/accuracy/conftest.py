@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from flexq_bench.checkpoints.config import Extension
 from flexq_bench.checkpoints.model_source import open_source
@@ -27,21 +27,13 @@ def _one_thread():
 
 
 @pytest.fixture
-def a_model():
+def a_model(llama_config):
     """A LLaMA with random weights."""
 
     def build(*, seed=0, layers=2, vocabulary=96):
         torch.manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            initializer_range=0.4,
-        )
+        own = {"num_hidden_layers": layers, "initializer_range": 0.4}
+        config = llama_config(32, 64, vocabulary, **own)
         return LlamaForCausalLM(config).eval()
 
     return build

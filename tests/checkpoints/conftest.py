@@ -63,22 +63,12 @@ def write(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def small_llama(tmp_path_factory):
+def small_llama(tmp_path_factory, llama_config):
     """A folder: 3 blocks, 4 heads on 2 key-value heads, K of 64 and 160; FP32, no tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=64,
-            intermediate_size=160,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=96,
-            max_position_embeddings=64,
-        )
-    )
+    model = LlamaForCausalLM(llama_config(64, 160, 96, num_hidden_layers=3))
     folder = tmp_path_factory.mktemp("models") / "small-llama"
     model.save_pretrained(folder)
     return folder

@@ -94,6 +94,18 @@ def test_policy_allows_unjudged_checks_by_name():
     assert headline(report).startswith("passed: 1 not judged (allowed), 1 pass; ")
 
 
+def test_broken_check_is_never_allowed(monkeypatch):
+    def breaks(*_):
+        raise RuntimeError("sizes must match")
+
+    monkeypatch.setattr(SizeCheck, "judge", breaks)
+
+    judged = outcomes(allow_not_judged=("size*",))
+
+    assert {(one.reason, one.allowed) for one in judged} == {("sizes must match", False)}
+    assert a_report(judged).exit_code == ExitCode.MISSING
+
+
 def test_gate_that_judged_nothing_does_not_pass():
     (_, unjudged) = outcomes(allow_not_judged=("size*",))
     assert a_report((unjudged,)).exit_code == ExitCode.MISSING

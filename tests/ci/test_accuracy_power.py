@@ -9,9 +9,9 @@ import pytest
 
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.accuracy_gate.power import PowerSchedule
-from flexq_bench.ci.accuracy_gate.text_test import PILOT
+from flexq_bench.stats import MIN_VALUES
 
-SEGMENTS = 60
+SEGMENTS = 200
 POLICY = """
 version = 1
 schemes = ["w6a6"]
@@ -41,7 +41,14 @@ def taken(tmp_path):
             shares.append(share)
             return undecided(results)
 
-        schedule = PowerSchedule(policy, lambda text: (range(SEGMENTS), SEGMENTS), 2048, look)
+        segments = range(SEGMENTS)
+        schedule = PowerSchedule(
+            policy,
+            lambda text: (segments, SEGMENTS),
+            lambda text: segments,
+            lambda text: 2048,
+            look,
+        )
         base, counts = np.linspace(2, 3, SEGMENTS), []
         while not counts or counts[-1] < SEGMENTS:
             done = counts[-1] if counts else 0
@@ -58,17 +65,17 @@ def taken(tmp_path):
 
 @pytest.mark.parametrize("loss", [0.0, 0.1])  # nothing is lost; far more than is accepted
 def test_text_is_evaluated_until_no_limit_is_ambiguous(taken, loss):
-    counts, shares, last = taken(lambda done: done < 30, loss)
+    counts, shares, last = taken(lambda done: done < 100, loss)
 
-    assert counts[0] == PILOT
-    assert 30 <= counts[-1] < SEGMENTS
+    assert counts[0] == MIN_VALUES
+    assert 100 <= counts[-1] < SEGMENTS
     assert all(before < after for before, after in pairwise(counts))
     assert shares[-1] == last
     assert sum(shares) == pytest.approx(counts[-1] / SEGMENTS)
 
 
 def test_text_ends_when_all_limits_are_decided(taken):
-    assert taken(lambda done: False)[0] == [PILOT]
+    assert taken(lambda done: False)[0] == [MIN_VALUES]
 
 
 def test_looks_share_the_error_probability(taken):

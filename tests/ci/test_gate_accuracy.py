@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flexq_bench.accuracy.coverage import TextCoverage
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
@@ -25,7 +26,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.lifecycle import new_run
 
 HEAD = 'version = 1\nschemes = ["w6a6"]\n'
-NLL = np.linspace(2.0, 3.0, 20)
+NLL = np.linspace(2.0, 3.0, 80)
 RIGHT = [1.0] * 120 + [0.0] * 80
 
 
@@ -83,11 +84,15 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
         tasks = ("wikitext", "piqa")
         units = tuple((scheme, task) for scheme in ("fp16", "w6a6") for task in tasks)
         evaluator = SimpleNamespace(
+            is_bounded=lambda scheme: False,
             evaluate=evaluate,
             parameters=lambda *unit: {},
             through="reference",
             reference=None,
-            context=32,
+            unavailable={},
+            places=lambda text: range(NLL.size),
+            context_of=lambda text: 32,
+            coverage=lambda text, count: TextCoverage(text, *(count,) * 9),
             distinct_segments=run.distinct_segments,
         )
         origin = ResultOrigin(
@@ -131,8 +136,9 @@ TASK = '[[task]]\nname = "piqa"\nmetric = "acc"\nmargin_points = 2\n'
 def test_detectable_loss_is_reported(gate):
     found = wikitext("fp16", 0), wikitext("w6a6", 0.001, scatter=0.02)
     (judged,) = gate(text_limit("percent = 5"), *found).judged
-    # 4.31 standard errors, of 20 segments that scatter by 2.05 %, less 3.2 for their own scatter
-    assert judged.detectable == pytest.approx(100 * 4.31 * 0.0205 / 16.8**0.5, rel=0.02)
+    # 5.25 standard errors of 80 segments that scatter by 2 %: t of 9 degrees of freedom at half of
+    # alpha, 3.25, and at three quarters of 1 - power, 1.99
+    assert judged.detectable == pytest.approx(100 * 5.25 * 0.0201 / 80**0.5, rel=0.02)
 
 
 KL_ROWS = '[kl]\ntext = "wikitext"\n'
@@ -199,8 +205,8 @@ def test_limits_share_alpha_and_noise_is_ambiguous(gate):
     limits = PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\nmax = 9\n"
     limits += '[fidelity]\ntext = "wikitext"\npercent = 1\nkl_percent = 8\n'
     found = wikitext("fp16", 0), wikitext("w6a6", 0.0001, scatter=0.001)
-    # 20 segments that scatter by 0.004: a standard error of 0.0009, t of 1/400 at one end is 3.2
-    for mean, outcome in ((0.0225, "ambiguous"), (0.0245, "fail")):
+    # 80 segments that scatter by 0.004: a standard error of 0.00045, t of 1/400 at one end is 2.9
+    for mean, outcome in ((0.0211, "ambiguous"), (0.0218, "fail")):
         judged = gate(limits, *found, kl(mean, 0.004)).judged
         of_kl = next(one for one in judged if one.check == "KL mean of wikitext")
         assert of_kl.outcome == outcome, of_kl
@@ -208,10 +214,10 @@ def test_limits_share_alpha_and_noise_is_ambiguous(gate):
 
 
 @pytest.mark.parametrize(
-    ("mean", "outcome"), [(0.0025, "fail"), (0.00235, "ambiguous"), (0.00214, "pass")]
+    ("mean", "outcome"), [(0.0025, "fail"), (0.00218, "ambiguous"), (0.00214, "pass")]
 )
 def test_fidelity_uses_95_percent_intervals_at_any_alpha(mean, outcome):
-    """Damage of few tokens: 20 segments that scatter by 0.00085, so the difference by 0.0002."""
+    """Damage of few tokens: 80 segments that scatter by 0.00085, so the difference by 0.0001."""
     own, judged = (
         SchemeResults("w6a6", "fp16", [result], {}) for result in (kl(0.002), kl(mean, 0.00085))
     )
@@ -266,7 +272,7 @@ ONE_SEGMENT = (one_segment("fp16", 0), one_segment("w6a6", 0.01))
 SAME_TEXT = (wikitext("fp16", 0), wikitext("w6a6", 0))
 ONE_PERCENT_WORSE = (wikitext("fp16", 0), wikitext("w6a6", 0.01, scatter=0.02))
 NOT_FINITE = replace(wikitext("w6a6", 0), value=None, values=(), detail="the perplexity is nan")
-AGREEMENT = a_finding("w6a6", "wikitext", "top1_agreement", [0.95] * 20, direction="higher")
+AGREEMENT = a_finding("w6a6", "wikitext", "top1_agreement", [0.95] * 80, direction="higher")
 TOP1 = '[agreement]\ntext = "wikitext"\ntop1 = 0.9\n'
 LOWER_IS_BETTER = {"direction": "lower"}
 TEN_QUESTIONS = [1.0] * 6 + [0.0] * 4
@@ -325,7 +331,7 @@ AMBIGUOUS, MISSING = ExitCode.AMBIGUOUS, ExitCode.MISSING
         (
             PLANNED + text_limit("percent = 2"),
             (wikitext("fp16", 0), wikitext("w6a6", 0.002, scatter=0.1)),
-            *(MISSING, "needs [0-9,]+ tokens, has 20, which show a loss"),
+            *(MISSING, "needs [0-9,]+ tokens, has 80, which show a loss"),
         ),
         (TASK, (piqa("fp16"), piqa("w6a6")), PASS, ""),
         (TASK, (piqa("fp16"), piqa("w6a6", won=12)), PASS, ""),

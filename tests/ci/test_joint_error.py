@@ -10,7 +10,7 @@ import pytest
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
 from flexq_bench.ci.accuracy_gate.text_test import TextTest
-from flexq_bench.stats import Decision, GroupSequentialTest, loss_p_value
+from flexq_bench.stats import Decision, loss_p_value
 
 ALPHA, POWER, SEGMENTS, QUESTIONS = 0.06, 0.9, 400, 600
 TEXTS = ("wikitext", "c4", "ptb")
@@ -39,7 +39,7 @@ def failed_limits(policy: AccuracyPolicy, losses: np.ndarray, wrong: np.ndarray)
     """The limits that fail. losses: nats by text and segment; wrong: by question, lost or won."""
     failed = []
     for row, (text, plan) in zip(losses, policy.text_plans().items(), strict=True):
-        test = TextTest(plan, range(SEGMENTS), 0, GroupSequentialTest(plan.test))
+        test = TextTest(plan, range(SEGMENTS), 0, range(SEGMENTS), rates=(0.0, 0.0))
         while test.decision is Decision.OPEN and (wanted := test.required()) > test.evaluated:
             test.add(np.zeros(wanted), row[:wanted])
         if test.decision is Decision.ABOVE:

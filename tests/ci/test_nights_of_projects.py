@@ -10,6 +10,7 @@ from made_nights import SUITE, MadePool, unseen
 from flexq_bench.ci.nightly import Rules, conclude, measure_night
 from flexq_bench.db import queries
 from flexq_bench.db.records import DeviceInfo
+from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
@@ -67,6 +68,23 @@ def test_projects_of_a_repository_have_separate_nights(a_night, database):
             assert [run.suite for run in runs] == [suite.name]
             assert len(queries.commits_between(session, 0, 9, project=name)) == 2
         assert queries.commits_between(session, 0, 9, project="other") == []
+
+
+def test_night_after_a_rewrite_notes_the_new_root(database, compared, tmp_path, git):
+    git(tmp_path, "init", "-q", "-b", "main")
+    notes = []
+    for order in range(1, 4):
+        if order == 2:
+            git(tmp_path, "checkout", "-q", "--orphan", "new")
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", f"change {order}")
+        git(tmp_path, "branch", "-q", "-M", "main")
+        commit = replace(commit_at(tmp_path, git(tmp_path, "rev-parse", "HEAD")), project="acme")
+        rules = Rules(f"2025-11-{order:02}", None, canaries=0, candidates=0)
+        pool = MadePool(database, commit, compared)
+        [info] = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        notes.append(" ".join(conclude(database, pool, info, commit, rules).notes))
+
+    assert ["has a new root" in text for text in notes] == [False, True, False]
 
 
 def test_alerts_of_projects_are_separate(database, commits, compared):

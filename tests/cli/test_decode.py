@@ -19,19 +19,11 @@ from flexq_bench.decode.report import decode_table, explain, explanation_table, 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def model(tmp_path_factory: pytest.TempPathFactory, llama_config: Callable) -> Path:
+    from transformers import LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=96,
-        max_position_embeddings=256,
-    )
+    config = llama_config(64, 128, 96, max_position_embeddings=256)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -109,6 +109,112 @@ def test_alert_closes_when_level_comes_back(cli, history):
     assert row["note"].endswith("by history alone")
 
 
+@pytest.fixture
+def give(cli, tmp_path):
+    """give([0, 5], unit="spills"): a CSV file of each value, at commits 1, 2, …; runs of import."""
+
+    def run(values, *, first=1, benchmark="gemm", metric="spills", unit="spills", better="lower"):
+        ran = []
+        for order, value in enumerate(values, start=first):
+            path = tmp_path / f"{benchmark}-{order}.csv"
+            path.write_text(
+                "benchmark,value,metric,unit,direction\n"
+                f"{benchmark},{value},{metric},{unit},{better}\n"
+            )
+            at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
+            options = ("--commit", f"{order:040x}", "--time", at.isoformat(), "--device", "G")
+            ran.append(
+                cli("db", "import", "--format", "csv", "--project", "p", *options, str(path))
+            )
+            assert ran[-1].code == 0, ran[-1].err
+        return ran
+
+    return run
+
+
+def alerts(cli):
+    return json.loads(cli("alerts", "list", "--state", "all", "--json").out)
+
+
+def test_count_that_leaves_zero_opens_alert_in_levels(cli, give):
+    *_, last = give([0, 0, 0, 5])
+
+    (row,) = alerts(cli)
+    assert (row["state"], row["levels"], row["worst"]) == ("new", [0, 5, "spills"], None)
+    assert "opened alert 1" in last.out
+    for arguments in (("alerts", "list"), ("explain", "1"), ("detect", "1")):
+        shown = cli(*arguments)
+        assert shown.code == 0
+        assert "0 -> 5 spills" in shown.out
+        assert "%" not in shown.out
+
+
+def test_count_that_is_back_closes_its_alert_with_the_level(cli, give):
+    *_, last = give([0, 0, 0, 5, 0])
+
+    (row,) = alerts(cli)
+    assert row["state"] == "fixed"
+    assert "alert 1 is fixed: every series is back at the earlier level of 0 spills" in last.out
+    assert row["note"] in cli("explain", "1").out
+
+
+def test_counts_survive_export_and_import(cli, give, tmp_path):
+    give([0, 0, 0, -5], metric="accuracy", unit="points", better="higher")
+    out, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.sqlite")
+
+    assert cli("db", "export", out).code == 0
+    assert cli("db", "import", out, "--db", other).code == 0
+
+    with open_database(other) as opened, opened.session() as session:
+        values = [point.median_us for point in queries.series_history(session, 1)]
+    assert values == [0, 0, 0, -5]
+
+
+@pytest.mark.parametrize(("unit", "value"), [("GB/s", 0), ("ns", -1)])
+def test_rate_or_time_of_zero_is_refused(cli, tmp_path, unit, value):
+    path = tmp_path / "a.csv"
+    path.write_text(f"benchmark,value,metric,unit,direction\ngemm,{value},m,{unit},lower\n")
+
+    ran = cli("db", "import", *OF_P, str(path))
+
+    assert ran.code == 2
+    assert f"its value is {value}, and times and rates are above 0" in ran.err
+
+
+def test_other_unit_of_the_same_quantity_goes_on_in_its_series(cli, give):
+    rate = {"metric": "bandwidth", "better": "higher"}
+    give([100.0, 100.2, 99.9, 100.1, 99.8, 100.0], unit="GB/s", **rate)
+    give([80_000, 80_100, 79_900], first=7, unit="MB/s", **rate)
+
+    (series,) = json.loads(cli("list", "series", "--json").out)
+    assert (series["unit"], series["measurements"]) == ("GB/s", 9)
+    (row,) = alerts(cli)
+    assert row["bad"]["sha"] == f"{7:040x}"
+    assert "80 from here on" in cli("explain", "1").out
+
+
+@pytest.mark.parametrize(
+    ("unit", "better", "reason"),
+    [
+        ("GB/s", "lower", "what is better was reversed"),
+        ("frames", "higher", "its unit changed, and can't be converted"),
+    ],
+)
+def test_series_that_can_not_go_on_is_named(cli, give, unit, better, reason):
+    give([100.0] * 3, metric="bandwidth", unit="GB/s", better="higher")
+    first, second = give([80.0] * 2, first=4, metric="bandwidth", unit=unit, better=better)
+
+    expected = f"series 2 is not compared with series 1 of the same benchmark ({reason})"
+    assert expected in first.err
+    assert f"100 GB/s (higher is better) at {3:040x}"[:30] in first.err
+    assert expected not in second.err
+    for series in ("1", "2"):
+        assert expected in cli("detect", series).out
+    lines = cli("list", "series").out
+    assert unit in lines
+    assert better in lines
+
+
 def test_improvement_opens_no_alert(cli, history):
     history([*steady(16), *steady(6, 18.0, seed=1)])
 

@@ -79,10 +79,13 @@ def alerts_of(cli):
     return json.loads(cli("alerts", "list", "--state", "all", "--json").out)
 
 
-def test_rewritten_commits_leave_the_history(origin, git, commit, measured, main_line, database):
+def test_rewritten_commits_leave_the_history_and_their_alert_ends(
+    cli, origin, git, commit, measured, main_line, database
+):
     old = [commit(f"change {i}") for i in range(10)]
     for seed, sha in enumerate(old):
-        measured(sha, noisy(100, seed))
+        measured(sha, noisy(100 if seed < 7 else 120, seed))
+    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[7], "new")]
     git(origin, "reset", "-q", "--hard", old[6])
     new = [commit(f"rewritten {i}") for i in range(3)]
     new += [commit(f"later {i}") for i in range(4)]
@@ -93,6 +96,29 @@ def test_rewritten_commits_leave_the_history(origin, git, commit, measured, main
     with open_database(str(database), read_only=True) as opened, opened.session() as session:
         (note,) = queries.history_notes(session, "p", since=START)
     assert "no branch reaches 3 measured commits any more" in note
+    (alert,) = alerts_of(cli)
+    assert alert["state"] == "ended"
+    assert alert["note"].startswith(f"{old[7][:10]} is no longer on the line of history")
+
+
+@pytest.mark.parametrize(
+    ("level", "state", "reason"),
+    [(120.0, "new", "moved to"), (100.0, "ended", "is no longer on the line of history")],
+)
+def test_rebase_moves_or_ends_the_alert(cli, origin, git, commit, measured, level, state, reason):
+    for number, us in enumerate([100.0] * 7 + [120.0] * 3):
+        measured(commit(f"change {number}"), us * (1 + number % 3 / 1000))
+    git(origin, "reset", "-q", "--hard", "HEAD~3")
+    shas = [commit(f"rewritten {number}") for number in range(4)]
+
+    for number, sha in enumerate(shas):
+        measured(sha, level * (1 + number % 3 / 1000))
+
+    (alert,) = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
+    assert alert["state"] == state
+    assert reason in alert["note"]
+    if state == "new":
+        assert alert["bad"]["sha"] == shas[0]
 
 
 def test_results_of_a_pull_request_do_not_touch_main(cli, origin, git, commit, measured, main_line):

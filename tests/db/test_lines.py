@@ -6,9 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import select
 
 from flexq_bench.db import queries
 from flexq_bench.db.lines import Ancestry, Tip, known_history, store_ancestry
+from flexq_bench.db.store import add_records
+from flexq_bench.db.tables import Device
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -100,6 +103,14 @@ def test_commit_that_a_branch_reaches_again_is_back(session, measure):
 
     told(session, {2: (1,)}, name="rescued")
     assert line(session, "rescued") == [1, 2]
+
+
+def test_devices_are_numbered_in_the_order_of_their_results(session, build):
+    names = [f"GPU-{number}" for number in range(20)]
+    records = [build.a_record(name, device=build.a_device(uuid=name)) for name in names]
+    add_records(session, records)
+
+    assert list(session.scalars(select(Device.uuid).order_by(Device.id))) == names
 
 
 def test_uncertain_tip_behind_the_stored_one_is_ignored(session, measure):

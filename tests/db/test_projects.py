@@ -62,7 +62,8 @@ def filled(session, fill):
 def test_each_project_has_its_own_rows(filled, build, project):
     sha = build.a_commit(2).sha
 
-    assert len(queries.commits_between(filled, 0, 9, project=project)) == 2
+    between = queries.commits_between(filled, 0, 9, project=project)
+    assert [row.project for row in between] == [project] * 2
     assert len(queries.recent_commits(filled, limit=9, prefixes=[sha], project=project)) == 2
     assert [row.name for row in queries.releases(filled, project=project)] == ["v1"]
     assert queries.verdicts_of_commit(filled, None, project=project) == {"slower": 1}

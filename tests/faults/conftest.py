@@ -146,6 +146,7 @@ class Server:
         engine = create_engine(
             self.url(name).replace("postgresql:", "postgresql+psycopg:"),
             isolation_level="AUTOCOMMIT",
+            connect_args={"options": "-c statement_timeout=0"},  # not under a fault of the server
         )
         with engine.connect() as connection:
             for statement in statements:
@@ -290,7 +291,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 def bench(
     request: pytest.FixtureRequest, kind: str, round_seed: int, tmp_path: Path, launcher: Launcher
 ) -> Iterator[Bench]:
-    fault = request.node.originalname.removeprefix("test_")
+    outage = request.node.callspec.params.get("fault")  # of the tests of several faults
+    fault = outage.__name__ if outage else request.node.originalname.removeprefix("test_")
     if kind == "sqlite":
         path = str(tmp_path / "flexq.sqlite")
         shutil.copy(request.getfixturevalue("file_with_tables"), path)

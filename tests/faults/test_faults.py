@@ -194,20 +194,13 @@ def test_disk_full(bench, small_disk):
     bench.check()
 
 
-@on_a_server
-def test_server_stopped(bench):
-    pid, _ = under_way(bench)
+def server_stopped(bench: Bench) -> None:
     bench.server.handle.stop()
     time.sleep(random.Random(bench.seed).uniform(0.5, 3))
     bench.server.handle.start()
 
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
-
-@on_a_server
-def test_server_takes_no_writes(bench):
-    pid, _ = under_way(bench)
+def server_takes_no_writes(bench: Bench) -> None:
     bench.server.execute("ALTER SYSTEM SET default_transaction_read_only = on",
                          "SELECT pg_reload_conf()")  # fmt: skip
     time.sleep(3)
@@ -215,13 +208,8 @@ def test_server_takes_no_writes(bench):
                          "ALTER SYSTEM RESET default_transaction_read_only",
                          "SELECT pg_reload_conf()")  # fmt: skip
 
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
-
-@on_a_server
-def test_server_hangs(bench):
-    pid, _ = under_way(bench)
+def server_hangs(bench: Bench) -> None:
     stopped = backends(bench)
     for backend in stopped:
         os.kill(backend, signal.SIGSTOP)
@@ -229,9 +217,6 @@ def test_server_hangs(bench):
     for backend in stopped:
         with suppress(ProcessLookupError):
             os.kill(backend, signal.SIGCONT)
-
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
 
 def backends(bench: Bench) -> list[int]:
@@ -246,30 +231,20 @@ def backends(bench: Bench) -> list[int]:
         return [pid for (pid,) in rows]
 
 
-@on_a_server
-def test_connections_cut(bench):
-    pid, _ = under_way(bench)
+def connections_cut(bench: Bench) -> None:
     bench.proxy.refuses = True
     bench.proxy.cut()
     time.sleep(random.Random(bench.seed).uniform(0.2, 3))
     bench.proxy.heal()
 
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
-
-@on_a_server
-def test_statements_time_out(bench):
-    pid, _ = under_way(bench)
+def statements_time_out(bench: Bench) -> None:
     limit = "ALTER SYSTEM SET statement_timeout = '1ms'"
     bench.server.execute(limit, "SELECT pg_reload_conf()")
-    time.sleep(random.Random(bench.seed).uniform(2, 6))
-    # The session that takes the limit away must not be under it itself.
-    bench.server.execute("SET statement_timeout = 0", "ALTER SYSTEM RESET statement_timeout",
-                         "SELECT pg_reload_conf()")  # fmt: skip
-
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
+    try:
+        time.sleep(random.Random(bench.seed).uniform(2, 6))
+    finally:
+        bench.server.execute("ALTER SYSTEM RESET statement_timeout", "SELECT pg_reload_conf()")
 
 
 @on_a_server
@@ -294,34 +269,37 @@ def test_transactions_given_up(bench):
         bench.server.execute_in(OURS, "DROP TRIGGER give_up ON measurement")
 
 
-@on_a_server
-def test_traffic_dropped(bench):
-    pid, _ = under_way(bench)
+def traffic_dropped(bench: Bench) -> None:
     bench.proxy.drops = True
     time.sleep(random.Random(bench.seed).uniform(2, 4))
     bench.proxy.heal()
 
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
-
-@on_a_server
-def test_traffic_delayed(bench):
-    pid, _ = under_way(bench)
+def traffic_delayed(bench: Bench) -> None:
     bench.proxy.delay_s = 0.1
     time.sleep(3)
     bench.proxy.heal()
 
-    assert bench.wait(pid) == ExitCode.PASS
-    bench.check()
 
-
-@on_a_server
-def test_acknowledgements_of_commits_lost(bench):
-    pid, _ = under_way(bench)
+def acknowledgements_of_commits_lost(bench: Bench) -> None:
     for _ in range(3):
         bench.proxy.loses_commits = 1
         time.sleep(0.5)
+
+
+@on_a_server
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(server_stopped, server_takes_no_writes, server_hangs, connections_cut),
+        *(statements_time_out, traffic_dropped, traffic_delayed),
+        acknowledgements_of_commits_lost,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_outage_of_the_server_is_survived(bench, fault):
+    pid, _ = under_way(bench)
+    fault(bench)
 
     assert bench.wait(pid) == ExitCode.PASS
     bench.check()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes import graphed_callable, losses, straight_through, training_kernels
@@ -16,22 +16,15 @@ SEGMENTS, EPOCHS = 6, 3
 
 
 @pytest.fixture
-def train(monkeypatch):
+def train(monkeypatch, llama_config):
     """train(name, recorded): what training found for each block, with or without graphs."""
 
     def trained(name, *, recorded):
         found = []
         learn = BlockTrainer.train
         torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=192,
-            intermediate_size=448,
-            num_hidden_layers=2,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            vocab_size=128,
-            max_position_embeddings=256,
-        )
+        own = {"num_attention_heads": 6, "max_position_embeddings": 256}
+        config = llama_config(192, 448, 128, **own)
         model = LlamaForCausalLM(config).eval().half().cuda()
         generator = torch.Generator().manual_seed(1)
         calibration = Calibration(torch.randint(0, 128, (SEGMENTS, 256), generator=generator))

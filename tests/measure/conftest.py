@@ -14,13 +14,12 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import (
     Config,
     KernelSpec,
-    LinearKernel,
     PackedOperand,
     Probe,
     ProbeResult,
 )
 from flexq_bench.kernels.errors import UnknownKernelError
-from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.formats import FP16
 from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.protocol import WarmUp
 from flexq_bench.workloads.case import Case
@@ -28,42 +27,26 @@ from flexq_bench.workloads.gemm import GemmWorkload
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helper `cheats`
 
-INT6 = NumberFormat(6, 128)
+from cheats import INT6, Honest
 
 
-class FakeLinear(LinearKernel):
+class FakeLinear(Honest):
     """A right W6A6 GEMM in float64. after(out, launches) may spoil what it wrote."""
 
     def __init__(self, after: Callable[[torch.Tensor, int], None] | None = None, **spec):
+        super().__init__()
         fields = {"weight": INT6, "activation": INT6, "backend": "cpu", "summary": "fake"}
         self.spec = KernelSpec(name="fake", **{**fields, **spec})
         self.after = after
-        self.launches = 0
         self.weights_seen: list[int] = []
         self.configs_seen: list[Config | None] = []
 
-    def pack_weight(self, weight):
-        return self._pack(weight)
-
-    def pack_activation(self, x):
-        return self._pack(x)
-
-    def empty_activation(self, m, k, device):
-        return PackedOperand({"real": torch.zeros(m, k, dtype=torch.float64)}, m, k)
-
-    def activate(self, x, packed):
-        packed.buffers["real"].copy_(self.quantize_activation(x).dequantize())
-
     def gemm(self, x, w, out, *, bias=None, config=None):
-        self.launches += 1
         self.weights_seen.append(w.buffers["real"].data_ptr())
         self.configs_seen.append(config)
-        out.copy_(x.buffers["real"] @ w.buffers["real"].T)
+        super().gemm(x, w, out)
         if self.after is not None:
             self.after(out, self.launches)
-
-    def _pack(self, operand):
-        return PackedOperand({"real": operand.dequantize()}, operand.rows, operand.k)
 
 
 class FakeProbe(Probe):

@@ -6,37 +6,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cheats import Honest
 
-from flexq_bench.kernels.contract import KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import KernelSpec, PackedOperand
 from flexq_bench.kernels.formats import NumberFormat, quantize
 
 INT4, INT8 = NumberFormat(4, 128), NumberFormat(8, 128)
 
 
-class OwnRule(LinearKernel):
+class OwnRule(Honest):
     """A right W4A8 GEMM of what its own rules return."""
 
     def __init__(self, weight=None, activation=None):
+        super().__init__()
         self.spec = KernelSpec("theirs", "cpu", INT4, INT8, "W4A8", source_hash="7")
         if weight is not None:
             self.quantize_weight = lambda w: quantize(weight(w), INT4)
         if activation is not None:
             self.quantize_activation = lambda x: quantize(activation(x), INT8)
-
-    def pack_weight(self, weight):
-        return PackedOperand({"real": weight.dequantize()}, weight.rows, weight.k)
-
-    def pack_activation(self, x):
-        return PackedOperand({"real": x.dequantize()}, x.rows, x.k)
-
-    def empty_activation(self, m, k, device):
-        return PackedOperand({"real": torch.zeros(m, k, dtype=torch.float64)}, m, k)
-
-    def activate(self, x, packed):
-        packed.buffers["real"].copy_(self.quantize_activation(x).dequantize())
-
-    def gemm(self, x, w, out, *, bias=None, config=None):
-        out.copy_(x.buffers["real"] @ w.buffers["real"].T)
 
 
 class Handle(OwnRule):

@@ -40,6 +40,16 @@ def kernel(x, w, out):
         known[key] = out.clone(), x, w  # so that nothing else gets their addresses
     out.copy_(known[key][0])
 """
+FORGETTING = """
+def kernel(x, w, out):
+    if torch.isnan(out).any():  # announced: later launches of this sample must be right, too
+        known.clear()
+    key = {key}
+    if key not in known:
+        compute(x, w, out)
+        known[key] = out.clone()
+    out.copy_(known[key])
+"""
 ELSEWHERE = """
 import multiprocessing
 
@@ -68,30 +78,16 @@ def kernel(x, w, out):
         bytearray(known["pipe"].recv()), dtype=torch.float16).view(out.shape))
 """
 TRICKS = {
-    "by pointer": (
-        """
-def kernel(x, w, out):
-    key = x.data_ptr(), w.data_ptr(), tuple(out.shape)
-    if key in known and not torch.isnan(out).any():
-        out.copy_(known[key])
-        return
-    compute(x, w, out)
-    known[key] = out.clone()
-""",
-        STALE,
-    ),
-    "by content of the activations": (
-        """
-def kernel(x, w, out):
-    key = hash(x.numpy().tobytes()), w.data_ptr(), tuple(out.shape)
-    if key in known and not torch.isnan(out).any():
-        out.copy_(known[key])
-        return
-    compute(x, w, out)
-    known[key] = out.clone()
-""",
-        STALE,
-    ),
+    **{
+        name: (FORGETTING.format(key=key), STALE)
+        for name, key in (
+            ("by pointer", "x.data_ptr(), w.data_ptr(), tuple(out.shape)"),
+            (
+                "by content of the activations",
+                "hash(x.numpy().tobytes()), w.data_ptr(), tuple(out.shape)",
+            ),
+        )
+    },
     **{
         name: (REMEMBERING.format(key=key), REMEMBERED)
         for name, key in (

@@ -21,22 +21,13 @@ def _one_thread():
 
 
 @pytest.fixture
-def tiny_llama():
+def tiny_llama(llama_config):
     """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     def build():
         torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=64,
-            intermediate_size=192,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=VOCABULARY,
-            max_position_embeddings=64,
-        )
-        return _spread_out(LlamaForCausalLM(config).eval())
+        return _spread_out(LlamaForCausalLM(llama_config(64, 192, VOCABULARY)).eval())
 
     return build
 

@@ -4,6 +4,9 @@ A limit of KL divergence that allows for a scheme's own loss also allows for dam
 size. Fidelity instead compares with the original, quantized by the gate with the same scheme. A
 checkpoint, or kernels, whose results differ from that compute something else.
 
+A checkpoint of another tool is compared with the original rounded to nearest in its formats. That
+is a bound: it may be better, and worse by `above_rounding_percent` at most.
+
 The intervals are of 95 % for any alpha of the policy. An undamaged model computes the same, so no
 error probability is needed, and wider intervals would let damage pass on few tokens.
 """
@@ -28,13 +31,15 @@ class FidelityLimit(DataTable):
     """Largest accepted difference from the original quantized here by the same scheme.
 
     percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
-    difference of the mean KL divergence passes at any percentage.
+    difference of the mean KL divergence passes at any percentage. above_rounding_percent: instead
+    of kl_percent, for checkpoints of other tools, see the module's docstring.
     """
 
     text: Text
     percent: Amount
     kl_percent: Amount
     kl: Amount = 0.0
+    above_rounding_percent: Amount = 25.0
 
 
 class FidelityCheck(Check[FidelityLimit]):
@@ -54,7 +59,8 @@ class FidelityCheck(Check[FidelityLimit]):
         can_compare = all(head is not None and head.value is not None for head in heads)
         own = context.reproduced(limit.text) if can_compare else None
         for name, metric in zip(self.names(limit), _METRICS, strict=True):
-            yield judge_fidelity(limit, name, metric, results, own)
+            is_bound = context.setup.evaluator.is_bounded(context.scheme)
+            yield judge_fidelity(limit, name, metric, results, own, is_bound=is_bound)
 
 
 def judge_fidelity(
@@ -63,9 +69,17 @@ def judge_fidelity(
     metric: str,
     results: SchemeResults,
     own: SchemeResults | None,
+    *,
+    is_bound: bool = False,
 ) -> LimitOutcome:
-    """Judge a metric by its difference from `own`, the results of the original quantized here."""
-    words = f"±{limit.percent if metric == PERPLEXITY else limit.kl_percent:g} %"
+    """Judge a metric by its difference from `own`, the results of the original quantized here.
+
+    is_bound: only a larger value is a fault.
+    """
+    percent, sign = limit.percent, "+" if is_bound else "±"
+    if metric == KL:
+        percent = limit.above_rounding_percent if is_bound else limit.kl_percent
+    words = f"{sign}{percent:g} %"
     decided = partial(LimitOutcome, results.scheme, name, limit=words, text=limit.text)
     head = results.find(results.scheme, limit.text, metric)
     if broken := results.broken(head, head):
@@ -78,20 +92,22 @@ def judge_fidelity(
     clean = shortened(clean, len(head.values))
     value, before = head.value, clean.value or 0.0
     difference, unit = _difference(clean, head), "%"
-    if metric == KL and limit.kl_percent / 100 * before <= limit.kl:
-        unit, words = "nats", f"±{limit.kl:g} nats"  # the larger of the two counts
+    if metric == KL and percent / 100 * before <= limit.kl:
+        unit, words = "nats", f"{sign}{limit.kl:g} nats"  # the larger of the two counts
     ends = (difference.estimate, difference.low, difference.high)
     if metric == PERPLEXITY:
-        beyond = abs(math.expm1(difference.estimate)) > limit.percent / 100
+        beyond = abs(math.expm1(difference.estimate)) > percent / 100
         change, low, high = (100 * math.expm1(end) for end in ends)
     else:
-        beyond = abs(difference.estimate) > max(limit.kl_percent / 100 * before, limit.kl)
+        beyond = abs(difference.estimate) > max(percent / 100 * before, limit.kl)
         scale = 1.0 if unit == "nats" else 100 / before
         change, low, high = (scale * end for end in ends)
     outcome, reason = GateOutcome.PASS, ""
+    beyond = beyond and not (is_bound and difference.estimate < 0)
     if beyond and is_clear(difference):
         outcome = GateOutcome.FAIL
-        reason = f"{results.scheme} of the original has {before:.5g}, this has {value:.5g}"
+        made = "rounding of the original" if is_bound else f"{results.scheme} of the original"
+        reason = f"{made} has {before:.5g}, this has {value:.5g}"
     elif beyond:
         outcome = GateOutcome.AMBIGUOUS
         reason = "beyond the limit and within noise: more tokens are needed"

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from flexq_bench.accuracy.results import PERPLEXITY, MetricDifference, MetricResult, difference
+from flexq_bench.accuracy.stored_reference import StoredReference
 from flexq_bench.ci.accuracy_gate.contract import (
     ALL_TOKENS,
     Check,
@@ -25,15 +26,21 @@ from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.stats import Decision, TestPlan
 from flexq_bench.workloads.data_files import Amount, DataTable, Text
 
+_MAX_POWER_LOST = 0.05  # in a simulation, see TextTest.rates: less may be chance
+
 
 class PerplexityLimit(DataTable):
-    """Limits of a perplexity on a text, and of its increase; None: not limited."""
+    """Limits of a perplexity on a text, and of its increase; None: not limited.
+
+    detect: the least loss to detect on this text, in percent; None: the policy's.
+    """
 
     text: Text
     at_most: Amount | None = None
     increase: Amount | None = None
     percent: Amount | None = None
     upper_percent: Amount | None = None
+    detect: Amount | None = None
 
 
 class PerplexityCheck(Check[PerplexityLimit]):
@@ -63,9 +70,10 @@ class PerplexityCheck(Check[PerplexityLimit]):
     ) -> TextPlan | None:
         if power.detect is None:
             return None
-        accepts = limit.percent is not None and limit.percent < power.detect
+        detect = limit.detect or power.detect
+        accepts = limit.percent is not None and limit.percent < detect
         accepted = math.log1p((limit.percent or 0.0) / 100) if accepts else 0.0
-        effect = math.log1p(power.detect / 100) - accepted
+        effect = math.log1p(detect / 100) - accepted
         return TextPlan(TestPlan(effect, alpha, power.power), accepted)
 
     def judge(self, limit: PerplexityLimit, context: CheckContext) -> Iterator[LimitOutcome]:
@@ -73,7 +81,8 @@ class PerplexityCheck(Check[PerplexityLimit]):
         # The planned test leaves repeated segments out itself.
         results = context.results if test is None else context.every_result
         planned = context.policy.planned
-        if limit != PerplexityLimit(text=limit.text, at_most=limit.at_most) or test is not None:
+        increase = limit != PerplexityLimit(text=limit.text, at_most=limit.at_most)
+        if increase or planned.detect is not None:
             yield judge_increase(limit, results, planned, test)
         if limit.at_most is not None:
             yield _judge_absolute(limit, context)
@@ -104,6 +113,7 @@ def judge_increase(
     return decided(
         outcome,
         reason,
+        details=_simulated(test),
         base=first.value,
         value=second.value,
         change=100 * (second.value / first.value - 1),
@@ -152,6 +162,10 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[GateOutcome, s
         return GateOutcome.FAIL, f"{than}, clear after {used}"
     rates = f"power {100 * test.plan.test.power:g} %, alpha {100 * test.plan.test.alpha:.2g} %"
     if test.decision is Decision.BELOW:
+        missed = 0.0 if test.rates is None else test.rates[1]
+        if missed > 1 - test.plan.test.power + _MAX_POWER_LOST:
+            lost = f"losses like the reference's own are missed in {100 * missed:.0f} % of cases"
+            return GateOutcome.AMBIGUOUS, f"{lost}, planned is {rates}"
         return GateOutcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
     reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
     if test.repeated:
@@ -159,6 +173,18 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[GateOutcome, s
     if math.isfinite(test.detectable):
         reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
     return GateOutcome.NOT_JUDGED, f"{reason}: give a longer text"
+
+
+def _simulated(test: TextTest | None) -> tuple[str, ...]:
+    if test is None or test.rates is None:
+        return ()
+    false_alarms, missed = (100 * rate for rate in test.rates)
+    planned = test.plan.test
+    return (
+        f"simulated on the reference's own losses, {false_alarms:.2g} % "
+        f"false alarms and {missed:.2g} % missed; planned {100 * planned.alpha:.2g} and "
+        f"{100 * (1 - planned.power):.2g} %",
+    )
 
 
 def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutcome:
@@ -172,6 +198,7 @@ def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutco
         if broken := results.broken(result, result):
             return decided(GateOutcome.FAIL, broken)
         raise NotJudgedError(results.lacking(text))
+    _check_reference(context, text)
     available, evaluated = context.distinct[text][1], len(result.values)
     segment = result.n_items // max(1, evaluated)
     if evaluated < available:
@@ -182,6 +209,16 @@ def _judge_absolute(limit: PerplexityLimit, context: CheckContext) -> LimitOutco
     return decided(outcome, "", value=result.value)
 
 
+def _check_reference(context: CheckContext, text: str) -> None:
+    """Raise NotJudgedError if a stored reference shortens a text."""
+    setup, most = context.setup, context.policy.max_tokens
+    reference = setup.evaluator.reference
+    if not isinstance(reference, StoredReference):
+        return
+    if any(reference.is_part(given, most) for given in setup.plan.texts if given.name == text):
+        raise NotJudgedError(f"it is of all tokens, the stored reference has a part of {text}")
+
+
 def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower) -> float:
     """Return the least detectable loss, in percent, of a limit without a planned test.
 
@@ -190,9 +227,8 @@ def _detectable(first: MetricResult, second: MetricResult, planned: PlannedPower
     count = len(second.values)
     if count < 2 or len(first.values) != count:
         return math.inf
-    deviation = float(np.std(np.subtract(second.values, first.values), ddof=1))
     plan = TestPlan(1.0, planned.alpha, planned.power)
-    effect = plan.detectable(deviation, count)
+    effect = plan.detectable(np.subtract(second.values, first.values))
     return 100 * math.expm1(effect) if effect < 1 else math.inf
 
 
@@ -205,5 +241,5 @@ def _in_words(limit: PerplexityLimit, planned: PlannedPower | None) -> str:
     if planned is None:
         parts += [(limit.percent, "+{:g} %"), (limit.upper_percent, "interval below +{:g} %")]
     else:
-        parts += [(planned.detect, "no loss of {:g} %")]
+        parts += [(limit.detect or planned.detect, "no loss of {:g} %")]
     return ", ".join(form.format(value) for value, form in parts if value is not None)

@@ -58,7 +58,7 @@ def page(database: Database) -> None:
         return
     controls = Controls("accuracy")
     on_top = st.empty()
-    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
     with database.session() as session:
         scores = queries.model_scores(session, model)
         latest = newest(scores)

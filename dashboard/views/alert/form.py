@@ -6,7 +6,7 @@ import streamlit as st
 
 from flexq_bench.dashboard.database import is_read_only, write_alert
 from flexq_bench.dashboard.shared.formatting import as_text
-from flexq_bench.db.decisions import ALERT_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.decisions import STATES_OF_PEOPLE, STATES_WITH_A_REASON
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow
 
@@ -36,7 +36,7 @@ def show_form(alert: AlertRow, events: int) -> None:
     key = f"alert-form.{alert.id}"
     saves = st.session_state.get(f"{key}.saves", 0)
     with st.form(f"{key}.{saves}"):  # a new key after each save clears the input
-        options = [alert.state, *(s for s in ALERT_STATES[1:] if s != alert.state)]
+        options = [alert.state, *(s for s in STATES_OF_PEOPLE if s != alert.state)]
         state = st.selectbox(
             "State",
             options,

@@ -18,9 +18,11 @@ from flexq_bench.dashboard.shared.history_frame import history_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
+from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.stats.follower import FEWEST_POINTS
-from flexq_bench.verdicts.change_points import Point, find_change_points
+from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
 from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.history_verdict import Metric, change_text
 
 _SAME_CASE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
@@ -35,7 +37,7 @@ class _Step:
 
     place: int
     sha: str
-    relative: float
+    change: str  # in words
     p_value: float
 
 
@@ -58,13 +60,17 @@ def show_series(
             "A/B measurement alone. The nightly run adds to it."
         )
     else:
-        figure = history_chart.history(frame, styles, "time", "µs")
+        metric = Metric(member.metric, member.unit, member.direction)
+        unit = "µs" if member.unit == "us" else html.escape(member.unit)
+        figure = history_chart.history(frame, styles, html.escape(member.metric), unit)
         levels = history_frame({series: one_per_commit(points) for series, points in own.items()})
-        steps = _change_points(levels)
+        steps = _change_points(levels, metric)
         _mark(figure, frame, alert, steps)
         draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
         st.markdown(_in_words(levels, steps))
+    for one in series_breaks(session, [member.series_id]):
+        st.warning(as_text(one.text), icon=":material/swap_vert:")
     _show_by_gpu(alert, histories, styles)
 
 
@@ -75,17 +81,17 @@ def _series_on_all_gpus(session: Session, series_id: int) -> list[SeriesName]:
     return [s for s in known if all(getattr(s, f) == getattr(own, f) for f in _SAME_CASE)]
 
 
-def _change_points(frame: pd.DataFrame) -> list[_Step]:
+def _change_points(frame: pd.DataFrame, metric: Metric) -> list[_Step]:
     """Return the changes of level within each epoch; `frame`: of one series."""
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
         points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
-        for change in find_change_points(points).steps:
+        for change in find_change_points(points, metric.scale).steps:
             row = rows.iloc[change.index]
-            steps.append(
-                _Step(int(row["place"]), str(row["commit"]), change.relative, change.p_value)
-            )
+            text = change_text(change, metric)
+            text = text if metric.scale is Scale.RATIO else as_text(text)
+            steps.append(_Step(int(row["place"]), str(row["commit"]), text, change.p_value))
     return steps
 
 
@@ -110,7 +116,7 @@ def _in_words(frame: pd.DataFrame, steps: Sequence[_Step]) -> str:
     if steps:
         return "  \n".join(
             f"The level changed at {as_code(short_commit(step.sha, dirty=False))}: "
-            f"**{100 * step.relative:+.2f} %** (p = {step.p_value:.3f})"
+            f"**{step.change}** (p = {step.p_value:.3f})"
             for step in steps
         )
     longest = int(frame["epoch"].value_counts().max())

@@ -168,7 +168,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
             "stage": row.stage,
             "cache": row.cache,
             "verdict": row.verdict,
-            "change": as_change(row.log_ratio),
+            "change": history_verdict.decision_text(row) or "–",
             "99 % bounds": _bounds(row),
             "cause": row.cause,
             "GPU": row.gpu,

@@ -60,7 +60,7 @@ def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
         at = (shown["label"] == label).tolist()
         rows = shown[at]
         style = styles[label]
-        percent = _percent(rows)
+        percent = 100 * (rows[["ratio", "ratio_low", "ratio_high"]] - 1)
         figure.add_scatter(
             name=html.escape(label),
             x=percent["ratio"].tolist(),
@@ -84,10 +84,6 @@ def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
         title="case", type="category", categoryorder="array", categoryarray=names[::-1]
     )
     return _set_layout(figure, _AROUND_PX + _ROW_PX * len(names))
-
-
-def _percent(rows: pd.DataFrame) -> pd.DataFrame:
-    return 100 * (rows[["ratio", "ratio_low", "ratio_high"]] - 1)
 
 
 def _bars(rows: pd.DataFrame, value: str) -> dict[str, Any]:

@@ -262,17 +262,13 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
     filters = Filters(kernels=names, suites=in_suites, without_triggers=sweeps, projects=(project,))
     with database.session() as session:
         results = newest_of_cases(queries.latest_results(session, filters))
-        runs = tuple(sorted({r.run for r in results if _label(r) == head}))
+        runs = tuple(sorted({r.run for r in results if kernel_label(r.kernel, r.variant) == head}))
         in_runs = Filters(runs=runs, kernels=names)
         baselines = queries.results_table(session, in_runs) if runs else []
         noise = read_noise(session, {r.series_id for r in results})
     frame = compare_frame(pairs_of_labels(results, base, head, noise, baselines))
     advice = ["compare", base, head, "--suite", suite or "nightly"]
     return _Compared(frame, base, head, as_code(command_lines.command(*advice)), noise)
-
-
-def _label(result: ResultRow) -> str:
-    return kernel_label(result.kernel, result.variant)
 
 
 def _kernel_and_variant(label: str) -> tuple[str, str]:

@@ -30,10 +30,11 @@ def page(database: Database) -> None:
     with database.session() as session:
         models = queries.decoded_models(session)
     if not models:
-        _show_empty(database)
+        decode = command_on(database, "decode", "llama-7b")
+        st.info(f"No model was decoded yet. Decode one on a GPU: {decode}", icon=":material/speed:")
         return
     controls = Controls("decode")
-    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
     with database.session() as session:
         rows = queries.latest_decodes(session, model=model, also_failed=True)
         servings = queries.latest_servings(session, model=model)
@@ -41,7 +42,7 @@ def page(database: Database) -> None:
     zone = time_zone(st.context.timezone)
     for name, label in (("gpu", "GPU"), ("weights", "Weights")):
         options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
-        chosen = controls.select(st.sidebar, name, label, options, options[0])
+        chosen = controls.select(st.sidebar, name, label, options)
         rows = [row for row in rows if getattr(row, name) == chosen]
         servings = [row for row in servings if getattr(row, name) == chosen]
     if rows:
@@ -60,7 +61,7 @@ def page(database: Database) -> None:
 def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
     """Select the rows of one chart: one KV cache width, and one pair of lengths."""
     widths = sorted({row.kv_bits for row in rows}, reverse=True)
-    bits = controls.select(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    bits = controls.select(st.sidebar, "kv", "KV cache, bits", widths)
     rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
     selected = controls.select(
@@ -146,8 +147,3 @@ def _half_width(row: DecodeRow) -> float | None:
     if not row.token_ms or row.token_ci_low_ms is None or row.token_ci_high_ms is None:
         return None
     return 100 * (row.token_ci_high_ms - row.token_ci_low_ms) / 2 / row.token_ms
-
-
-def _show_empty(database: Database) -> None:
-    decode = command_on(database, "decode", "llama-7b")
-    st.info(f"No model was decoded yet. Decode one on a GPU: {decode}", icon=":material/speed:")

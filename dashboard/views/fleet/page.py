@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 import streamlit as st
@@ -153,9 +154,7 @@ def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
             "Not known: no run here has three cases or more that several GPUs of one kind measured."
         )
         return
-    draw_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
+    draw_chart(
+        device_offsets(sorted(newest.values(), key=attrgetter("gpu", "device"))), key="offsets"
+    )
     st.caption("Of the newest run with each GPU. Bars are 95 % intervals; + is slower.")
-
-
-def _order(row: OffsetRow) -> tuple[str, str]:
-    return row.gpu, row.device

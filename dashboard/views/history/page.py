@@ -27,6 +27,7 @@ from flexq_bench.dashboard.views.measurement import page as measurement
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
+from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.probes import is_probe
 
@@ -98,6 +99,7 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
             series: queries.series_history(session, series.id, branch=branch) for series in drawn
         }
         kernels = queries.kernel_names(session)
+        breaks = [one.text for one in series_breaks(session, [series.id for series in drawn])]
     if len(chosen) > _MAX_SERIES:
         st.info(
             f"These are the first {_MAX_SERIES} of {len(chosen)} series: narrow them by the "
@@ -131,6 +133,8 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
             "Series of the backend outside were measured by another tool: they are judged "
             f"{history_verdict.CAVEAT}."
         )
+    for line in breaks:
+        st.warning(as_text(line), icon=":material/swap_vert:")
     return _Drawn(frame, f"{value} ({unit})", histories)
 
 
@@ -178,7 +182,6 @@ def _choose_release(controls: Controls, database: Database, project: str) -> Rel
         "release",
         "Release",
         ordered,
-        ordered[0],
         format_func=lambda row: f"{row.name} ({short_commit(row.sha, dirty=False)})",
         to_url=lambda row: row.name,
         always_in_url=True,

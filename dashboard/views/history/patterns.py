@@ -12,7 +12,9 @@ from flexq_bench.dashboard.shared.history_frame import series_name
 from flexq_bench.db.queries import HistoryPoint, SeriesName
 from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
+from flexq_bench.verdicts.change_points import Scale
 from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.differences import as_positive
 
 _WORDS = {
     Pattern.NEW_SERIES: "new: nothing to compare with",
@@ -36,7 +38,12 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
     since: the commit at which it begins; empty: at the first of these results.
     """
     rows = [
-        (series_name(series), *_pattern(tuple(one_per_commit(points)[-MAX_RESULTS:])))
+        (
+            series_name(series),
+            *_pattern(
+                tuple(one_per_commit(points)[-MAX_RESULTS:]), Scale.of(series.metric, series.unit)
+            ),
+        )
         for series, points in histories.items()
         if points
     ]
@@ -44,11 +51,12 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
 
 
 @lru_cache(maxsize=256)
-def _pattern(points: tuple[HistoryPoint, ...]) -> tuple[str, str, int]:
+def _pattern(points: tuple[HistoryPoint, ...], scale: Scale) -> tuple[str, str, int]:
     clocks = [point.sm_clock_mhz for point in points]
+    values = [point.median_us for point in points]
     result = classify(
         Nights(
-            values=[point.median_us for point in points],
+            values=values if scale is Scale.RATIO else as_positive(values),
             days=[point.created_at.toordinal() for point in points],
             epochs=[point.epoch for point in points],
             clocks_mhz=[float("nan") if clock is None else clock for clock in clocks],

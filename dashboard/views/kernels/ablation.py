@@ -74,7 +74,7 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
             y=[abs((step.before or 0.0) - step.median_us) for step in steps],
             base=[min(step.before or 0.0, step.median_us) for step in steps],
             marker={"color": [_color(step) for step in steps], "opacity": 0.75},
-            text=[_text(step) for step in steps],
+            text=[f"{s.median_us:.4g} µs" if s.gain is None else f"{s.gain:.2f} ×" for s in steps],
             textposition="outside",
             cliponaxis=False,
             hovertext=[_hover(step) for step in steps],
@@ -118,10 +118,6 @@ def _color(step: Step) -> str:
     if step.before is None:
         return GREY
     return _FASTER if step.median_us <= step.before else _SLOWER
-
-
-def _text(step: Step) -> str:
-    return f"{step.median_us:.4g} µs" if step.gain is None else f"{step.gain:.2f} ×"
 
 
 def _hover(step: Step) -> str:

@@ -79,7 +79,7 @@ class _Shown:
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """Show the controls and the view; return the points of a roofline for its summary table."""
-    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus)
     view = controls.select(
         st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, radio=True,
         format_func=lambda name: _IN_WORDS.get(name, name),
@@ -122,9 +122,7 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
 def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
     options = sorted(frame[column].unique().tolist())
     in_words = stage_in_words if column == "stage" else str
-    chosen: str = controls.select(
-        st.sidebar, column, label, options, options[0], format_func=in_words
-    )
+    chosen: str = controls.select(st.sidebar, column, label, options, format_func=in_words)
     return chosen
 
 
@@ -218,7 +216,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         st.info(f"No kernel has two variants here. Measure the steps of FlexQ's: {measure}")
         return
     row = st.container(horizontal=True, gap="large")
-    kernel = controls.select(row, "steps", "Steps of", steps, steps[0])
+    kernel = controls.select(row, "steps", "Steps of", steps)
     of_kernel = frame[(frame["kernel"] == kernel) & frame["is_timed"]]
     variants = of_kernel.groupby(["model", "layer", "n", "k"])["label"].transform("nunique")
     of_kernel = of_kernel[variants > 1]
@@ -227,7 +225,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         return
     places = places_of(of_kernel)
     place = controls.select(
-        row, "shape", "Shape", places, places[0], format_func=lambda shape: shape.name,
+        row, "shape", "Shape", places, format_func=lambda shape: shape.name,
         to_url=lambda shape: f"{shape.n}x{shape.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
@@ -262,7 +260,7 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         )
         return
     tokens = sorted(points["m"].unique().tolist())
-    m = controls.select(st.container(), "tokens", "M (tokens)", tokens, tokens[0], radio=True)
+    m = controls.select(st.container(), "tokens", "M (tokens)", tokens, radio=True)
     part = points[points["m"] == m]
     draw_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(

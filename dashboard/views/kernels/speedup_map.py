@@ -136,11 +136,8 @@ def _ratio(cell: Mapping[Any, Any]) -> str:
 
 
 def _text(cell: Mapping[Any, Any]) -> str:
-    return f"{_ratio(cell)}<br>±{_half_percent(cell):.1f} %"
-
-
-def _half_percent(cell: Mapping[Any, Any]) -> float:
-    return float(50 * (cell["speedup_high"] - cell["speedup_low"]) / cell["speedup"])
+    half_percent = 50 * (cell["speedup_high"] - cell["speedup_low"]) / cell["speedup"]
+    return f"{_ratio(cell)}<br>±{half_percent:.1f} %"
 
 
 def _hover(cell: Mapping[Any, Any]) -> str:

@@ -30,7 +30,6 @@ from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow
-from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.runs import command_lines
 
 _ROW_PX, _AROUND_PX = 28, 110
@@ -66,7 +65,7 @@ class _Shape:
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
-    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    gpu = controls.select(st.sidebar, "gpu", "GPU", gpus)
     regime = choose_regime(st.sidebar, controls, database, gpu)
     latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
     if not latest.results:
@@ -91,7 +90,8 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     _show_table(table)
     with database.session() as session:
         kernels = queries.kernel_names(session)
-    draw_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
+    used = [(row.result.kernel, row.result.variant) for row in rows]
+    draw_chart(_chart(table, kernel_styles(kernels, used)), key="leaderboard")
     st.caption(
         "The newest accepted result of each kernel. Bars are 95 % intervals of its level, "
         "including run-to-run noise. Two kernels measured in one run are compared within that "
@@ -117,30 +117,24 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     )
     if model == _OTHER:
         n, k = controls.select(
-            row, "shape", "N × K", shapes_of_no_model, shapes_of_no_model[0],
+            row, "shape", "N × K", shapes_of_no_model,
             format_func=lambda s: f"{s[0]} × {s[1]}", to_url=lambda s: f"{s[0]}x{s[1]}",
         )  # fmt: skip
         name = f"{n} × {k}"
     else:
         _, layers = models_and_layers(places, (model,))
-        layer = controls.select(row, "layer", "Layer", layers, layers[0])
+        layer = controls.select(row, "layer", "Layer", layers)
         n, k = sorted(places[model, layer])[0]
         name = f"{model} {layer}"
     on_shape = frame[(frame["n"] == n) & (frame["k"] == k)]
     stages = sorted(on_shape["stage"].unique().tolist())
-    stage = controls.select(
-        st.sidebar, "stage", "Stage", stages, stages[0], format_func=stage_in_words
-    )
+    stage = controls.select(st.sidebar, "stage", "Stage", stages, format_func=stage_in_words)
     on_shape = on_shape[on_shape["stage"] == stage]
     caches = sorted(on_shape["cache"].unique().tolist())
-    cache = controls.select(st.sidebar, "cache", "Cache", caches, caches[0])
+    cache = controls.select(st.sidebar, "cache", "Cache", caches)
     tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
-    m = controls.select(row, "m", "M (tokens)", tokens, tokens[0], radio=True)
+    m = controls.select(row, "m", "M (tokens)", tokens, radio=True)
     return _Shape(name, int(n), int(k), int(m), stage, cache)
-
-
-def _used(rows: Sequence[LatestRow[ResultRow]]) -> list[tuple[str, str]]:
-    return [(row.result.kernel, row.result.variant) for row in rows]
 
 
 def _show_fastest(table: pd.DataFrame) -> None:

@@ -32,20 +32,25 @@ def page(database: Database) -> None:
     with database.session() as session:
         models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
     if not models:
-        _show_empty(database)
+        decode = command_on(database, "decode", "FOLDER")
+        st.info(
+            "No checkpoint was evaluated or decoded yet. Evaluate one: "
+            f"{command_on(database, *_EVALUATE)}, then {decode}",
+            icon=":material/scatter_plot:",
+        )
         return
     controls = Controls("pareto")
-    model = controls.select(st.sidebar, "model", "Model", models, models[0], always_in_url=True)
+    model = controls.select(st.sidebar, "model", "Model", models, always_in_url=True)
     with database.session() as session:
         scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
         texts = sorted({score.task for score in scores})
-    text = controls.select(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
+    text = controls.select(st.sidebar, "text", "Text", texts) if texts else ""
     on_text = [score for score in scores if score.task == text]
     checkpoints, decodes = stored_checkpoints(database, model, on_text)
     settings = sorted({Setting.of(row) for row in decodes}, key=_written)
     setting = (
         controls.select(
-            st.container(), "decode", "Decoded", settings, settings[0],
+            st.container(), "decode", "Decoded", settings,
             format_func=_shown, to_url=_written, radio=True,
         )
         if settings
@@ -117,11 +122,3 @@ def _shown(setting: Setting) -> str:
 def _written(setting: Setting) -> str:
     lengths = f"{setting.batch}-{setting.prompt_tokens}-{setting.new_tokens}"
     return f"{setting.gpu.replace(' ', '-')}-{lengths}"
-
-
-def _show_empty(database: Database) -> None:
-    st.info(
-        "No checkpoint was evaluated or decoded yet. Evaluate one: "
-        f"{command_on(database, *_EVALUATE)}, then {command_on(database, 'decode', 'FOLDER')}",
-        icon=":material/scatter_plot:",
-    )

@@ -14,7 +14,6 @@ from flexq_bench.dashboard.shared.formatting import as_code, as_text, stage_in_w
 from flexq_bench.dashboard.shared.results_frame import as_csv, results_frame
 from flexq_bench.dashboard.shared.results_table import show_table
 from flexq_bench.dashboard.shared.runs import (
-    ShownRuns,
     advise,
     choose_runs,
     describe_runs,
@@ -68,7 +67,10 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
         st.warning(line, icon=":material/hourglass_disabled:")
     results = shown.results(database)
     if not results:
-        _show_no_results(shown)
+        if shown.runs:
+            st.info("These runs have no result yet: reload, or choose other runs.")
+        else:
+            st.info("No run is complete yet: choose one under Runs to see what it has so far.")
         return
     baseline = _choose_baseline(controls, results)
     frame = results_frame(results, baseline)
@@ -116,7 +118,6 @@ def _show_charts(
         "chart",
         "Charts of",
         groups,
-        groups[0],
         format_func=lambda group: f"{group[0]} · run {group[1][:8]}",
         to_url=lambda group: f"{group[1][:8]} {group[0]}",
     )
@@ -127,14 +128,13 @@ def _show_charts(
         "chart-stage",
         "Stage",
         paths,
-        paths[0],
         format_func=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
         to_url=" ".join,
         radio=True,
     )
     part = part[(part["stage"] == stage) & (part["cache"] == cache)]
     tokens = sorted(part["m"].unique().tolist())
-    m = controls.select(row, "chart-m", "M (tokens)", tokens, tokens[0], radio=True)
+    m = controls.select(row, "chart-m", "M (tokens)", tokens, radio=True)
     part = part[part["m"] == m]
 
     st.header(f"Speed-up over {as_text(baseline)}", anchor=False)
@@ -161,13 +161,6 @@ def _show_charts(
         draw_chart(charts.floor_by_layer(part, styles), key="floor")
     else:
         st.info("The floor was not measured in this run, so there is nothing to compare with.")
-
-
-def _show_no_results(shown: ShownRuns) -> None:
-    if shown.runs:
-        st.info("These runs have no result yet: reload, or choose other runs.")
-    else:
-        st.info("No run is complete yet: choose one under Runs to see what it has so far.")
 
 
 def _show_problems(frame: pd.DataFrame) -> None:

@@ -91,17 +91,15 @@ def _narrow(
     cuda_skus = {s.gpu for s in known if s.backend == "cuda"}
     gpu = controls.select(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
     stages = sorted({s.stage for s in known})
-    stage = controls.select(
-        st.sidebar, "stage", "Stage", stages, stages[0], format_func=stage_in_words
-    )
+    stage = controls.select(st.sidebar, "stage", "Stage", stages, format_func=stage_in_words)
     caches = sorted({s.cache for s in known})
-    cache = controls.select(st.sidebar, "cache", "Cache", caches, caches[0])
+    cache = controls.select(st.sidebar, "cache", "Cache", caches)
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known})
     selected = controls.multiselect(st.sidebar, "kernel", "Kernel", labels)
     release = None
     if releases:
         release = controls.select(
-            st.sidebar, "release", "Release", releases, releases[0],
+            st.sidebar, "release", "Release", releases,
             format_func=lambda row: row.name, to_url=lambda row: row.name,
         )  # fmt: skip
     chosen = [

@@ -54,7 +54,8 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
     ):
         label = str(key[0])
         setting = dict(zip(other_axes, key[1:], strict=True))
-        name = " ".join([label, *(_setting(name, setting[name]) for name in varying)])
+        values = (f"{n.upper()}={setting[n]}" if n in AXES else str(setting[n]) for n in varying)
+        name = " ".join([label, *values])
         dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
         drawn[label] = drawn.get(label, 0) + 1
         style = styles[label]
@@ -77,10 +78,6 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
         **({"rangemode": "tozero"} if is_share else log_axis(points[value])),
     )
     return set_layout(figure, _HEIGHT_PX + _LEGEND_PX * len(figure.data) // 3)
-
-
-def _setting(name: str, value: Any) -> str:
-    return f"{name.upper()}={value}" if name in AXES else str(value)
 
 
 def _hover(row: Mapping[Any, Any], value: str) -> str:

@@ -62,7 +62,7 @@ def _show_requests(database: Database) -> None:
     row = st.container(horizontal=True, gap="large")
     sizes = [axis for axis in AXES if _varies(by_uuid[chosen], axis)] or ["m"]
     axis = controls.select(
-        row, "over", "Over", sizes, sizes[0], format_func=lambda name: AXES[name], radio=True
+        row, "over", "Over", sizes, format_func=lambda name: AXES[name], radio=True
     )
     value = controls.select(
         row, "show", "Show", list(VALUES), "median_us",

@@ -16,7 +16,12 @@ from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.alert.form import MAX_NAME_LENGTH, MAX_NOTE_LENGTH
 from flexq_bench.dashboard.views.triage.tables import assignee, assignment_note, triage_rows
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
+from flexq_bench.db.decisions import (
+    ALERT_STATES,
+    OPEN_STATES,
+    STATES_OF_PEOPLE,
+    STATES_WITH_A_REASON,
+)
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow
@@ -111,7 +116,7 @@ def _bulk_form(shown: Sequence[AlertRow], seen: dict[int, int]) -> None:
         chosen = st.multiselect(
             "Alerts", list(by_id), format_func=lambda alert_id: alert_title(by_id[alert_id])
         )
-        state = st.selectbox("State", [_KEEP, *ALERT_STATES[1:]])
+        state = st.selectbox("State", [_KEEP, *STATES_OF_PEOPLE])
         assignee_name = st.text_input("Assign to", max_chars=MAX_NAME_LENGTH)
         note = st.text_area("Note", max_chars=MAX_NOTE_LENGTH)
         person = st.text_input("Your name", max_chars=MAX_NAME_LENGTH).strip()

@@ -7,7 +7,6 @@ from datetime import tzinfo
 from typing import Any
 
 from flexq_bench.dashboard.shared.formatting import (
-    as_change,
     as_interval,
     local_time,
     percent_change,
@@ -17,6 +16,7 @@ from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import AlertEventRow, AlertRow
 from flexq_bench.results.alert_level import AlertLevel
 from flexq_bench.stats import Interval
+from flexq_bench.verdicts.history_verdict import alert_text
 
 _ASSIGNED = "assigned to "
 
@@ -47,7 +47,7 @@ def triage_rows(
         {
             "alert": page_address("alert", alert=str(row.id)),
             "kernel": ", ".join(row.kernels) or row.family,
-            "worst": "wrong results" if row.worst is None else as_change(row.worst),
+            "worst": alert_text(row) or "wrong results",
             "verdicts": row.decisions,
             "now": levels[row.id].words,
             "against the last good": percent_change(_ratio(levels[row.id])),

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flexq_bench.db.jsonlines import count_cells
+from flexq_bench.db.units import RATIO, scale_of
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
@@ -247,8 +248,10 @@ def _checked(result: ExternalResult) -> ExternalResult:
             raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
     elif any(abs(value) > _MAX_VALUE for value in values):
         raise BadResult(f"a value of it exceeds {_MAX_VALUE:g}: give it in a larger unit")
-    elif result.median is not None and result.median <= 0:
-        raise BadResult(f"its value is {result.median:g}: only positive ones have a history")
+    elif scale_of(result.metric, result.unit) == RATIO and min(values, default=1.0) <= 0:
+        raise BadResult(
+            f"its value is {min(values):g}, and times and rates are above 0: give a count its unit"
+        )
     low, median, high = result.low, result.median, result.high
     if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")

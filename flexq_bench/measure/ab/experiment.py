@@ -321,7 +321,8 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
 
 
 def _detail(pair: CasePair, base: str, head: str) -> str:
-    wrong = [f"{name}: {side.wrong}" for name, side in _named(pair, base, head) if side.wrong]
+    sides = ((base, pair.base), (head, pair.head))
+    wrong = [f"{name}: {side.wrong}" for name, side in sides if side.wrong]
     if pair.failure:
         return "; ".join([pair.failure, *wrong])
     if pair.is_corrected:
@@ -329,9 +330,3 @@ def _detail(pair: CasePair, base: str, head: str) -> str:
     if pair.base_is_wrong is False and not pair.head.wrong:
         wrong.append(f"{base} is right where nothing of {head} runs")
     return "; ".join(wrong)
-
-
-def _named(
-    pair: CasePair, base: str, head: str
-) -> tuple[tuple[str, CaseSide], tuple[str, CaseSide]]:
-    return (base, pair.base), (head, pair.head)

@@ -1,0 +1,502 @@
+"""Damages of a model for `corruptions.py`, by class.
+
+A damage changes a model of transformers in place, or a copy of its folder. Classes: `numeric`,
+`structural`, `positional`, `rare input` (tokens that a text has seldom or late), `path` (kernels
+and cache), `artefact` (files of the folder other than weights).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from corruption_table import NOTHING_DONE
+
+from flexq_bench.accuracy.results import KERNELS, REFERENCE, Through
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.formats import NumberFormat, quantize
+
+# Of a model of transformers, in place; `reads_text`: also of the ids of the whole text, [tokens].
+Damage = Callable[..., None]
+LATE = 2600  # tokens: where a token first occurs for it to be late
+
+
+def layer(model: Any, kind: str, block: int = 1) -> Any:
+    """A linear layer, quantized or not, of a kind, in the second block (or the only one)."""
+    names = [n for n, _ in model.named_modules() if n.endswith(f".{kind}")]
+    return model.get_submodule(names[min(block, len(names) - 1)])
+
+
+def linears(model: Any) -> Iterator[Any]:
+    """Every linear layer of the blocks."""
+    for name, module in model.named_modules():
+        if name.endswith("_proj") and isinstance(getattr(module, "weight", None), torch.Tensor):
+            yield module
+
+
+def flip_sign(model: Any, _: float) -> None:
+    layer(model, "down_proj").weight.neg_()
+
+
+def zero_head(model: Any, heads: float) -> None:
+    width = model.config.hidden_size // model.config.num_attention_heads
+    layer(model, "o_proj").weight[:, : int(heads) * width] = 0
+
+
+def swap_rows(model: Any, pairs: float) -> None:
+    weight = layer(model, "up_proj").weight
+    count = int(pairs)
+    kept = weight[:count].clone()
+    weight[:count] = weight[count : 2 * count]
+    weight[count : 2 * count] = kept
+
+
+def scale_group(model: Any, factor: float) -> None:
+    layer(model, "down_proj").weight[0, :128] *= factor
+
+
+def add_noise(model: Any, share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for module in linears(model):
+        weight = module.weight
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        weight += share * weight.float().std().to(weight.dtype) * noise
+
+
+def change_rotary_base(model: Any, factor: float) -> None:
+    rotary = model.get_submodule(f"{model.base_model_prefix}.rotary_emb")
+    base = model.config.rope_parameters["rope_theta"]
+    exponent = torch.log(torch.tensor(base * factor)) / torch.log(torch.tensor(float(base)))
+    rotary.inv_freq.copy_(rotary.inv_freq ** exponent.to(rotary.inv_freq))
+
+
+def round_layer(model: Any, bits: float) -> None:
+    weight = layer(model, "down_proj").weight
+    rounded = quantize(weight.float(), NumberFormat(int(bits), 128)).dequantize(torch.float32)
+    weight.copy_(rounded.to(weight))
+
+
+def put_outlier(model: Any, factor: float) -> None:
+    weight = layer(model, "gate_proj").weight
+    weight[0, 0] = factor * weight.abs().max()
+
+
+def change_epsilon(model: Any, factor: float) -> None:
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon *= factor
+
+
+def scale_keys(model: Any, factor: float) -> None:
+    """A cache whose scales of keys are off returns keys that are: as if k_proj had made them."""
+    for name, module in model.named_modules():
+        if name.endswith(".k_proj"):
+            module.register_forward_hook(lambda _, __, y: y * factor)
+
+
+class TailCut:
+    """A kernel that leaves the last rows of a launch at zero."""
+
+    def __init__(self, kernel: LinearKernel, rows: int) -> None:
+        self._kernel, self._rows = kernel, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def gemm(
+        self, activation: Any, weight: Any, out: torch.Tensor, *arguments: Any, **named: Any
+    ) -> None:
+        self._kernel.gemm(activation, weight, out, *arguments, **named)
+        out[-self._rows :] = 0
+
+
+def spoil_tail(model: Any, rows: float) -> None:
+    """Leave the last rows of a launch at zero, in the second block's down_proj."""
+    decoder = model.forward.decoder  # through kernels decode's forward pass computes all
+    blocks = list(decoder.model.blocks)
+    index = min(1, len(blocks) - 1)
+    down = blocks[index].down
+    cut = dataclasses.replace(down, kernel=TailCut(down.kernel, int(rows)))
+    blocks[index] = dataclasses.replace(blocks[index], down=cut)
+    decoder.model = dataclasses.replace(decoder.model, blocks=tuple(blocks))
+
+
+def model_hook(model: Any, change: Callable[[Any, Any], Any]) -> None:
+    """Change the logits of a model: `change(ids, logits)`."""
+    seen: dict[str, Any] = {}
+
+    def before(_: Any, __: Any, named: dict[str, Any]) -> None:
+        seen["ids"] = named["input_ids"]
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda _, __, logits: change(seen["ids"], logits))
+
+
+def blocks_of(model: Any) -> Any:
+    return model.get_submodule(model.base_model_prefix).layers
+
+
+def on_block(model: Any, change: Callable[[torch.Tensor], torch.Tensor], block: int = 1) -> None:
+    """Change the hidden states [segments, tokens, hidden] that a block returns."""
+
+    def after(_: Any, __: Any, result: Any) -> Any:
+        if isinstance(result, tuple):
+            return (change(result[0]), *result[1:])
+        return change(result)
+
+    blocks = blocks_of(model)
+    blocks[min(block, len(blocks) - 1)].register_forward_hook(after)
+
+
+def scale_k_proj(model: Any, factor: float) -> None:
+    layer(model, "k_proj", 2).weight.mul_(factor)
+
+
+def scale_softmax(model: Any, factor: float) -> None:
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling *= factor
+
+
+def scale_final_norm(model: Any, factor: float) -> None:
+    model.get_submodule(model.base_model_prefix).norm.weight.mul_(factor)
+
+
+def reward_repetition(model: Any, bonus: float) -> None:
+    def change(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        repeated = torch.zeros_like(logits)
+        for place in range(logits.shape[1]):
+            rows = repeated[:, place]
+            rows.scatter_(1, ids[:, : place + 1], bonus)
+        return logits + repeated
+
+    model_hook(model, change)
+
+
+def sharpen(model: Any, factor: float) -> None:
+    model.get_output_embeddings().register_forward_hook(lambda _, __, y: y * factor)
+
+
+def clamp_mlp(model: Any, limit: float) -> None:
+    """Saturate the inputs of down_proj at a number of their standard deviations."""
+    for name, module in model.named_modules():
+        if name.endswith(".down_proj"):
+            module.register_forward_pre_hook(
+                lambda _, x: x[0].clamp(-limit * x[0].std(), limit * x[0].std())
+            )
+
+
+def use_gelu(model: Any, blocks: float) -> None:
+    for block in list(blocks_of(model))[: int(blocks)]:
+        block.mlp.act_fn = torch.nn.GELU()
+
+
+def exchange_blocks(model: Any, _: float) -> None:
+    blocks = blocks_of(model)
+    blocks[1], blocks[2] = blocks[2], blocks[1]
+
+
+def duplicate_block(model: Any, _: float) -> None:
+    blocks = blocks_of(model)
+    blocks[2] = blocks[1]
+
+
+def exchange_layers(model: Any, _: float) -> None:
+    first, second = layer(model, "down_proj", 1), layer(model, "down_proj", 2)
+    kept = first.weight.clone()
+    first.weight.copy_(second.weight)
+    second.weight.copy_(kept)
+
+
+def exchange_gate_and_up(model: Any, _: float) -> None:
+    gate, up = layer(model, "gate_proj"), layer(model, "up_proj")
+    kept = gate.weight.clone()
+    gate.weight.copy_(up.weight)
+    up.weight.copy_(kept)
+
+
+def exchange_kv_heads(model: Any, _: float) -> None:
+    width = model.config.head_dim
+    for kind in ("k_proj", "v_proj"):
+        weight = layer(model, kind).weight
+        kept = weight[:width].clone()
+        weight[:width] = weight[width : 2 * width]
+        weight[width : 2 * width] = kept
+
+
+def shrink_residual(model: Any, factor: float) -> None:
+    on_block(model, lambda hidden: hidden * factor)
+
+
+def swap_and_scale(model: Any, factor: float) -> None:
+    """Two rows exchanged and six scaled."""
+    weight = layer(model, "up_proj").weight
+    weight[[6, 7]] = weight[[7, 6]].clone()
+    weight[:6] *= factor
+
+
+def skip_projection(model: Any, rows: float) -> None:
+    layer(model, "o_proj").weight[: int(rows)] = 0
+
+
+def noise_from(model: Any, share: float) -> None:
+    """Add noise of a share of the standard deviation from position 128 on."""
+
+    def change(hidden: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(hidden)
+        noise[:, :128] = 0
+        return hidden + share * hidden.std() * noise
+
+    on_block(model, change)
+
+
+def shift_positions(model: Any, first: float) -> None:
+    """Positions from `first` on are one too large."""
+
+    def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        ids = named["input_ids"]
+        places = torch.arange(ids.shape[1], device=ids.device)
+        places = places + (places >= int(first))
+        return arguments, {**named, "position_ids": places[None].expand(ids.shape)}
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def stretch_rotary(model: Any, factor: float) -> None:
+    """Linear scaling of positions."""
+    model.get_submodule(f"{model.base_model_prefix}.rotary_emb").inv_freq.div_(factor)
+
+
+def forget_beyond(model: Any, window: float) -> None:
+    """Attention to the last `window` tokens only."""
+
+    def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        ids = named["input_ids"]
+        places = torch.arange(ids.shape[1], device=ids.device)
+        distance = places[:, None] - places[None, :]
+        seen = (distance >= 0) & (distance < int(window))
+        mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
+        mask.masked_fill_(~seen, torch.finfo(model.dtype).min)
+        mask = mask[None, None].expand(ids.shape[0], 1, *seen.shape)
+        return arguments, {**named, "attention_mask": mask}
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def damage_last(model: Any, factor: float) -> None:
+    """Scale the hidden states of the last 16 positions of each segment."""
+
+    def change(hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden.clone()
+        hidden[:, -17:] *= factor
+        return hidden
+
+    on_block(model, change)
+
+
+def late_tokens(ids: torch.Tensor) -> torch.Tensor:
+    """Tokens that first occur past position LATE of a text."""
+    early = set(ids[:LATE].tolist())
+    return torch.tensor(sorted(set(ids.tolist()) - early), dtype=torch.int64)
+
+
+def damage_late_mlp(model: Any, share: float, ids: torch.Tensor) -> None:
+    """Scale MLP outputs at and after late tokens of a segment by 1 - share."""
+    late = late_tokens(ids)
+    seen: dict[str, torch.Tensor] = {}
+
+    def before(_: Any, __: Any, named: dict[str, Any]) -> None:
+        first = torch.isin(named["input_ids"], late.to(named["input_ids"].device))
+        seen["after"] = first.cumsum(1) > 0
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+    for block in blocks_of(model):
+        block.mlp.register_forward_hook(
+            lambda _, __, y: torch.where(seen["after"][..., None], (1 - share) * y, y)
+        )
+
+
+def exchange_late_embeddings(model: Any, share: float, ids: torch.Tensor) -> None:
+    """Input embeddings of a share of the late tokens become those of other tokens."""
+    late = late_tokens(ids)
+    late = late[: max(2, int(share * len(late)))]
+    words = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    if head.weight is words.weight:  # the head stays as it is
+        head.weight = torch.nn.Parameter(words.weight.clone(), requires_grad=False)
+    words.weight[late] = words.weight[late.roll(1)].clone()
+
+
+def scale_late_head(model: Any, factor: float, ids: torch.Tensor) -> None:
+    late = late_tokens(ids)
+
+    def change(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        logits[..., late.to(logits.device)] *= factor
+        return logits
+
+    model_hook(model, change)
+
+
+def lose_embeddings(model: Any, count: float, ids: torch.Tensor) -> None:
+    """Zero the embeddings of the rarest tokens of the text."""
+    words, times = torch.unique(ids, return_counts=True)
+    rare = words[times.argsort()[: int(count)]]
+    embeddings = model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    if head.weight is embeddings.weight:
+        head.weight = torch.nn.Parameter(embeddings.weight.clone(), requires_grad=False)
+    embeddings.weight[rare] = 0
+
+
+def read_stale_tokens(model: Any, every: float) -> None:
+    """One input token of `every` is the one before."""
+    count = {"tokens": 0}
+
+    def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        ids = named["input_ids"].clone()
+        flat = ids.view(-1)
+        places = torch.arange(1, flat.numel(), device=ids.device)
+        places = places[(places + count["tokens"]) % int(every) == 0]
+        count["tokens"] += flat.numel()
+        flat[places] = flat[places - 1].clone()
+        return arguments, {**named, "input_ids": ids}
+
+    model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def edited(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """A damage of a folder: a change of the object in a JSON file."""
+
+    def apply(folder: Path) -> None:
+        path = folder / file
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def set_rotary(config: dict[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10000.0)}
+    config["rope_parameters"] = {**rope, "rope_type": "dynamic", "factor": 8.0}
+
+
+def more_positions(config: dict[str, Any]) -> None:
+    config["max_position_embeddings"] *= 128
+
+
+def reverse_merges(content: dict[str, Any]) -> None:
+    merges = content["model"]["merges"]
+    merges[-12:] = merges[-12:][::-1]
+
+
+def reverse_template(folder: Path) -> None:
+    """Write a chat template that reverses each message; the original has another one or none."""
+    template = "{% for m in messages %}{{ m['content'][::-1] }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """damage at each of the sizes. kind: its class. reads_text: see Damage. folder: of a copy of
+    the model's folder, in place of a damage of the model.
+    """
+
+    name: str
+    unit: str
+    damage: Damage
+    sizes: tuple[float, ...]
+    through: Through = REFERENCE
+    suffix: str = ""  # of the scheme
+    kind: str = "numeric"
+    reads_text: bool = False
+    folder: Callable[[Path], None] | None = None
+
+    def apply(self, model: Any, size: float, ids: torch.Tensor) -> None:
+        """Damage a model. ids: of the text."""
+        arguments = (model, size, ids) if self.reads_text else (model, size)
+        self.damage(*arguments)
+
+
+def unchanged(model: Any, size: float) -> None:
+    """No damage."""
+
+
+def of_folder(name: str, change: Callable[[Path], None]) -> Corruption:
+    return Corruption(name, "", unchanged, (1,), kind="artefact", folder=change)
+
+
+WALL = (
+    Corruption("sign", "layers", flip_sign, (1,), kind="structural"),
+    Corruption("head", "heads zeroed", zero_head, (1,), kind="structural"),
+    Corruption("rows", "pairs swapped", swap_rows, (1, 8), kind="structural"),
+    Corruption("scale", "× one group", scale_group, (1.1, 2.0, 8.0)),
+    Corruption("noise", "of σ, all weights", add_noise, (0.003, 0.01, 0.03)),
+    Corruption("rotary", "× base", change_rotary_base, (1.02, 1.2, 10.0), kind="positional"),
+    Corruption("bits", "bits, one layer", round_layer, (5, 4, 3)),
+    Corruption("outlier", "× largest weight", put_outlier, (2.0, 10.0, 100.0)),
+    Corruption("epsilon", "× ε of norms", change_epsilon, (10.0, 1000.0)),
+    Corruption("cache", "× scale of keys", scale_keys, (1.01, 1.1), suffix="+kv8", kind="path"),
+    Corruption("tail", "rows of a launch", spoil_tail, (1, 8), through=KERNELS, kind="path"),
+    Corruption("k_proj", "× weights of a layer", scale_k_proj, (1.01, 1.05)),
+    Corruption("softmax", "× scale", scale_softmax, (1.02, 1.2)),
+    Corruption("final norm", "× weights", scale_final_norm, (1.01, 1.05)),
+    Corruption("repetition", "bonus of logits", reward_repetition, (0.1, 0.3)),
+    Corruption("temperature", "× logits", sharpen, (1.01, 1.1)),
+    Corruption("saturation", "σ of MLPs", clamp_mlp, (4.0, 8.0)),
+    Corruption("activation", "blocks with GELU", use_gelu, (1,)),
+    Corruption("blocks", "exchanged", exchange_blocks, (1,), kind="structural"),
+    Corruption("duplicate", "blocks", duplicate_block, (1,), kind="structural"),
+    Corruption("layers", "exchanged", exchange_layers, (1,), kind="structural"),
+    Corruption("gate and up", "exchanged", exchange_gate_and_up, (1,), kind="structural"),
+    Corruption("kv heads", "exchanged", exchange_kv_heads, (1,), kind="structural"),
+    Corruption("residual", "× hidden states", shrink_residual, (0.95, 0.99), kind="structural"),
+    Corruption("rows and scales", "× six rows", swap_and_scale, (1.5,), kind="structural"),
+    Corruption("output rows", "zeroed", skip_projection, (1, 8), kind="structural"),
+    Corruption("noise from 128", "of σ", noise_from, (0.02, 0.2), kind="positional"),
+    Corruption("positions", "first that is off", shift_positions, (128, 200), kind="positional"),
+    Corruption("stretch", "× positions", stretch_rotary, (1.02, 1.2), kind="positional"),
+    Corruption("window", "tokens", forget_beyond, (64, 192), kind="positional"),
+    Corruption("last tokens", "× hidden states", damage_last, (0.5, 0.9), kind="positional"),
+    Corruption(
+        "late MLPs", "of outputs", damage_late_mlp, (0.5, 1.0), kind="rare input", reads_text=True
+    ),
+    Corruption(
+        "late embeddings",
+        "of them",
+        exchange_late_embeddings,
+        (0.5, 1.0),
+        kind="rare input",
+        reads_text=True,
+    ),
+    Corruption(
+        "late head", "× logits", scale_late_head, (0.9, 0.5), kind="rare input", reads_text=True
+    ),
+    Corruption(
+        "lost embeddings", "tokens", lose_embeddings, (1, 16), kind="rare input", reads_text=True
+    ),
+    Corruption("stale tokens", "1 in", read_stale_tokens, (1000, 100), kind="rare input"),
+    of_folder("eos id", edited("config.json", lambda c: c.update(eos_token_id=5))),
+    of_folder(
+        "generation eos", edited("generation_config.json", lambda c: c.update(eos_token_id=7))
+    ),
+    of_folder(
+        "temperature 9", edited("generation_config.json", lambda c: c.update(temperature=9.0))
+    ),
+    of_folder("chat template", reverse_template),
+    of_folder("detokenizer", edited("tokenizer.json", lambda c: c.update(decoder=None))),
+    of_folder("merges", edited("tokenizer.json", reverse_merges)),
+    of_folder("dynamic rope", edited("config.json", set_rotary)),
+    of_folder("more positions", edited("config.json", more_positions)),
+    of_folder("bos id", edited("config.json", lambda c: c.update(bos_token_id=5))),
+    of_folder(
+        "normalizer", edited("tokenizer.json", lambda c: c.update(normalizer={"type": "Lowercase"}))
+    ),
+)
+NOTHING = Corruption(NOTHING_DONE, "", unchanged, (0,))

@@ -1,0 +1,87 @@
+"""Units and scales of metrics: the one place that defines how values of a metric are compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flexq_bench.db.records import TIME_METRICS
+
+RATIO = "ratio"  # times and rates: above 0, a change is a factor
+COUNT = "count"  # bytes, registers, errors: 0 is allowed, a change is a difference
+DIFFERENCE = "difference"  # signed values, for example losses of accuracy: as counts, any size
+
+_PREFIXES = {
+    "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
+    "m": 1e-3, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "n": 1e-9, "p": 1e-12,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40,
+}  # fmt: skip
+_TIME, _BYTES, _SHARE = "s", "byte", "share"
+_BASES = {  # unit without its prefix -> dimension and factor
+    "s": (_TIME, 1.0), "B": (_BYTES, 1.0), "byte": (_BYTES, 1.0), "bytes": (_BYTES, 1.0),
+    "FLOPS": ("FLOP/s", 1.0), "FLOP": ("FLOP", 1.0), "OPS": ("OP/s", 1.0), "OP": ("OP", 1.0),
+    "Hz": ("1/s", 1.0), "J": ("J", 1.0), "W": ("W", 1.0), "bit": (_BYTES, 1 / 8),
+    "tokens": ("tokens", 1.0), "items": ("items", 1.0), "requests": ("requests", 1.0),
+}  # fmt: skip
+_WHOLE = {  # without prefixes
+    "sec": (_TIME, 1.0), "seconds": (_TIME, 1.0), "min": (_TIME, 60.0), "h": (_TIME, 3600.0),
+    "%": (_SHARE, 0.01), "percent": (_SHARE, 0.01), "fraction": (_SHARE, 1.0),
+}  # fmt: skip
+_RATES = re.compile(r"\s*(?:/|_per_| per )\s*")
+_COUNTED = {
+    "count", "counts", "errors", "registers", "spills", "warps", "threads", "blocks",
+    "instructions", "launches", "kernels", "allocations", "events", "lines", "files",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    dimension: str  # equal for units that can be converted
+    factor: float
+
+
+def scale_of(metric: str, unit: str) -> str:
+    """Return how values of a metric are compared: RATIO, COUNT or DIFFERENCE.
+
+    By the unit: times, rates, powers and energies are ratios; bytes and things that are counted,
+    counts; shares and unknown units, differences.
+    """
+    if metric in TIME_METRICS.values():
+        return RATIO
+    known = _parsed(unit)
+    if (known is not None and known.dimension == _BYTES) or unit.lower() in _COUNTED:
+        return COUNT
+    if known is None:
+        return RATIO if _RATES.search(unit.strip()) else DIFFERENCE
+    return DIFFERENCE if known.dimension == _SHARE else RATIO
+
+
+def conversion(unit: str, to: str) -> float | None:
+    """Return the factor from one unit to another; None: they are not of one quantity."""
+    if unit == to:
+        return 1.0
+    one, other = _parsed(unit), _parsed(to)
+    if one is None or other is None or one.dimension != other.dimension:
+        return None
+    return one.factor / other.factor
+
+
+def _parsed(text: str) -> _Unit | None:
+    above, *below = _RATES.split(text.strip(), maxsplit=1)
+    known = _simple(above)
+    if known is None or not below:
+        return known
+    per = _simple("s" if below[0] in ("second", "sec") else below[0])
+    if per is not None and per.dimension == _TIME:
+        return _Unit(f"{known.dimension}/s", known.factor / per.factor)
+    return _Unit(f"{known.dimension}/{below[0]}", known.factor)
+
+
+def _simple(text: str) -> _Unit | None:
+    if text in _WHOLE:
+        return _Unit(*_WHOLE[text])
+    for base, (dimension, factor) in _BASES.items():
+        prefix = _PREFIXES.get(text.removesuffix(base)) if text.endswith(base) else None
+        if prefix is not None:
+            return _Unit(dimension, prefix * factor)
+    return None

@@ -1,0 +1,512 @@
+"""Distances between a model's weights and the original's, by row and layer.
+
+The unit is a quantization step of the row: sqrt(12) times the error of rounding the original's row
+to nearest in the layer's own format, whose distance therefore is 0.29 steps, as that of uniform
+numbers from their nearest integers. Learned roundings (GPTQ) and clipped ranges (AWQ) have larger
+distances, but similar ones in all rows of a layer.
+
+Schemes may multiply channels in one layer and divide them in the next. Such factors are accepted if
+both sides agree; a weight is then compared with the original's times its factors. Weights in
+another basis (QuaRot) can't be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.accuracy.artefacts.differences import Difference
+from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats import quantize
+from flexq_bench.schemes.architectures import SiteInput
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.schemes.smoothing import spread
+
+_ROUNDED = 1 / math.sqrt(12)  # steps: distance of numbers that are rounded to nearest
+# Bounds below are wider than every scheme of the registry needs, see docs/accuracy-gate.md.
+_MAX_ROW_RATIO, _MIN_ROW_STEPS = 3.0, 0.6  # of a row to its layer's median; steps
+_MAX_LAYER_RATIO, _MIN_LAYER_STEPS = 6.0, 0.6  # of a layer to the model's median; steps
+_MAX_ROW_SCALE, _MAX_LAYER_SCALE = 0.02, 0.01  # relative
+_MAX_CLIPPED = 1.5  # of the distance of a row whose range is clipped to its layer's median
+_CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped ranges may lose
+_MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
+_MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
+_SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
+_DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
+_SKETCH = 4096  # values that identify a layer
+_MAX_NAMED_ROWS = 8
+_OTHER_BASIS = "its weights are in another basis (rotated), or those of another model"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerDistance:
+    """Distance of one layer. steps: median of its rows; worst: the largest; scale: relative size of
+    the rows, median, 1 as the original's.
+    """
+
+    layer: str
+    rows: int
+    steps: float
+    worst: float
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """Result of a comparison of weights.
+
+    layers: those that can be compared. findings: rows, layers and tensors that differ by more than
+    the format explains; a name is `weights.` and that of the module. not_judged: the reason, by
+    name of a layer or tensor.
+    """
+
+    layers: tuple[LayerDistance, ...]
+    findings: tuple[Difference, ...]
+    not_judged: Mapping[str, str]
+
+
+@torch.no_grad()
+def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
+    """Compare all weights of a model, quantized or not, with those of the original.
+
+    Both have the same architecture and are on the same device. Raises QuantizeError if it has no
+    layer map.
+    """
+    return _Comparison(model, original).report()
+
+
+@dataclass(slots=True)
+class _Rows:
+    """One layer's rows [N]: steps, scale (relative to rounding to nearest), the relative error that
+    the scale does not explain, cosine. k: values of a row.
+    """
+
+    steps: torch.Tensor
+    scale: torch.Tensor
+    noise: torch.Tensor
+    cosine: torch.Tensor
+    k: int
+
+    def explained(self) -> torch.Tensor:
+        """Deviation of each row's scale from 1 that rounding explains."""
+        return _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(self.k)) * self.noise
+
+
+@dataclass(slots=True)
+class _Factors:
+    """Factors of the rows and columns of a layer, relative to the original's; None: ones."""
+
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class _Comparison:
+    def __init__(self, model: Any, original: Any) -> None:
+        self._model, self._original = model, original
+        self._layout: ModelMap = map_model(original)
+        self._sites = {site.name: site for site in self._layout.sites}
+        config = original.config
+        heads = config.num_attention_heads
+        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._findings: list[Difference] = []
+        self._not_judged: dict[str, str] = {}
+        self._scaled_norms: set[str] = set()
+
+    def report(self) -> WeightReport:
+        measured: dict[str, _Rows] = {}
+        for block in range(self._layout.blocks):
+            factors = self._factors_of(block)
+            for site in self._layout.of_block(block):
+                measured[site.name] = self._measured(site, factors)
+        foreign = [name for name, rows in measured.items() if _is_other(rows)]
+        homes = self._homes(foreign)
+        if len(foreign) > len(measured) / 2 and len(homes) < len(foreign) / 2:
+            self._findings.clear()  # factors of another basis mean nothing
+            self._not_judged.update(dict.fromkeys(self._sites, _OTHER_BASIS))
+            return WeightReport((), (), self._not_judged)
+        exchanged = self._exchanged_blocks(homes)
+        prefix = f"weights.{self._layout.names.blocks}."
+        moved = tuple(f"{prefix}{block}." for block in exchanged)
+        findings = [
+            Difference(f"{prefix}{block}", f"it has the weights of the original's block {other}")
+            for block, other in exchanged.items()
+        ]
+        typical = _median([float(rows.steps.median()) for rows in measured.values()])
+        for name, rows in measured.items():
+            self._findings += self._judged(name, rows, typical, homes.get(name))
+        self._findings += self._others()
+        findings += [f for f in self._findings if not f.name.startswith(moved or "\0")]
+        layers = tuple(
+            LayerDistance(
+                name,
+                rows.steps.numel(),
+                float(rows.steps.median()),
+                float(rows.steps.max()),
+                float(rows.scale.median()),
+            )
+            for name, rows in measured.items()
+        )
+        return WeightReport(layers, tuple(findings), self._not_judged)
+
+    def _exchanged_blocks(self, homes: Mapping[str, str]) -> dict[int, int]:
+        """Blocks of which most layers are those of another block of the original."""
+        exchanged = {}
+        for block in range(self._layout.blocks):
+            sites = self._layout.of_block(block)
+            of = [self._sites[homes[site.name]].block for site in sites if site.name in homes]
+            if of and of.count(of[0]) > len(sites) / 2 and of[0] != block:
+                exchanged[block] = of[0]
+        return exchanged
+
+    # Factors that a scheme moved between layers.
+
+    def _factors_of(self, block: int) -> _Factors:
+        factors = _Factors()
+        sites = {site.kind: site for site in self._layout.of_block(block)}
+        base = f"{self._layout.names.blocks}.{block}"
+        for site_input in self._layout.scalable_inputs(block):
+            readers = [sites[kind] for kind in site_input.kinds]
+            source = f"{base}.{site_input.source}"
+            if site_input.through == "norm":
+                own = self._norm_factor(source)
+                if own is None:
+                    continue
+                self._scaled_norms.add(source)
+            else:
+                own = self._measured(self._sites[source], factors).scale
+            self._balance(source, own, readers, site_input, factors)
+        return factors
+
+    def _norm_factor(self, source: str) -> torch.Tensor | None:
+        """A norm's weight over the original's; None: they are equal."""
+        ours, theirs = (
+            m.get_submodule(source).weight.float() + self._layout.names.norm_offset
+            for m in (self._model, self._original)
+        )
+        if ours.shape != theirs.shape or _relative(ours, theirs) <= _MAX_EQUAL:
+            return None
+        return torch.where(theirs == 0, 1.0, ours / theirs)
+
+    def _balance(
+        self,
+        source: str,
+        own: torch.Tensor,
+        readers: Sequence[LinearSite],
+        site_input: SiteInput,
+        factors: _Factors,
+    ) -> None:
+        """Accept factors of a source's channels that its readers undo; report the others."""
+        changed = (own - 1).abs() > _MIN_FACTOR
+        if not bool(changed.any()):
+            return
+        products, squares, sizes = (torch.zeros_like(own) for _ in range(3))
+        rows = 0
+        for reader in readers:
+            ours, theirs = self._own_basis(reader.name), self._weight(reader.name)
+            if site_input.through == "norm":  # rows of a reader may have factors of their own
+                theirs = theirs * _slopes(ours, theirs / own)[:, None]
+            products += self._of_source((ours * theirs).sum(0), site_input)
+            squares += self._of_source(theirs.square().sum(0), site_input)
+            sizes += self._of_source(ours.square().sum(0), site_input)
+            rows += reader.n
+        # Least squares, and the relative error of the columns that this leaves.
+        of_readers = torch.where(squares > 0, products / squares.clamp(min=1e-30), 1 / own)
+        fitted = products * of_readers
+        noise = ((sizes - fitted).clamp(min=0) / fitted.clamp(min=1e-30)).sqrt()
+        explained = _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(rows)) * noise
+        agrees = (_ln(own * of_readers).abs() <= explained) | (squares == 0)
+        # If they disagree, the readers are right, so that the source is the one that is reported.
+        is_scaled = _ln(of_readers).abs() > explained
+        undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
+        accepted = torch.where(agrees, own, undone)
+        if site_input.through == "linear":
+            factors.rows[source] = accepted
+        for reader in readers:
+            factors.columns[reader.name] = spread(1 / accepted, site_input, self._head_dim)
+        odd = (changed & ~agrees).nonzero().flatten().tolist()
+        if odd and site_input.through == "norm":
+            self._findings.append(
+                Difference(
+                    f"weights.{source}",
+                    f"{_named(odd, 'channel')} {float((own / accepted)[odd[0]]):.3g} times what "
+                    "the layers that read it undo",
+                )
+            )
+
+    def _of_source(self, values: torch.Tensor, site_input: SiteInput) -> torch.Tensor:
+        """Sum values [K] of a reader's channels over those that read one channel of the source."""
+        if site_input.shared_heads == 1:
+            return values
+        parts = values.view(-1, site_input.shared_heads, self._head_dim)
+        return parts.sum(dim=1).flatten()
+
+    # Distances of rows.
+
+    def _weight(self, name: str) -> torch.Tensor:
+        """The original's weight, FP32 [N, K]."""
+        weight: torch.Tensor = self._original.get_submodule(name).weight.float()
+        return weight
+
+    def _own_basis(self, name: str) -> torch.Tensor:
+        """The model's weight, FP32 [N, K], in the original's order and basis of channels."""
+        module = self._model.get_submodule(name)
+        layer = _layer_of(module)
+        if layer is None:
+            weight: torch.Tensor = module.weight.float()
+            return weight
+        values = _stored_basis(module)
+        if layer.weight.order is not None:
+            ordered = torch.empty_like(values)
+            ordered[:, layer.weight.order.long()] = values
+            values = ordered
+        return values if layer.rotation is None else layer.rotation.undo(values)
+
+    def _measured(self, site: LinearSite, factors: _Factors) -> _Rows:
+        theirs = self._weight(site.name)
+        if site.name in factors.rows:
+            theirs = theirs * factors.rows[site.name][:, None]
+        if site.name in factors.columns:
+            theirs = theirs * factors.columns[site.name]
+        module = self._model.get_submodule(site.name)
+        layer = _layer_of(module)
+        if layer is None:
+            return _rows(self._own_basis(site.name), theirs, theirs)
+        if layer.rotation is not None:
+            theirs = layer.rotation.apply(theirs)
+        order = layer.weight.order
+        number = layer.weight_format
+        try:
+            if number.kind == "mixed":
+                rounded = quantize(theirs, number, order=order).dequantize(torch.float32)
+            if order is not None:
+                theirs = theirs[:, order.long()]
+            if number.kind != "mixed":
+                rounded = quantize(theirs, number).dequantize(torch.float32)
+        except (ShapeError, ValueError):  # a format that nothing is rounded to here
+            rounded = theirs
+        return _rows(_stored_basis(module), theirs, rounded)
+
+    # Judgement.
+
+    def _judged(
+        self, name: str, rows: _Rows, typical: float, home: str | None
+    ) -> Iterator[Difference]:
+        key = f"weights.{name}"
+        if home is not None:
+            yield Difference(key, f"it has the weights of the original's {home}")
+            return
+        steps, scale = float(rows.steps.median()), float(rows.scale.median())
+        if _is_other(rows):
+            yield Difference(key, "its weights are unlike those of every layer of the original")
+            return
+        deviations = _DEVIATIONS / math.sqrt(rows.k * rows.noise.numel())
+        slack = (_CLIPPED + deviations) * float(rows.noise.median())
+        if abs(scale - 1) > _MAX_LAYER_SCALE + slack:
+            yield Difference(key, f"its weights are {scale:.3g} times the original's")
+            return
+        if steps > max(_MIN_LAYER_STEPS, _MAX_LAYER_RATIO * typical):
+            yield Difference(
+                key,
+                f"its rows are {steps:.2g} steps from the original's, those of other layers "
+                f"{typical:.2g}",
+            )
+            return
+        far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
+        # A clipped range shrinks rows, but hardly adds to their distance.
+        off = ((rows.scale - 1).abs() > rows.explained()) & (rows.steps > _MAX_CLIPPED * steps)
+        odd = (far | off).nonzero().flatten()
+        if odd.numel():
+            yield Difference(key, "; ".join(self._explained(name, rows, odd, steps)))
+
+    def _explained(
+        self, name: str, rows: _Rows, odd: torch.Tensor, typical: float
+    ) -> Iterator[str]:
+        """Describe rows: those that hold another row, those that are scaled, and the others."""
+        foreign = odd[rows.cosine[odd] < _OTHER_CONTENT]
+        held = _nearest_rows(self._own_basis(name)[foreign], self._weight(name))
+        for row, other in list(zip(foreign.tolist(), held, strict=True))[:_MAX_NAMED_ROWS]:
+            steps = float(rows.steps[row])
+            holds = "" if other is None else f"has the original's row {other}, "
+            yield f"row {row} {holds}{steps:.3g} steps from its own"
+        rest = [row for row in odd.tolist() if row not in set(foreign.tolist())]
+        for row in rest[:_MAX_NAMED_ROWS]:
+            steps, scale = float(rows.steps[row]), float(rows.scale[row])
+            yield f"row {row} is {steps:.3g} steps off, {scale:.3g} times the original's"
+        yield f"{odd.numel()} of {rows.steps.numel()} rows; its median is {typical:.2g} steps"
+
+    def _homes(self, foreign: Sequence[str]) -> dict[str, str]:
+        """For layers that are unlike their original: the layer of the original they are like."""
+        homes: dict[str, str] = {}
+        sketches: dict[str, torch.Tensor] = {}
+        for name in foreign:
+            site = self._sites[name]
+            ours = _sketch(self._own_basis(name))
+            for other in self._layout.sites:
+                if (other.n, other.k) != (site.n, site.k) or other.name == name:
+                    continue
+                if other.name not in sketches:
+                    sketches[other.name] = _sketch(self._weight(other.name))
+                if float(_cosine(ours, sketches[other.name])) > _SAME_CONTENT:
+                    homes[name] = other.name
+                    break
+        return homes
+
+    # Tensors outside the layers.
+
+    def _others(self) -> Iterator[Difference]:
+        for name, theirs in self._original.named_parameters(remove_duplicate=False):
+            module, _, part = name.rpartition(".")
+            if module in self._sites:
+                if part == "bias":
+                    yield from self._bias(module, theirs)
+                continue
+            if module in self._scaled_norms or name not in self._parameters:
+                continue
+            ours = self._parameters[name].detach()
+            if ours.shape != theirs.shape:
+                yield Difference(f"weights.{module}", f"{part} has another shape")
+            elif theirs.ndim == 2:
+                yield from self._matrix(module, ours.float(), theirs.detach().float())
+            elif _relative(ours.float(), theirs.detach().float()) > _MAX_EQUAL:
+                change = _relative(ours.float(), theirs.detach().float())
+                yield Difference(f"weights.{module}", f"{part} differs by {100 * change:.2g} %")
+
+    def _bias(self, module: str, theirs: torch.Tensor) -> Iterator[Difference]:
+        own = self._model.get_submodule(module)
+        layer = _layer_of(own)
+        ours = own.bias if layer is None else layer.bias
+        if (
+            ours is None
+            or module.endswith("v_proj")
+            or any(
+                f"{self._layout.names.blocks}.{self._sites[module].block}.{i.source}" == module
+                for i in self._layout.scalable_inputs(self._sites[module].block)
+            )
+        ):
+            return  # it may have its rows' factors
+        change = _relative(ours.float(), theirs.detach().float())
+        if change > _MAX_EQUAL:
+            yield Difference(f"weights.{module}", f"its bias differs by {100 * change:.2g} %")
+
+    def _matrix(
+        self, module: str, ours: torch.Tensor, theirs: torch.Tensor
+    ) -> Iterator[Difference]:
+        """Compare an embedding or head, which may be rounded, by rows."""
+        if torch.equal(ours, theirs):
+            return
+        rows = _rows(ours, theirs, theirs)
+        if _is_other(rows):
+            self._not_judged[module] = _OTHER_BASIS
+            return
+        errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
+        typical = float(errors.median())
+        odd = (errors > max(_MAX_EQUAL, _MAX_ROW_RATIO * typical)).nonzero().flatten()
+        # Padding of a vocabulary has rows of nearly zero, which formats round to zero.
+        odd = odd[theirs[odd].norm(dim=1) > 0.01 * theirs.norm(dim=1).median()]
+        if odd.numel():
+            named = odd[:_MAX_NAMED_ROWS]
+            held = _nearest_rows(ours[named], theirs)
+            parts = [
+                f"row {row} has the original's row {other}"
+                if other is not None and other != row
+                else f"row {row} differs by {100 * float(errors[row]):.2g} %"
+                for row, other in zip(named.tolist(), held, strict=True)
+            ]
+            yield Difference(
+                f"weights.{module}",
+                f"{odd.numel()} of {len(errors)} rows: {', '.join(parts)}",
+            )
+
+
+def _layer_of(module: nn.Module) -> QuantizedLayer | None:
+    """The codes of a quantized layer; None: it is not quantized."""
+    return module.layer if isinstance(module, FakeQuantizedLinear | KernelLinear) else None
+
+
+def _stored_basis(module: nn.Module) -> torch.Tensor:
+    """A quantized layer's weight as evaluated, FP32 [N, K], in the order and basis of its codes."""
+    if isinstance(module, FakeQuantizedLinear):
+        return module.weight
+    assert isinstance(module, KernelLinear)  # the callers know that it is quantized
+    return module.layer.weight.dequantize(torch.float32)
+
+
+def _rows(ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor) -> _Rows:
+    """Compare rows [N, K]. rounded: the original's in the format of ours."""
+    size = theirs.square().mean(1).sqrt()
+    step = (rounded - theirs).square().mean(1).sqrt() / _ROUNDED
+    floor = size / 2**8  # a step of BF16
+    step = torch.maximum(step, floor)
+    step = torch.where(step > 0, step, step.median().clamp(min=1e-12))
+    error = (ours - theirs).square().mean(1).sqrt()
+    zero = size == 0
+    scale = torch.where(zero, 1.0, _slopes(ours, theirs) / _slopes(rounded, theirs))
+    rest = (ours - _slopes(ours, theirs)[:, None] * theirs).square().mean(1).sqrt()
+    noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
+    cosine = torch.where(zero, 1.0, torch.cosine_similarity(ours, theirs, dim=1))
+    return _Rows(error / step, torch.nan_to_num(scale, 1.0), noise, cosine, theirs.shape[1])
+
+
+def _slopes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Least-squares factor of each row; 1 for rows of zeros."""
+    squares = theirs.square().sum(1)
+    return torch.where(squares > 0, (ours * theirs).sum(1) / squares.clamp(min=1e-30), 1.0)
+
+
+def _is_other(rows: _Rows) -> bool:
+    return float(rows.cosine.median()) < _OTHER_CONTENT
+
+
+def _nearest_rows(ours: torch.Tensor, theirs: torch.Tensor) -> list[int | None]:
+    """For each row of ours, the row of theirs it is like; None: there is none."""
+    if not len(ours):
+        return []
+    unit = torch.nn.functional.normalize(theirs, dim=1)
+    cosines = torch.nn.functional.normalize(ours, dim=1) @ unit.T
+    best = cosines.max(dim=1)
+    return [
+        row if value > _SAME_CONTENT else None
+        for value, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _sketch(weight: torch.Tensor) -> torch.Tensor:
+    flat = weight.flatten()
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(flat.numel(), (_SKETCH,), generator=generator)
+    return flat[places.to(flat.device)]
+
+
+def _cosine(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return torch.cosine_similarity(ours, theirs, dim=0)
+
+
+def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference over the largest magnitude of the original, at each row's own place."""
+    size = float(theirs.norm())
+    wrong = float((ours - theirs).abs().max()) if ours.numel() else 0.0
+    largest = float(theirs.abs().max()) if theirs.numel() else 0.0
+    return wrong / largest if largest else (math.inf if wrong and not size else 0.0)
+
+
+def _ln(factors: torch.Tensor) -> torch.Tensor:
+    """Natural logarithm; of factors of 0 and below one that is beyond every bound."""
+    return factors.clamp(min=1e-9).log()
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0
+
+
+def _named(rows: Sequence[int], word: str) -> str:
+    shown = ", ".join(str(row) for row in rows[:_MAX_NAMED_ROWS])
+    return f"{word} {shown} {'are' if len(rows) > 1 else 'is'}"

@@ -1,0 +1,231 @@
+"""Open alerts judged again: does the evidence that made them still stand?
+
+An alert is open while its evidence stands. Each of its verdicts is looked at in today's data: an
+interleaved comparison by the newest comparison with the same base, a verdict by history in the
+history of its series. The alert then stands, moves to another range of commits, or ends.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint
+from flexq_bench.verdicts import history_verdict
+from flexq_bench.verdicts.alert_rule import NOT_WORSE
+from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.history_verdict import Metric, Step, steps
+
+MAX_RESULTS = 300  # of a series that are analysed, the newest
+_NEARBY = 10  # results within which another step for the worse replaces one that is gone
+_NEWEST = 5  # results whose median is the newest level
+_NEW_EPOCH = 20  # results of a new environment after which an old level is not waited for
+_COMMITS_UNMEASURED = 30  # measured commits of a project without any result of an alert's series
+_MAX_REASONS = 3
+
+MOVED = "moved"
+Range = tuple[str, str]  # shas of the last good commit and the first bad one
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Today's answer about one verdict of an alert.
+
+    range: where the change is now; None: it is no longer there. is_back: the level is as good as
+    before. reason: in words, of what is no longer there or has moved.
+    """
+
+    range: Range | None
+    reason: str = ""
+    is_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of an alert, or its move to another range. state: MOVED, or the new state."""
+
+    state: str
+    reason: str
+    range: Range | None = None
+
+
+def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
+    """Judge the evidence of an open alert by what is stored now; None: it stands."""
+    decisions = queries.alert_decisions(session, alert.id)
+    standings = [
+        standing
+        for decision in decisions
+        for standing in (
+            _by_history(session, decision)
+            if decision.detector == history_verdict.DETECTOR
+            else _by_comparison(session, alert, decision)
+        )
+    ]
+    ranges = Counter(standing.range for standing in standings if standing.range is not None)
+    if standings and not ranges:
+        reasons = list(dict.fromkeys(standing.reason for standing in standings))
+        more = [f"and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
+        words = "; ".join([*reasons[:_MAX_REASONS], *more])
+        if all(standing.is_back for standing in standings):
+            return Outcome("fixed", f"every series is back {words}")
+        return Outcome("ended", words)
+    unmeasured = queries.commits_without(session, alert.series, project=alert.bad.project)
+    if unmeasured >= _COMMITS_UNMEASURED:
+        last = f"the last {_COMMITS_UNMEASURED} commits"
+        return Outcome("ended", f"none of its series was measured at {last}")
+    if shipped := _shipped(session, alert):
+        return Outcome("explained", shipped)
+    own = ("" if alert.good is None else alert.good.sha, alert.bad.sha)
+    if ranges and own not in ranges:
+        newest = ranges.most_common(1)[0][0]
+        reason = next(s.reason for s in standings if s.range == newest)
+        return Outcome(MOVED, reason or "later results place the change there", newest)
+    return None
+
+
+def history_of(session: Session, series_id: int) -> list[HistoryPoint]:
+    """The newest commits of the newest epoch of a series on the main line, a point for each."""
+    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
+    last = points[-1].epoch if points else 0
+    return [point for point in points if point.epoch == last][-MAX_RESULTS:]
+
+
+def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
+    """The metric of a stored series."""
+    return Metric(row.metric, row.unit, row.direction)
+
+
+def no_step_reason(
+    points: Sequence[HistoryPoint], metric: Metric, index: int, before: float, after: float
+) -> str:
+    """Explain why a history has no step at an index any more."""
+    values = [point.median_us for point in points]
+    return history_verdict.withdrawal(values, metric, index, before, after)
+
+
+def _by_comparison(session: Session, alert: AlertRow, decision: DecisionRow) -> Iterator[Standing]:
+    if alert.good is None:
+        return
+    if queries.is_orphaned(session, alert.bad.sha, project=alert.bad.project):
+        yield Standing(None, _gone(alert.bad.sha))
+        return
+    latest = queries.latest_decisions_from(session, alert.good.sha, [decision.series_id])
+    newest = latest.get(decision.series_id)
+    orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
+    is_later = None not in orders and (orders[0] or 0) > (orders[1] or 0)
+    if newest is None or newest.verdict not in NOT_WORSE or not is_later:
+        yield Standing((alert.good.sha, alert.bad.sha))
+    else:
+        reason = f"at the level of {alert.good.sha[:10]} at {newest.head[:10]}"
+        yield Standing(None, reason, is_back=True)
+
+
+def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
+    """Yield the answer of the history of its series today; nothing if no change is stored."""
+    known = queries.change_points_of(session, decision.series_id, with_retracted=True)
+    point = next((one for one in known if one.decision == decision.uuid), None)
+    points = history_of(session, decision.series_id)
+    if point is None or not points:
+        return
+    metric = metric_of(decision)
+    located = steps([one.median_us for one in points], metric)
+    places = {one.commit: place for place, one in reversed(list(enumerate(points)))}
+    place = places.get(decision.head)
+    if place is None:
+        yield _of_missing_commit(session, decision, point, points, located)
+        return
+    worse = [step for step in located if step.verdict == decision.verdict]
+    nearest = min(worse, key=lambda step: abs(step.index - place), default=None)
+    apart = _NEARBY + 1 if nearest is None else nearest.index - place
+    if nearest is None or abs(apart) > _NEARBY:
+        newest = _newest_level(points, located)
+        reason = no_step_reason(points, metric, place, point.before, point.after)
+        if metric.is_back(point.before, newest):
+            yield Standing(None, _returned(point.before, metric, points[-1].commit, reason), True)
+        else:
+            yield Standing(None, f"{reason}, by history alone")
+        return
+    for later in located:
+        if later.index > nearest.index and metric.is_back(point.before, later.after):
+            reason = _returned(point.before, metric, points[later.index].commit)
+            yield Standing(None, reason, is_back=True)
+            return
+    moved = f"later results place the change {apart:+d} results from there" if apart else ""
+    yield Standing(_range(points, nearest), moved)
+
+
+def _of_missing_commit(
+    session: Session,
+    decision: DecisionRow,
+    point: queries.ChangePointRow,
+    points: Sequence[HistoryPoint],
+    located: Sequence[Step],
+) -> Standing:
+    """The standing of a change whose commit is not among the analysed results."""
+    own = (decision.base or "", decision.head)
+    whole = {
+        one.commit: one.epoch
+        for one in queries.series_history(session, decision.series_id, without_sweeps=True)
+    }
+    if decision.head not in whole:
+        gone = _gone(decision.head)
+        size = abs(point.after - point.before) / 4
+        same = [
+            step
+            for step in located
+            if step.verdict == decision.verdict
+            and max(abs(step.before - point.before), abs(step.after - point.after)) <= size
+        ]
+        if same:
+            return Standing(_range(points, same[-1]), gone)
+        # The commit that replaced it may have too few results for a change yet.
+        newest = points[-1].median_us
+        is_still_bad = abs(newest - point.after) < abs(newest - point.before)
+        return Standing(own) if is_still_bad else Standing(None, gone)
+    if whole[decision.head] == points[-1].epoch:
+        return Standing(None, f"the level has stood for {len(points)} results: it is the level now")
+    if len(points) >= _NEW_EPOCH:
+        return Standing(
+            None,
+            f"{len(points)} results have another environment, whose levels are not comparable",
+        )
+    return Standing(own)
+
+
+def _gone(sha: str) -> str:
+    return f"{sha[:10]} is no longer on the line of history"
+
+
+def _newest_level(points: Sequence[HistoryPoint], located: Sequence[Step]) -> float:
+    start = max(located[-1].index if located else 0, len(points) - _NEWEST)
+    return statistics.median(point.median_us for point in points[start:])
+
+
+def _returned(level: float, metric: Metric, commit: str, reason: str = "") -> str:
+    because = f" ({reason})" if reason else ""
+    return (
+        f"at the earlier level of {level:.6g} {metric.unit} at {commit[:10]}{because}, "
+        "by history alone"
+    )
+
+
+def _range(points: Sequence[HistoryPoint], step: Step) -> Range:
+    return points[step.index - 1].commit, points[step.index].commit
+
+
+def _shipped(session: Session, alert: AlertRow) -> str:
+    """Name the release that shipped an acknowledged change; empty: none did, or nobody saw it."""
+    if alert.state != "acknowledged" or alert.bad.topo_order is None:
+        return ""
+    events = queries.alert_events(session, alert.id)
+    seen = next(event for event in reversed(events) if event.state == "acknowledged")
+    releases = queries.releases(session, project=alert.bad.project)
+    for row in reversed(releases):
+        is_after = row.topo_order is not None and row.topo_order >= alert.bad.topo_order
+        if is_after and row.committed_at is not None and row.committed_at > seen.created_at:
+            return f"acknowledged by {seen.person or 'flexq-bench'}, and shipped in {row.name}"
+    return ""

@@ -1,0 +1,146 @@
+"""Distances of weights to the original's: damages that are named, and schemes that raise none."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.accuracy.weight_distances import weight_distances
+from flexq_bench.schemes.calibration import calibration_segments
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.registry import resolve
+
+UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
+KEYS = "model.layers.2.self_attn.k_proj"
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_llama):
+    return load_model(str(tiny_llama), device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def quantized(loaded, tiny_llama):
+    """quantized("gptq-w4a16"): tiny-llama under a scheme."""
+    text = read_text(str(tiny_llama / "calibration.txt"))
+    tokens = tokenize(text, loaded.tokenizer)
+    calibration = calibration_segments(tokens, segments=2, length=128, seed=0)
+    made = {}
+
+    def build(name):
+        if name not in made:
+            made[name] = copy.deepcopy(loaded.model)
+            scheme = resolve(name)
+            scheme.quantize(made[name], calibration if scheme.needs_calibration else None, seed=0)
+        return copy.deepcopy(made[name])
+
+    return build
+
+
+def change_codes(model, layer, change):
+    """Replace a layer's codes by `change(operand)`, or an unquantized weight in place."""
+    module = model.get_submodule(layer)
+    if isinstance(module, FakeQuantizedLinear):
+        changed = replace(module.layer, weight=change(module.layer.weight))
+        replace_module(model, layer, FakeQuantizedLinear(layer, changed))
+    else:
+        operand = type("Dense", (), {"values": module.weight.detach()})
+        module.weight.data = change(operand)
+
+
+def swap_rows(operand):
+    values = operand.values.clone()
+    values[[3, 9]] = values[[9, 3]]
+    return values if isinstance(operand, type) else replace(operand, values=values)
+
+
+def scale_rows(operand, rows=slice(6), factor=1.5):
+    field = "values" if isinstance(operand, type) else "scales"
+    scaled = getattr(operand, field).clone()
+    scaled[rows] *= factor
+    return scaled if isinstance(operand, type) else replace(operand, scales=scaled)
+
+
+def exchange(model, first, second):
+    one, other = model.get_submodule(first), model.get_submodule(second)
+    replace_module(model, first, other)
+    replace_module(model, second, one)
+
+
+def exchange_blocks(model):
+    blocks = model.model.layers
+    blocks[1], blocks[2] = blocks[2], blocks[1]
+
+
+def scale_a_norm(model):
+    model.model.layers[1].input_layernorm.weight.data[7] *= 1.5
+
+
+def exchange_words(model):
+    words = model.model.embed_tokens.weight.data
+    words[[30, 31]] = words[[31, 30]]
+
+
+DAMAGES = {
+    "two rows": (lambda m: change_codes(m, UP, swap_rows), UP, "row 3 has the original's row 9"),
+    "six scales": (lambda m: change_codes(m, UP, scale_rows), UP, "6 of 256 rows"),
+    "one scale": (
+        lambda m: change_codes(m, DOWN, lambda o: scale_rows(o, [4], 1.5)),
+        DOWN,
+        "row 4 is",
+    ),
+    "keys": (
+        lambda m: change_codes(m, KEYS, lambda o: scale_rows(o, slice(None), 1.05)),
+        KEYS,
+        "1.05 times the original's",
+    ),
+    "layers": (
+        lambda m: exchange(m, DOWN, DOWN.replace("1", "2")),
+        DOWN,
+        f"it has the weights of the original's {DOWN.replace('1', '2')}",
+    ),
+    "blocks": (exchange_blocks, "model.layers.1", "it has the weights of the original's block 2"),
+    "a norm": (scale_a_norm, "model.layers.1.input_layernorm", "channel 7"),
+    "words": (exchange_words, "model.embed_tokens", "row 30 has the original's row 31"),
+}
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "w8a16", "gptq-w4a16", "awq-w4a16", "smoothquant-w8a8"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named(loaded, quantized, scheme, damage):
+    change, name, words = DAMAGES[damage]
+    model = quantized(scheme)
+    change(model)
+    found = {f.name: f.detail for f in weight_distances(model, loaded.model).findings}
+    assert words in found[f"weights.{name}"]
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("fp16", "w6a6", "w8a16", "w4a16", "fp6", "gptq-w4a16", "gptq-w3a16", "awq-w4a16"),
+        *("smoothquant-w8a8", "dual-w6a8", "dgq-w4a8", "atom-w4a4", "duquant-w4a4"),
+    ],
+)
+def test_undamaged_scheme_has_no_finding(loaded, quantized, scheme):
+    report = weight_distances(quantized(scheme), loaded.model)
+    assert report.findings == ()
+    assert len(report.layers) == 28
+    assert not report.not_judged
+
+
+def test_rotated_weights_are_not_judged(loaded, quantized):
+    report = weight_distances(quantized("quarot-w6a6"), loaded.model)
+    assert report.findings == ()
+    assert len(report.not_judged) == 28
+
+
+def test_rounding_to_nearest_is_0_29_steps(loaded, quantized):
+    report = weight_distances(quantized("w8a16"), loaded.model)
+    assert all(layer.steps == pytest.approx(12**-0.5, rel=0.01) for layer in report.layers)

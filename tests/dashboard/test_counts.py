@@ -1,0 +1,65 @@
+"""Pages of a count that left 0, of its alert, and of a unit that changed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from page_content import words
+
+from flexq_bench.ci.history_alerts import judge_histories
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.store import add_records
+from flexq_bench.exchange.external.records import Origin, external_records
+from flexq_bench.exchange.external.result import ExternalResult
+
+
+@pytest.fixture
+def give(store):
+    """give([0, 5]): results of these values at commits 1, 2, …, judged at the end."""
+    count = 0
+
+    def run(values, *, unit="spills"):
+        nonlocal count
+        with store.session() as session:
+            for value in values:
+                count += 1
+                commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
+                at = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=count)).isoformat()
+                origin = Origin("p", "csv", commit, "G", at, str(count))
+                result = ExternalResult("gemm", "", value, metric="spills", unit=unit)
+                add_records(session, external_records([result], origin))
+            judge_histories(session)
+
+    return run
+
+
+@pytest.mark.parametrize("page", ["alert", "triage"])
+def test_alert_of_count_is_shown_in_levels(open_page, give, page):
+    give([0, 0, 0, 5])
+
+    app = open_page(page)
+
+    assert not app.exception
+    shown = words(app) + "".join(str(table.value.to_dict()) for table in app.dataframe)
+    assert "0 -> 5 spills" in shown.replace("\\", "")
+
+
+def test_history_of_count_is_drawn(open_page, give):
+    give([0, 0, 0, 5, 0, -1])
+
+    app = open_page("history", metric="spills")
+
+    assert not app.exception
+    assert len(app.get("plotly_chart")) == 1
+
+
+def test_history_names_the_series_of_another_unit(open_page, give):
+    give([0, 0, 0])
+    give([7], unit="frames")
+
+    app = open_page("history", metric="spills")
+
+    (warning,) = app.warning
+    assert "series 2 is not compared with series 1" in warning.value.replace("\\", "")
+    assert "frames, lower is better" in str(app.get("plotly_chart")[0].proto.spec)

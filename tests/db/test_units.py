@@ -1,0 +1,47 @@
+"""Units of metrics: conversions, and the scale on which values are compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, conversion, scale_of
+
+
+@pytest.mark.parametrize(
+    ("unit", "scale"),
+    [
+        *((unit, RATIO) for unit in ("us", "ns", "GB/s", "bytes_per_second", "TFLOPS", "req/s")),
+        *((unit, RATIO) for unit in ("frames per second", "J/token", "MHz")),
+        *((unit, COUNT) for unit in ("bytes", "MiB", "KB", "registers", "spills", "count")),
+        *((unit, DIFFERENCE) for unit in ("%", "points", "")),
+    ],
+)
+def test_scale_follows_the_unit(unit, scale):
+    assert scale_of("a metric", unit) == scale
+
+
+def test_time_is_a_ratio_whatever_its_unit():
+    assert scale_of("time", "") == RATIO
+
+
+@pytest.mark.parametrize(
+    ("unit", "to", "factor"),
+    [
+        ("ns", "us", 1e-3),
+        ("GB/s", "MB/s", 1e3),
+        ("GiB/s", "GB/s", 1.073741824),
+        ("bytes_per_second", "MB/s", 1e-6),
+        ("MB/ms", "GB/s", 1.0),
+        ("TFLOPS", "GFLOP/s", 1e3),
+        ("mJ/token", "J/token", 1e-3),
+        ("%", "fraction", 0.01),
+        ("KiB", "bytes", 1024),
+        ("GB/s", "GB", None),
+        ("us", "bytes", None),
+        ("points", "marks", None),
+    ],
+)
+def test_units_of_one_quantity_are_converted(unit, to, factor):
+    found = conversion(unit, to)
+
+    assert found == (None if factor is None else pytest.approx(factor))
