@@ -1,8 +1,8 @@
 """Series whose changes are differences: counts and signed values, where 0 is a value like others.
 
-The level model works on logarithms. Values are mapped to positive ones whose logarithms are the
-distances from the median in units of the noise. A count that did not vary at all has no noise, so
-any other value that stays is a change.
+A count that did not vary at all has no noise, so any other value that stays is a change. Patterns
+are classified by logarithms: values are mapped to positive ones whose logarithms are the distances
+from the median in units of the noise.
 """
 
 from __future__ import annotations
