@@ -22,32 +22,32 @@ from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
-from flexq_bench.stats.level_model import (
-    DeviceChange,
-    LevelModel,
-    Step,
-    level_model,
-)
-from flexq_bench.stats.log_series import robust_scale
-from flexq_bench.stats.segments import SHORTEST_SEGMENT
-from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
+from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
+from flexq_bench.stats.level_model import DeviceChange
+from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, robust_scale
+from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
 from flexq_bench.verdicts import Cause, Verdict, history_verdict
+from flexq_bench.verdicts.change_points import (
+    Change,
+    ChangePoints,
+    Point,
+    find_change_points,
+    reason_without_step,
+)
 from flexq_bench.verdicts.commit_points import one_per_commit
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 11
+VERSION = 12
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
-    "shortest_segment": SHORTEST_SEGMENT,
-    "significance": HISTORY_RULES.significance,
-    "smallest_step": HISTORY_RULES.smallest,
-    "earlier_looks": HISTORY_RULES.earlier_looks,
+    "shortest_level": SHORTEST_LEVEL,
+    "settled": SETTLED,
+    "significance": SIGNIFICANCE,
+    "smallest_change": SMALLEST_CHANGE,
 }
 # results by which the position of a step may differ between two passes
-_REACH = SHORTEST_SEGMENT - 1
-_NEARBY = 10
+_REACH = SHORTEST_LEVEL - 1
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
 
@@ -70,47 +70,43 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     that no longer hold."""
     stored = retracted = changed = 0
 
-    def revise(series_id: int, usable: Sequence[HistoryPoint], model: LevelModel) -> None:
+    def revise(series_id: int, usable: Sequence[HistoryPoint], found: ChangePoints) -> None:
         nonlocal stored, retracted
-        retracted += _retract(session, series_id, usable, model)
-        stored += sum(_store(session, series_id, usable, step, device) for step in model.steps)
+        retracted += _retract(session, series_id, usable, found)
+        stored += sum(_store(session, series_id, usable, step, device) for step in found.steps)
 
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
     # Series with a change of device that may hide a step are decided later, by comparing all of
     # them.
-    waiting: dict[int, LevelModel] = {}
+    waiting: dict[int, ChangePoints] = {}
     changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
         usable = _usable(session, series_id)
-        model = level_model(
-            [result.median_us for result in usable],
-            HISTORY_RULES,
-            [result.device for result in usable],
-        )
-        if model.device_changes:
-            waiting[series_id] = model
-            for change in model.device_changes:
+        found = find_change_points([Point(one.median_us, one.device) for one in usable])
+        if found.model.device_changes:
+            waiting[series_id] = found
+            for change in found.model.device_changes:
                 first, before = usable[change.index], usable[change.index - 1]
                 changes[before.device, first.device, first.run][series_id] = change
-            newest = model.device_changes[-1]
+            newest = found.model.device_changes[-1]
             changed += (
-                len(usable) - newest.index == SHORTEST_SEGMENT
-                and abs(newest.relative_change) >= HISTORY_RULES.smallest
+                len(usable) - newest.index == SHORTEST_LEVEL
+                and abs(newest.relative_change) >= SMALLEST_CHANGE
             )
         else:
-            revise(series_id, usable, model)
-    beside: dict[int, list[Step]] = defaultdict(list)
+            revise(series_id, usable, found)
+    beside: dict[int, list[Change]] = defaultdict(list)
     for same in changes.values():
         for series_id, step in steps_beside_others(same).items():
             beside[series_id].append(step)
-    for series_id, model in waiting.items():
+    for series_id, found in waiting.items():
         usable = _usable(session, series_id)  # read again, because all of them at once are large
-        steps = sorted((*model.steps, *beside[series_id]), key=lambda step: step.index)
-        revise(series_id, usable, replace(model, steps=tuple(steps)))
+        steps = sorted((*found.steps, *beside[series_id]), key=lambda step: step.index)
+        revise(series_id, usable, replace(found, steps=tuple(steps)))
     return LookedBack(stored, retracted, changed)
 
 
-def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
+def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Change]:
     """The steps among the changes of level, by series, that coincided with one change of device.
 
     A device changes all series alike. A step is a change that differs from the median of the others
@@ -130,9 +126,9 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Step]:
         error = max(scatter, math.hypot(change.error, scatter / math.sqrt(others.size)))
         p_value = 2 * float(special.stdtr(others.size - 1, -abs(beyond) / error))
         p_value = min(p_value * len(changes), 1.0)
-        if abs(beyond) >= SMALLEST_LOG_RATIO and p_value <= HISTORY_RULES.significance:
+        if abs(beyond) >= SMALLEST_LOG_RATIO and p_value <= SIGNIFICANCE:
             before = change.before * math.exp(middle)
-            steps[series] = Step(change.index, before, change.after, p_value)
+            steps[series] = Change(change.index, before, change.after, p_value)
     return steps
 
 
@@ -143,7 +139,7 @@ def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
 
 
 def _retract(
-    session: Session, series_id: int, results: Sequence[HistoryPoint], model: LevelModel
+    session: Session, series_id: int, results: Sequence[HistoryPoint], found: ChangePoints
 ) -> int:
     """Retract stored steps that the model of all results explains otherwise; count them."""
     places = {result.commit: place for place, result in enumerate(results)}
@@ -152,43 +148,19 @@ def _retract(
         place = places.get(known.commit, 0)
         if place < POINTS_BEFORE_FIRST:  # too early in the analysed results to be detected again
             continue
-        if any(abs(step.index - place) <= _REACH for step in model.steps):
+        if any(abs(step.index - place) <= _REACH for step in found.steps):
             continue
-        reason = no_step_reason(model, place, rises=known.after > known.before)
+        reason = reason_without_step(found, place, rises=known.after > known.before)
         retract_change_point(session, known.id, reason, datetime.now(UTC))
         count += 1
     return count
-
-
-def no_step_reason(model: LevelModel, index: int, *, rises: bool) -> str:
-    """Explain in words why a model has no step at an index of its series, the nearest cause first.
-
-    rises: True if the step led to larger values.
-    """
-    if any(abs(change.index - index) <= _REACH for change in model.device_changes):
-        return "the level changed with the device"
-    for spell in model.spells:
-        if spell.start - _REACH <= index <= spell.stop + _REACH:
-            return f"the level was back after {spell.stop - spell.start} results"
-    apart = [step.index - index for step in model.steps if (step.after > step.before) == rises]
-    nearest = min(apart, key=abs, default=_NEARBY + 1)
-    if abs(nearest) <= _NEARBY:
-        return f"later results place the step {nearest:+d} results from here"
-    if model.modes is not None:
-        return f"the series switches between {model.modes.levels}"
-    if any(abs(switch.index - index) <= _REACH for switch in model.switches):
-        return "the series keeps coming back to the same levels"
-    for drift in model.drifts:
-        if drift.onset - _REACH <= index < drift.end and (drift.change > 0) == rises:
-            return f"a drift of {drift.slope:+.3%} a result explains it"
-    return "later results do not bear it out"
 
 
 def _store(
     session: Session,
     series_id: int,
     results: Sequence[HistoryPoint],
-    step: Step,
+    step: Change,
     device: DeviceInfo,
 ) -> bool:
     first, before = results[step.index], results[step.index - 1]

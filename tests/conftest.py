@@ -175,7 +175,7 @@ def sha() -> Callable[[int], str]:
 
 @pytest.fixture(scope="session")
 def commits() -> dict[str, Any]:
-    """Twenty commits on one line, by id."""
+    """Thirty commits on one line, by id."""
     from flexq_bench.db.records import CommitInfo
 
     return {
@@ -187,7 +187,7 @@ def commits() -> dict[str, Any]:
             subject=f"Change {order}",
             author="Ada",
         )
-        for order in range(1, 21)
+        for order in range(1, 31)
     }
 
 

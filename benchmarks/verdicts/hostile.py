@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -219,7 +218,7 @@ def detected(kind: str, draw: Draw, nights: int, step: float, number: int) -> li
     logs[STEP_AT:] += np.log1p(step) * (-1) ** number
     if draw is between_ticks:
         logs = on_ticks(logs)
-    return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
+    return [point.index for point in change_points(20 * np.exp(logs))]
 
 
 def detected_recorded(kind: str, nights: int, step: float, number: int) -> tuple[list[int], int]:
@@ -233,7 +232,7 @@ def detected_recorded(kind: str, nights: int, step: float, number: int) -> tuple
         changes = np.flatnonzero(np.diff(device)) + 1
         step_at = int(changes[np.abs(changes - STEP_AT).argmin()])
     logs[step_at:] += np.log1p(step) * (-1) ** number
-    points = change_points(20 * np.exp(logs), HISTORY_RULES, device.tolist())
+    points = change_points(20 * np.exp(logs), device.tolist())
     return [point.index for point in points], step_at
 
 

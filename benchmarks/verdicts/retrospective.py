@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -92,7 +91,7 @@ KINDS: dict[str, Draw] = {
 
 
 def detected(logs: Floats) -> list[int]:
-    return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
+    return [point.index for point in change_points(20 * np.exp(logs))]
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:

@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.level_model import level_model
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 
 Floats = NDArray[np.float64]
 Detector = Callable[[Floats], list[int]]
@@ -21,13 +19,6 @@ _MIN_T = 7.0
 
 def ours(values: Floats) -> list[int]:
     return [point.index for point in change_points(values)]
-
-
-def ours_with_onsets(values: Floats) -> list[int]:
-    """Steps and onsets of drifts, both of which `detect` reports."""
-    model = level_model(values)
-    onsets = {drift.onset for drift in model.drifts if drift.onset >= POINTS_BEFORE_FIRST}
-    return sorted(onsets | {step.index for step in model.steps})
 
 
 def pelt(values: Floats) -> list[int]:
@@ -94,7 +85,6 @@ def otava(values: Floats) -> list[int]:
 
 DETECTORS: dict[str, Detector] = {
     "level model": ours,
-    "level model, with onsets of drifts": ours_with_onsets,
     "windowed t-test": windowed_t,
     "apache-otava": otava,
     "ruptures KernelCPD (PELT, l2, BIC)": kernel_pelt,

@@ -61,9 +61,9 @@ def detect(
 ) -> None:
     """Show where the level of a series changed, and its other components.
 
-    A level has at least three values, and the first change has five before it. In a stored series a
-    change is at least 0.5 %, and an unclear one is reported only with more values. Drifts, switches
-    between levels, seasonal patterns of seven values and spells are not changes; they are listed.
+    A level has at least three values, and the first change has five before it. A change is at least
+    1 %. Spells, after which the old level returned, are not changes; they are listed, like a change
+    that is not decided yet.
     Differences between devices are not changes, if the CSV has a column device. The epochs of a
     stored series (one environment, between two acknowledged changes) are analysed separately.
     Indices count from 0. Empty values and NaN are gaps.
@@ -113,22 +113,22 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 def _show(source: _Source, as_json: bool) -> None:
     from flexq_bench.stats.epoch_models import level_model_by_epoch
-    from flexq_bench.stats.level_model import FEWEST_POINTS, usable_values
-    from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES, SMALLEST_STEP
+    from flexq_bench.stats.follower import FEWEST_POINTS
+    from flexq_bench.stats.level_model import usable_values
+    from flexq_bench.stats.log_series import SMALLEST_CHANGE
     from flexq_bench.verdicts.change_points import Scale
     from flexq_bench.verdicts.differences import FEWEST_OF_DIFFERENCES
     from flexq_bench.verdicts.history_verdict import change_text
 
     places = usable_values(source.values)[1]
     usable = places.size
-    rules = HISTORY_RULES if source.is_stored else ANY_SERIES
     # A file's column of that name is a label, not an environment.
     labels: Sequence[Any] = source.labels["epoch"] if source.is_stored else [0] * len(source.values)
     epochs = _epochs(labels, places.tolist())
     is_ratio = source.metric is None or source.metric.scale is Scale.RATIO
     # Drifts, spells and the like are described of ratios only.
     ratios = source.values if is_ratio else [1.0] * len(source.values)
-    model = level_model_by_epoch(ratios, labels, rules, source.labels.get("device"))
+    model = level_model_by_epoch(ratios, labels, source.labels.get("device"))
     device_changes = [
         {
             "index": change.index,
@@ -137,7 +137,7 @@ def _show(source: _Source, as_json: bool) -> None:
             "relative_change": change.relative_change,
         }
         for change in model.device_changes
-        if abs(change.relative_change) >= SMALLEST_STEP
+        if abs(change.relative_change) >= SMALLEST_CHANGE
     ]
     rows = [
         {
@@ -173,15 +173,10 @@ def _show(source: _Source, as_json: bool) -> None:
                 "enough": enough,
                 "epochs": epochs,
                 "change_points": rows,
-                "drifts": [asdict(drift) for drift in model.drifts],
-                "modes": None if model.modes is None else asdict(model.modes),
-                "mode_switches": [asdict(switch) for switch in model.switches],
+                "waiting": None if model.waiting is None else asdict(model.waiting),
                 "devices_apart": model.device_span,
                 "device_changes": device_changes,
                 "spells": [asdict(spell) for spell in model.spells],
-                "season": {"period": model.period, "depth": model.seasonal}
-                if model.period
-                else None,
                 "doubts": list(source.warnings),
                 "caveat": source.caveat,
                 "breaks": list(source.breaks),
@@ -238,23 +233,11 @@ def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]
 
 def _describe(model: LevelModel, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Describe a series' components other than its change points."""
-    for drift in model.drifts:
+    if model.waiting is not None:
         yield (
-            f"a drift of {drift.slope:+.3%} a value from index {drift.onset} to {drift.end - 1}, "
-            f"{drift.change:+.1%} in all"
+            f"a change of {model.waiting.relative_change:+.2%} at index {model.waiting.index} "
+            "waits: its levels have not lasted long enough to tell it from a switch of two levels"
         )
-    if model.modes is not None:
-        switches = len(model.switches)
-        yield (
-            f"{model.modes.levels}, {model.modes.share:.0%} of the values "
-            + ("on the upper one" if model.modes.count == 2 else "above the lowest")
-            + (f", {switches} switches between them" if switches else "")
-        )
-    elif model.switches:
-        yield f"{len(model.switches)} switches between levels that the series keeps coming back to"
-    if model.period:
-        depth = f"{model.seasonal:.1%} from its lowest to its highest"
-        yield f"a seasonal component of {model.period} values, {depth}"
     if model.device_span:
         yield f"devices up to {model.device_span:.1%} apart; levels are those on the newest one"
     for change in device_changes:

@@ -12,7 +12,7 @@ import numpy as np
 from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.stats.baseline import Result, time_of
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
+from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
 from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label

@@ -13,21 +13,15 @@ from statistics import median
 
 import numpy as np
 
+from flexq_bench.stats.follower import FEWEST_POINTS, follow
 from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale, run_bounds
-from flexq_bench.stats.modes import Modes
-from flexq_bench.stats.segments import SHORTEST_SEGMENT, residuals_of
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Fit, StepRules, fit_steps
+from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 
 _BESIDE = 5  # values on either side of a change of device from which its jump is estimated
 # weight of equal devices relative to a change: it only decides between equal solutions
 _ALIKE = 1e-3
 _CLIP_SIGMAS = 4.0
 _REFITS = 2
-# share of values at a change of device, below which a coincidence with one is significant
-_SELDOM = 0.3
-# share of the mode switches at a change of device, if the devices cause the modes
-_COINCIDING = 0.8
-_PURE = 0.95  # share of the values of each device in one mode, if the devices cause the modes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +38,7 @@ class DeviceEffects:
     unresolved: tuple[tuple[int, float], ...] = ()
 
 
-def device_effects(
-    values: Floats, devices: Ints, modes: Modes | None, rules: StepRules
-) -> DeviceEffects | None:
+def device_effects(values: Floats, devices: Ints, smallest: float) -> DeviceEffects | None:
     """The effects of devices [n, any integers] on values [n]; None: there is one device.
 
     A device with fewer than 3 values has no effect of its own. Effects explain as many changes of
@@ -54,22 +46,19 @@ def device_effects(
     equal solutions the one with the smallest effects is chosen, so that an unexplained change is a
     step. Then effects and levels are fitted together. If no device was present before and after a
     change of device, the whole difference is an effect. With eight or more blocks between such
-    changes, each block counts as one value, and steps of these are no effects. modes: of the
-    values; unless the devices cause the modes, effects are those within a mode.
+    changes, each block counts as one value, and steps of these are no effects. smallest: step that
+    counts, in the unit of the values.
     """
     _, codes, counts = np.unique(devices, return_inverse=True, return_counts=True)
-    known = np.flatnonzero((counts >= SHORTEST_SEGMENT)[codes])
+    known = np.flatnonzero((counts >= SHORTEST_LEVEL)[codes])
     if np.unique(codes[known]).size < 2:
         return None
-    single = values
-    if modes is not None and not _are_devices(modes, codes[known], known):
-        single = values - modes.offset
-    used = single[known]
+    used = values[known]
     code = np.unique(codes[known], return_inverse=True)[1].astype(np.int64)
     blocks = _blocks(code)
-    added = _effects_of_blocks(used, code, blocks, rules)
-    if blocks.size - 1 >= POINTS_BEFORE_FIRST + SHORTEST_SEGMENT:
-        added = added - _steps_of_blocks(added, blocks, rules)
+    added = _effects_of_blocks(used, code, blocks, smallest)
+    if blocks.size - 1 >= FEWEST_POINTS:
+        added = added - _steps_of_blocks(added, blocks, smallest)
     component = np.zeros_like(values)
     component[known] = added
     component -= added[-1]
@@ -77,47 +66,39 @@ def device_effects(
     return DeviceEffects(component, float(np.ptp(added)), changes)
 
 
-def _effects_of_blocks(values: Floats, code: Ints, blocks: Ints, rules: StepRules) -> Floats:
+def _effects_of_blocks(values: Floats, code: Ints, blocks: Ints, smallest: float) -> Floats:
     """[n] effects of devices inside each block; between blocks the whole difference."""
     added = np.zeros_like(values)
     before = 0.0
     for low, high in pairwise(blocks):
         inside = np.unique(code[low:high], return_inverse=True)[1].astype(np.int64)
-        effects, first, last = _inside_block(values[low:high], inside, rules)
+        effects, first, last = _inside_block(values[low:high], inside, smallest)
         added[low:high] = effects + first - before
         before += last - first
     return added
 
 
-def _inside_block(values: Floats, code: Ints, rules: StepRules) -> tuple[Floats, float, float]:
+def _inside_block(values: Floats, code: Ints, smallest: float) -> tuple[Floats, float, float]:
     """[n] effects of recurring devices, and the levels at the start and the end of the block."""
     offsets = np.zeros(int(code.max()) + 1)
     if offsets.size > 1:
-        offsets = _from_changes(values, code, floor=rules.smallest / 5)
-    effects = offsets[code]
-    if values.size < POINTS_BEFORE_FIRST + SHORTEST_SEGMENT:
-        level = float(np.mean(values - effects))
-        return effects, level, level
-    fit = fit_steps(values - effects, rules)
+        offsets = _from_changes(values, code, floor=smallest / 5)
+    rest = values - offsets[code]
+    if values.size < FEWEST_POINTS:
+        level = float(np.mean(rest))
+        return offsets[code], level, level
+    bounds = _bounds(rest, smallest)
     for _ in range(_REFITS if offsets.size > 1 else 0):
-        offsets = offsets + _beside_levels(fit, values - effects, code, rules.smallest / 5)
-        effects = offsets[code]
-        fit = fit_steps(values - effects, rules)
-    return effects, fit.segments[0].at(0), fit.segments[-1].at(values.size - 1)
+        offsets = offsets + _beside_levels(bounds, rest, code, smallest / 5)
+        rest = values - offsets[code]
+        bounds = _bounds(rest, smallest)
+    first, last = (float(np.median(rest[a:b])) for a, b in (bounds[:2], bounds[-2:]))
+    return offsets[code], first, last
 
 
-def _are_devices(modes: Modes, codes: Ints, known: Ints) -> bool:
-    """Return True if the mode changes with the device, or nearly all values of each device have
-    one.
-    """
-    changed = np.zeros(modes.place.size, dtype=np.bool_)
-    changed[known[1:]] = np.diff(codes) != 0
-    switched = np.flatnonzero(np.diff(modes.place)) + 1
-    if changed.mean() < _SELDOM and changed[switched].mean() >= _COINCIDING:
-        return True
-    counts = [np.bincount(modes.place[known[codes == one]]) for one in np.unique(codes)]
-    pure = all(one.max() >= _PURE * one.sum() for one in counts)
-    return pure and len({int(one.argmax()) for one in counts}) > 1
+def _bounds(values: Floats, smallest: float) -> list[int]:
+    """Bounds of the levels of values [n]."""
+    return [0, *(at for at, _ in follow(values, smallest).steps), values.size]
 
 
 def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
@@ -154,19 +135,18 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
     return offsets
 
 
-def _beside_levels(fit: Fit, values: Floats, code: Ints, floor: float) -> Floats:
-    """[devices] corrections of the offsets, by least squares together with the segments."""
-    rest = residuals_of(values, list(fit.segments))
+def _beside_levels(bounds: list[int], values: Floats, code: Ints, floor: float) -> Floats:
+    """[devices] corrections of the offsets, by least squares together with the levels."""
+    parts = [values[low:high] for low, high in pairwise(bounds)]
+    rest = np.concatenate([part - np.median(part) for part in parts])
     limit = _CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
     rest = np.clip(rest, -limit, limit)
     columns = [(code == one).astype(np.float64) for one in range(int(code.max()) + 1)]
     devices = len(columns)
     place = np.arange(values.size)
-    for one in fit.segments:
-        within = ((place >= one.start) & (place < one.stop)).astype(np.float64)
-        columns.append(within)
-        if one.slope:
-            columns.append(within * (place - (one.start + one.stop - 1) / 2) / one.size)
+    columns += [
+        ((place >= low) & (place < high)).astype(np.float64) for low, high in pairwise(bounds)
+    ]
     design = np.stack(columns, axis=1)
     # A weight of one value for no correction: without evidence against a step nothing moves.
     stay = np.eye(len(columns))[:devices]
@@ -186,12 +166,10 @@ def _blocks(code: Ints) -> Ints:
     return np.concatenate(([0], ends)).astype(np.int64)
 
 
-def _steps_of_blocks(added: Floats, blocks: Ints, rules: StepRules) -> Floats:
+def _steps_of_blocks(added: Floats, blocks: Ints, smallest: float) -> Floats:
     """[n] the levels of the blocks' effects, where each block counts as one value."""
     levels = np.array([float(np.mean(added[low:high])) for low, high in pairwise(blocks)])
-    fit = fit_steps(levels, rules)
-    stepped = np.zeros_like(levels)
-    for position, one in enumerate(fit.boundaries):
-        if one.p_value <= rules.significance:
-            stepped[fit.segments[position + 1].start :] += one.effect
+    bounds = _bounds(levels, smallest)
+    middles = [float(np.median(levels[low:high])) for low, high in pairwise(bounds)]
+    stepped = np.repeat(np.array(middles) - middles[0], np.diff(bounds))
     return np.repeat(stepped, np.diff(blocks))

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.level_model import LevelModel, level_model
-from flexq_bench.stats.steps import ANY_SERIES, StepRules
 
 _Part = TypeVar("_Part")
 
@@ -20,27 +19,26 @@ _Part = TypeVar("_Part")
 def level_model_by_epoch(
     values: ArrayLike,
     epochs: Sequence[Hashable],
-    rules: StepRules = ANY_SERIES,
     devices: Sequence[Hashable] | None = None,
 ) -> LevelModel:
-    """The steps, drifts, switches, spells and changes of device within each epoch, combined.
+    """The steps, spells and changes of device within each epoch, combined.
 
     values: [n], as `level_model`'s. epochs: [n], of each value; the values of an epoch need not be
-    adjacent. Levels are compared only within an epoch. Modes, noise, season and span of devices are
-    those of the newest value's epoch. Raises ValueError if values is not one-dimensional, or epochs
-    or devices have another length.
+    adjacent. Levels are compared only within an epoch. Noise, span of devices and the step that
+    waits are those of the newest value's epoch. Raises ValueError if values is not one-dimensional,
+    or epochs or devices have another length.
     """
     array = np.asarray(values, dtype=np.float64)
     if len(epochs) != array.size:
         raise ValueError(f"one epoch per value is needed, got {len(epochs)} for {array.size}")
     names = dict.fromkeys(epochs)
     if len(names) < 2:
-        return level_model(array, rules, devices)
+        return level_model(array, devices)
     models = {}
     for name in names:
         belongs = np.fromiter((one == name for one in epochs), np.bool_, len(epochs))
         # The others become gaps, so that indices are those of the whole series.
-        models[name] = level_model(np.where(belongs, array, np.nan), rules, devices)
+        models[name] = level_model(np.where(belongs, array, np.nan), devices)
 
     def together(parts: Iterable[tuple[_Part, ...]], key: str) -> tuple[_Part, ...]:
         return tuple(sorted(chain.from_iterable(parts), key=attrgetter(key)))
@@ -48,8 +46,6 @@ def level_model_by_epoch(
     return replace(
         models[epochs[-1]],
         steps=together((one.steps for one in models.values()), "index"),
-        drifts=together((one.drifts for one in models.values()), "onset"),
-        switches=together((one.switches for one in models.values()), "index"),
         spells=together((one.spells for one in models.values()), "start"),
         device_changes=together((one.device_changes for one in models.values()), "index"),
     )

@@ -9,6 +9,9 @@ from scipy.ndimage import median_filter
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+# Smallest change that counts, as a fraction of the level before, and as a log ratio.
+SMALLEST_CHANGE = 0.01
+SMALLEST_LOG_RATIO = float(np.log1p(SMALLEST_CHANGE))
 MAD_TO_SIGMA = 1.482602218505602  # of a Gaussian: 1 / Phi^-1(3/4)
 # ln: the scatter of blocks within one process on an idle H200 (docs/statistics.md).
 SCALE_FLOOR = 0.002
@@ -47,11 +50,6 @@ def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
     deviation = np.median(np.abs(windows - center), axis=-1)
     scale: Floats = np.maximum(MAD_TO_SIGMA * deviation, floor)
     return scale
-
-
-def root_mean_square(residuals: Floats, *, floor: float) -> float:
-    """Standard deviation of residuals [n] about 0; at least floor."""
-    return max(float(np.sqrt(np.mean(residuals * residuals))), floor)
 
 
 def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:

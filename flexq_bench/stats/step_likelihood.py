@@ -33,23 +33,6 @@ def step_costs(values: Floats, places: Ints, memory: float) -> tuple[Floats, Flo
     return np.maximum(total - explained / information, 0), np.log(information)
 
 
-def costs_between_lines(
-    before: Floats, after: Floats, places: Ints, memory: float, most: float
-) -> Floats:
-    """Sums of squared innovations [k] of a step at each position between two known lines.
-
-    before, after: [n] values minus the line on either side. places, memory: as in `step_costs`.
-    most: largest innovation that counts, so that an outlier does not move the step (Fearnhead and
-    Rigaill 2019).
-    """
-    bound = most * most
-    rest = before[1:] - memory * before[:-1], after[1:] - memory * after[:-1]
-    jumps = np.minimum((after[1:] - memory * before[:-1])[places - 1] ** 2, bound)
-    squares = [np.concatenate(([0.0], np.cumsum(np.minimum(one * one, bound)))) for one in rest]
-    costs: Floats = squares[0][places - 1] + squares[1][-1] - squares[1][places] + jumps
-    return costs
-
-
 def best_place(costs: Floats, log_information: Floats, variance: float) -> int:
     """Index of the position to report, of neighbouring positions with these costs [k].
 

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
-from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
+from flexq_bench.stats.log_series import SCALE_FLOOR, SMALLEST_LOG_RATIO, Floats
 from flexq_bench.verdicts.verdict import Cause, Verdict
 from flexq_bench.workloads.probes import calibrates
 

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 
 from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, scale_of
-from flexq_bench.stats.level_model import LevelModel, level_model
-from flexq_bench.verdicts.differences import as_positive, steps_from_constant
+from flexq_bench.stats.follower import LONG_AFTER, LONG_BEFORE, SETTLED
+from flexq_bench.stats.level_model import LevelModel, Step, level_model
+from flexq_bench.stats.log_series import SMALLEST_CHANGE
+from flexq_bench.verdicts.differences import steps_from_constant
 
 # values by which the position of a step may differ from one analysis to the next
 REACH = 5
+_LASTING = (
+    f"not decided: fewer than {SETTLED} values, or a series that came back to these levels before; "
+    f"{LONG_BEFORE} values before it and {LONG_AFTER} after it decide, more if it came back"
+)
 _SMALLEST_OF_COUNT = 0.005  # of the level; some bytes more of a megabyte are no change
 _NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one
 
@@ -95,7 +101,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class ChangePoints:
-    """Result for a series. model: its other components (spells, drifts, devices, noise)."""
+    """Result for a series. model: its other components (spells, devices, noise)."""
 
     steps: tuple[Change, ...]
     waiting: tuple[Waiting, ...]
@@ -112,33 +118,40 @@ def find_change_points(
 ) -> ChangePoints:
     """The changes of level of a series of points, oldest first, one per commit.
 
-    smallest: change that counts, a fraction of the level (`Scale.RATIO`) or in the unit of the
-    series. reported: changes that were reported before, by their present indices; those that no
-    longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
+    smallest: change that counts, a fraction of the level (`Scale.RATIO`, at least 0.01) or in the
+    unit of the series. reported: changes that were reported before, by their present indices; those
+    that no longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
     `Scale.RATIO` those that are not positive.
     """
-    values: Sequence[float] = [
-        point.value if scale is not Scale.RATIO or point.value > 0 else math.nan for point in points
-    ]
-    analysed = values if scale is Scale.RATIO else as_positive(values)
-    model = level_model(analysed, devices=[point.device for point in points])
-    found = [Change(one.index, one.before, one.after, one.p_value) for one in model.steps]
-    if scale is not Scale.RATIO:
-        found = _differences(values, found)
-    steps = tuple(change for change in found if _size(change, scale) >= smallest)
+    is_ratio = scale is Scale.RATIO
+    least = max(smallest, SMALLEST_CHANGE) if is_ratio else smallest
+    values = [point.value if not is_ratio or point.value > 0 else math.nan for point in points]
+    model = level_model(
+        values,
+        [point.device for point in points],
+        smallest=least,
+        as_differences=not is_ratio,
+    )
+    changes = [_change(step) for step in model.steps]
+    if not is_ratio:
+        changes = _differences(values, changes)
+    steps = tuple(change for change in changes if _size(change, scale) >= least)
+    waiting = () if model.waiting is None else (Waiting(_change(model.waiting), _LASTING),)
+    found = ChangePoints(steps, waiting, (), model)
     withdrawn = tuple(
-        Withdrawn(one.index, reason_without_step(model, one.index, rises=one.difference > 0))
+        Withdrawn(one.index, reason_without_step(found, one.index, rises=one.difference > 0))
         for one in reported
         if all(abs(step.index - one.index) > REACH for step in steps)
     )
-    return ChangePoints(steps, (), withdrawn, model)
+    return replace(found, withdrawn=withdrawn)
+
+
+def _change(step: Step) -> Change:
+    return Change(step.index, step.before, step.after, step.p_value)
 
 
 def _differences(values: Sequence[float], found: Sequence[Change]) -> list[Change]:
-    """Return the changes with levels in the unit of the series, and exact ones of constant levels.
-
-    found: changes of the mapped values.
-    """
+    """Return the changes with medians as levels, and exact ones of constant levels."""
     p_values = {change.index: change.p_value for change in found}
     for index in steps_from_constant(values):
         if all(abs(index - change.index) > REACH for change in found):
@@ -158,21 +171,18 @@ def _size(change: Change, scale: Scale) -> float:
     return abs(change.relative if scale is Scale.RATIO else change.difference)
 
 
-def reason_without_step(model: LevelModel, index: int, *, rises: bool) -> str:
-    """Explain in words why a model has no step at an index of its series, the nearest cause first.
+def reason_without_step(found: ChangePoints, index: int, *, rises: bool) -> str:
+    """Explain in words why there is no step at an index of a series, the nearest cause first.
 
     rises: True if the step led to larger values.
     """
-    if any(abs(change.index - index) <= REACH for change in model.device_changes):
+    if any(abs(change.index - index) <= REACH for change in found.model.device_changes):
         return "the level changed with the device"
-    for spell in model.spells:
+    for spell in found.model.spells:
         if spell.start - REACH <= index <= spell.stop + REACH:
             return f"the level was back after {spell.stop - spell.start} results"
-    apart = [step.index - index for step in model.steps if (step.after > step.before) == rises]
+    apart = [step.index - index for step in found.steps if (step.difference > 0) == rises]
     nearest = min(apart, key=abs, default=_NEARBY + 1)
     if abs(nearest) <= _NEARBY:
         return f"later results place the step {nearest:+d} results from here"
-    for drift in model.drifts:
-        if drift.onset - REACH <= index < drift.end and (drift.change > 0) == rises:
-            return f"a drift of {drift.slope:+.3%} a result explains it"
     return "later results do not bear it out"

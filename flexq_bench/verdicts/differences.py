@@ -1,12 +1,13 @@
 """Series whose changes are differences: counts and signed values, where 0 is a value like others.
 
-The level model works on logarithms. Values are mapped to positive ones whose logarithms are the
-distances from the median in units of the noise. A count that did not vary at all has no noise, so
-any other value that stays is a change.
+A count that did not vary at all has no noise, so any other value that stays is a change. Patterns
+are classified by logarithms: values are mapped to positive ones whose logarithms are the distances
+from the median in units of the noise.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -38,10 +39,10 @@ def as_positive(values: Sequence[float]) -> Floats:
 
 
 def steps_from_constant(values: Sequence[float]) -> Iterator[int]:
-    """Yield the indices at which values leave a level that did not vary, and never come back.
+    """Yield the indices at which values leave a level that did not vary.
 
-    At least 3 equal values come before, since the start or the step before, and all values after
-    are larger, or all smaller. Gaps (NaN) are passed over.
+    At least 3 equal values come before, since the start or the step before, and at least 3 values
+    after, or all that there are, are larger, or are smaller. Gaps (NaN) are passed over.
     """
     places = [place for place, value in enumerate(values) if np.isfinite(value)]
     known = [values[place] for place in places]
@@ -50,9 +51,12 @@ def steps_from_constant(values: Sequence[float]) -> Iterator[int]:
         level = known[index - 1]
         if known[index] == level:
             continue
-        later = known[index:]
-        stays = all(v > level for v in later) or all(v < level for v in later)
-        if index - start >= _FEWEST_EQUAL and stays:
+        sides = [math.copysign(1, value - level) * (value != level) for value in known[index:]]
+        stays = len(set(sides[:_FEWEST_EQUAL])) == 1 and (
+            len(sides) >= _FEWEST_EQUAL or len(set(sides)) == 1
+        )
+        if not stays:  # the level does vary
+            return
+        if index - start >= _FEWEST_EQUAL:
             yield places[index]
-        # After a value that did not stay, the level did vary.
-        start = index if stays else len(known)
+        start = index

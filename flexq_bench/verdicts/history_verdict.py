@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
-from flexq_bench.stats.steps import SMALLEST_STEP
+from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
+from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
+from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
 from flexq_bench.verdicts.change_points import (
     Change,
     ChangePoints,
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 11
-PARAMETERS: dict[str, Any] = {"smallest_change": SMALLEST_STEP}
+DETECTOR_VERSION = 12
+PARAMETERS: dict[str, Any] = {
+    "points_before_first": POINTS_BEFORE_FIRST,
+    "shortest_level": SHORTEST_LEVEL,
+    "settled": SETTLED,
+    "significance": SIGNIFICANCE,
+    "smallest_change": SMALLEST_CHANGE,
+}
 RULE = (
     "a change of the level of the series, over all of its results, which noise alone makes with a "
     "probability of at most the significance"
@@ -58,7 +65,7 @@ class Metric:
             return True
         if self.scale is Scale.RATIO:
             return abs(math.log(level / good)) < SMALLEST_LOG_RATIO
-        return self.scale is Scale.COUNT and abs(level - good) < SMALLEST_STEP * abs(good)
+        return self.scale is Scale.COUNT and abs(level - good) < SMALLEST_CHANGE * abs(good)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,8 @@ def withdrawal(
 def _analysed(
     values: Sequence[float], metric: Metric, reported: Sequence[Change] = ()
 ) -> ChangePoints:
-    smallest = SMALLEST_STEP if metric.scale is Scale.RATIO else 0.0
     points = [Point(value) for value in values]
-    return find_change_points(points, metric.scale, smallest=smallest, reported=reported)
+    return find_change_points(points, metric.scale, reported=reported)
 
 
 def _step(change: Change, earlier: Sequence[float], metric: Metric) -> Step:

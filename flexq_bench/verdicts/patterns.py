@@ -10,18 +10,20 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, on_newest_device
+from flexq_bench.stats.follower import FEWEST_POINTS
+from flexq_bench.stats.level_model import on_newest_device
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
+    SMALLEST_CHANGE,
+    SMALLEST_LOG_RATIO,
     SPIKE_SIGMAS,
     Floats,
     positive_logs,
     step_proof_scale,
     without_spikes,
 )
-from flexq_bench.stats.steps import HISTORY_RULES
 from flexq_bench.verdicts.alert_rule import CLOCK_TOLERANCE
+from flexq_bench.verdicts.change_points import Point, find_change_points
 
 _MIN_DRIFT_RESULTS = 20
 _MAX_DRIFT_P_VALUE = 1e-4
@@ -95,10 +97,11 @@ def classify(nights: Nights) -> Classification:
     devices = nights.devices[start:] if nights.devices is not None else ()
     has_several = len(set(devices)) > 1  # for one device a second model would be the same
     if has_several:
-        newest = on_newest_device(newest, devices, HISTORY_RULES)
+        newest = on_newest_device(newest, devices)
     pattern, index = _shape(newest, None if clocks is None else clocks[start:])
     if pattern is Pattern.STEADY and has_several:
-        model = level_model(values[start:], HISTORY_RULES, devices)
+        points = [Point(*one) for one in zip(values[start:].tolist(), devices, strict=True)]
+        model = find_change_points(points).model
         changes = [
             change.index
             for change in model.device_changes
@@ -154,7 +157,7 @@ def drift(values: ArrayLike) -> float | None:
     residual = float(line @ line)
     if abs(change) < SMALLEST_LOG_RATIO or residual >= _best_step_residual(logs):
         return None
-    steps = [point.index for point in change_points(np.exp(logs), HISTORY_RULES)]
+    steps = _step_indices(np.exp(logs))
     if steps and _criterion(_levels_residual(logs, steps), 2 * len(steps) + 1, logs.size) < (
         _criterion(residual, 2, logs.size)
     ):
@@ -180,20 +183,26 @@ def clock_explains(values: ArrayLike, clocks_mhz: ArrayLike, index: int) -> bool
 
 
 def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
-    points = change_points(values, HISTORY_RULES)
+    steps = _step_indices(values)
     odd = spikes(values)
     tail = _fresh_tail(values)
     if clocks is not None:
-        for index in (*(point.index for point in points), *odd, *tail):
+        for index in (*steps, *odd, *tail):
             if clock_explains(values[: index + 3], clocks[: index + 3], index):
                 return Pattern.CLOCK_DROP, index
     if drift(values) is not None:
         return Pattern.DRIFT, None
-    if points:
-        return Pattern.STEP, points[-1].index
+    if steps:
+        return Pattern.STEP, steps[-1]
     if odd:
         return Pattern.SPIKE, odd[-1]
     return Pattern.STEADY, None
+
+
+def _step_indices(values: Floats) -> list[int]:
+    return [
+        step.index for step in find_change_points([Point(one) for one in values.tolist()]).steps
+    ]
 
 
 def _fresh_tail(values: Floats) -> tuple[int, ...]:

@@ -196,15 +196,8 @@ def test_levels_are_compared_within_one_epoch(cli, database, build):
     assert "its levels are its own (5 values, 8 are needed)" in shown
 
 
-def test_drift_and_two_levels_are_no_change_points(cli, csv):
+def test_drift_is_no_change_point(cli, csv):
     noise = [(i * 37 % 11 - 5) * 0.02 for i in range(120)]
     drifting = cli("detect", "--csv", csv(*(f"{100 + 0.1 * i + n}" for i, n in enumerate(noise))))
-    hopping = cli(
-        "detect", "--csv", csv(*(f"{100 + 12 * (i // 7 % 2) + n}" for i, n in enumerate(noise)))
-    )
 
     assert "no change point" in drifting.out
-    assert "a drift of +0.0" in drifting.out
-    assert "no change point" in hopping.out
-    assert "two levels that are 12.0% apart" in hopping.out
-    assert "17 switches" in hopping.out

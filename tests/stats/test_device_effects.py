@@ -9,7 +9,6 @@ import pytest
 
 from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.level_model import level_model, on_newest_device
-from flexq_bench.stats.steps import HISTORY_RULES
 
 EFFECTS = np.array([0.0, 0.008, -0.008, 0.02])
 
@@ -31,7 +30,7 @@ def visits(size, seed, stay=0.9):
 
 
 def found(logs, devices=None):
-    return [one.index for one in change_points(20 * np.exp(logs), HISTORY_RULES, devices)]
+    return [one.index for one in change_points(20 * np.exp(logs), devices)]
 
 
 @pytest.mark.parametrize("stay", [0.0, 0.9])
@@ -63,13 +62,13 @@ def test_a_step_with_the_change_of_device_is_found_once_the_old_device_is_back()
     logs = measured(devices, 1)
     logs[60:] += 0.03
 
-    alone = level_model(np.exp(logs[:80]), HISTORY_RULES, devices[:80])
+    alone = level_model(np.exp(logs[:80]), devices[:80])
 
     assert alone.steps == ()
     (change,) = alone.device_changes
     assert change.index == 60
     assert change.relative_change == pytest.approx(np.expm1(0.038), abs=0.003)
-    whole = level_model(np.exp(logs), HISTORY_RULES, devices)
+    whole = level_model(np.exp(logs), devices)
     assert [one.index for one in whole.steps] == [60]
     assert whole.device_changes == ()
 
@@ -77,51 +76,38 @@ def test_a_step_with_the_change_of_device_is_found_once_the_old_device_is_back()
 def test_a_device_that_is_as_fast_as_it_was_says_whose_the_change_was():
     devices = [0] * 60 + [3] * 20 + [0] * 20
 
-    model = level_model(np.exp(measured(devices, 2)), HISTORY_RULES, devices)
+    model = level_model(np.exp(measured(devices, 2)), devices)
 
     assert (model.steps, model.device_changes) == ((), ())
     assert model.device_span == pytest.approx(np.expm1(0.02), abs=0.003)
 
 
 def test_a_step_in_devices_that_never_come_back_is_found():
-    # As rented ones: 16 devices, 8 results each, 1 % apart, and 10 % more from the 9th on.
+    # As rented ones: 28 devices, 8 results each, 1 % apart, and 10 % more from the 15th on.
     rng = np.random.default_rng(3)
-    devices = np.repeat(np.arange(16), 8)
-    logs = 0.003 * rng.standard_normal(128) + np.repeat(0.01 * rng.standard_normal(16), 8)
+    devices = np.repeat(np.arange(28), 8)
+    logs = 0.003 * rng.standard_normal(224) + np.repeat(0.01 * rng.standard_normal(28), 8)
     assert found(logs, devices.tolist()) == []
 
-    logs[64:] += 0.1
+    logs[112:] += 0.1
 
-    assert found(logs, devices.tolist()) == [64]
-
-
-def test_modes_of_a_kernel_are_no_effect_of_a_device():
-    rng = np.random.default_rng(4)
-    devices = visits(200, 4)
-    logs = measured(devices, 4) + 0.115 * (rng.random(200) < 0.4)
-    logs[100:] += 0.03
-
-    model = level_model(np.exp(logs), HISTORY_RULES, devices)
-
-    assert model.modes is not None
-    assert [abs(one.index - 100) <= 2 for one in model.steps] == [True]
-    assert model.device_span < 0.04
+    assert found(logs, devices.tolist()) == [112]
 
 
 def test_one_device_or_few_values_of_another_change_nothing():
     logs = measured([0] * 100, 5)
     logs[60:] += 0.02
-    alone = level_model(np.exp(logs), HISTORY_RULES)
+    alone = level_model(np.exp(logs))
 
-    assert level_model(np.exp(logs), HISTORY_RULES, ["a"] * 100) == alone
-    assert level_model(np.exp(logs), HISTORY_RULES, ["a"] * 98 + ["b"] * 2) == alone
+    assert level_model(np.exp(logs), ["a"] * 100) == alone
+    assert level_model(np.exp(logs), ["a"] * 98 + ["b"] * 2) == alone
 
 
 def test_values_as_the_newest_device_would_have_measured_them():
     devices = [0] * 40 + [3] * 40 + [0] * 40
     logs = measured(devices, 6)
 
-    moved = np.log(on_newest_device(np.exp(logs), devices, HISTORY_RULES))
+    moved = np.log(on_newest_device(np.exp(logs), devices))
 
     assert moved[40:80] == pytest.approx(logs[40:80] - 0.02, abs=0.002)
     assert moved[80:] == pytest.approx(logs[80:])
@@ -129,7 +115,7 @@ def test_values_as_the_newest_device_would_have_measured_them():
 
 def test_another_number_of_devices_is_refused():
     with pytest.raises(ValueError, match="one device per value"):
-        level_model([1.0] * 10, HISTORY_RULES, ["a"] * 9)
+        level_model([1.0] * 10, ["a"] * 9)
 
 
 @pytest.mark.filterwarnings("error")

@@ -19,8 +19,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.results.series_breaks import series_breaks
-from flexq_bench.stats.level_model import FEWEST_POINTS
-from flexq_bench.stats.steps import SMALLEST_STEP
+from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
 from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_verdict import Metric, change_text
@@ -88,8 +87,7 @@ def _change_points(frame: pd.DataFrame, metric: Metric) -> list[_Step]:
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
         points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
-        smallest = SMALLEST_STEP if metric.scale is Scale.RATIO else 0.0
-        for change in find_change_points(points, metric.scale, smallest=smallest).steps:
+        for change in find_change_points(points, metric.scale).steps:
             row = rows.iloc[change.index]
             text = change_text(change, metric)
             text = text if metric.scale is Scale.RATIO else as_text(text)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, log_axis, set_size
 from flexq_bench.dashboard.shared.colors import Style
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
+from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
 
 _HEIGHT_PX = 480
 _ROW_PX = 24

@@ -1,0 +1,287 @@
+"""Change point detectors on real histories, fed commit by commit.
+
+    python benchmarks/verdicts/sequential.py FOLDER [--sources even|odd|all|0,2,5] [--frontier]
+    python benchmarks/verdicts/sequential.py FOLDER --without-rules
+    python benchmarks/verdicts/sequential.py FOLDER --detectors ours,windowed,bocpd,otava
+
+FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
+or is a folder in the format of the Turing Change Point Dataset, whose marks of all annotators are
+possible and those of most of them clear. Sources with even numbers were used for development, odd
+ones are held out; both are reported apart. `--frontier` repeats ours with other constants,
+`--without-rules` with each rule switched off. apache-otava is left out if it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from labelled import MARGIN, f1, public
+from numpy.typing import NDArray
+from scipy import special
+from yardsticks import otava, windowed_t
+
+from flexq_bench.stats import follower, newest_step
+from flexq_bench.stats.follower import FEWEST_POINTS, Follower
+from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
+
+Floats = NDArray[np.float64]
+Looks = list[dict[int, float]]  # at each look: p-values by index
+Detector = Callable[[Floats], Looks]
+
+_LOOK_EVERY = 1
+_CERTAIN = 1e-10
+_HAZARD = 1 / 100  # of BOCPD: a change every hundred values
+_KEPT = 300  # of BOCPD: run lengths
+# Rules that can be switched off, and the constants that do so.
+RULES: dict[str, dict[str, float]] = {
+    "levels must have lasted": {"SETTLED": 0},
+    "visits count": {"_APART_SIGMAS": np.inf},
+    "share of the range": {"_LEAST_SHARE": 0.0},
+    "spells": {"LONGEST_SPELL": 0},
+    "wander": {"_FEWEST_WINDOWS": 10**9},
+    "most counted": {"_MOST_COUNTED": np.inf},
+    "second look": {"_DEEPEST": 1},
+}
+FRONTIER: tuple[dict[str, float], ...] = (
+    {"SETTLED": 24},
+    {},
+    {"SETTLED": 30},
+    {"SETTLED": 40},
+    {"SIGNIFICANCE": 1e-4},
+    {"SIGNIFICANCE": 1e-5},
+    {"_LEAST_SHARE": 0.2},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    source: str
+    values: Floats
+    clear: Sequence[int]
+    possible: Sequence[int]
+
+
+@dataclass(slots=True)
+class Score:
+    """Counts over series. latencies: values of the new level until it was reported, by change."""
+
+    values: int = 0
+    clear: int = 0
+    found: int = 0
+    false: int = 0
+    flicker: int = 0
+    certain_flicker: int = 0
+    latencies: list[int] = field(default_factory=list)
+    f1: list[float] = field(default_factory=list)
+
+    def add(self, one: Marked, looks: Looks) -> None:
+        self.values += one.values.size
+        self.clear += len(one.clear)
+        end = set(looks[-1])
+        self.f1.append(f1({"clear": one.clear, "possible": one.possible}, sorted(end)))
+        for mark in one.clear:
+            near = [index for index in end if abs(index - mark) <= MARGIN]
+            if near:
+                end.remove(min(near, key=lambda index: abs(index - mark)))
+                self.found += 1
+            for seen, look in enumerate(looks, FEWEST_POINTS):
+                if any(abs(index - mark) <= MARGIN for index in look):
+                    self.latencies.append(seen - mark)
+                    break
+        onsets = sorted({index for look in looks for index in look})
+        far = [at for at in onsets if all(abs(at - mark) > MARGIN for mark in one.possible)]
+        self.false += sum(
+            at - before > MARGIN for before, at in zip([-MARGIN - 1, *far], far, strict=False)
+        )
+        for index in onsets:
+            there = [index in look for look in looks]
+            again = int(np.count_nonzero(np.diff(np.array([False, *there]).astype(int)) == 1)) - 1
+            self.flicker += again
+            if again and min(look.get(index, 1.0) for look in looks) < _CERTAIN:
+                self.certain_flicker += again
+
+    def row(self, name: str) -> str:
+        missed = [10**6] * (self.clear - len(self.latencies))
+        median = float(np.median([*self.latencies, *missed])) if self.clear else float("nan")
+        return (
+            f"| {name} | {self.found / max(self.clear, 1):.1%} | "
+            f"{median if median < 10**6 else float('inf'):g} | "
+            f"{1000 * self.false / max(self.values, 1):.2f} | {self.flicker} | "
+            f"{self.certain_flicker} | {np.mean(self.f1):.3f} |\n"
+        )
+
+
+def marked(folder: Path) -> Iterator[Marked]:
+    if not (folder / "series.json").exists():
+        for name, values, annotations in public(folder):
+            marks = [mark for own in annotations.values() for mark in own]
+            clear = [
+                mark
+                for mark in dict.fromkeys(marks)
+                if 2 * sum(any(abs(mark - one) <= MARGIN for one in own)
+                           for own in annotations.values()) > len(annotations)
+            ]  # fmt: skip
+            distinct = [at for i, at in enumerate(sorted(clear)) if i == 0
+                        or at - sorted(clear)[i - 1] > MARGIN]  # fmt: skip
+            yield Marked(name, values[np.isfinite(values)], distinct, sorted(set(marks)))
+        return
+    labels = json.loads((folder / "labels.json").read_text(encoding="utf-8"))
+    for one in json.loads((folder / "series.json").read_text(encoding="utf-8")):
+        own = labels.get(str(one["id"]))
+        if own is not None:
+            values = np.array([np.nan if v is None else v for v in one["values"]], dtype=float)
+            if np.isfinite(values).all():
+                yield Marked(str(one["source"]), values, own["clear"], own["possible"])
+
+
+def ours(values: Floats) -> Looks:
+    """A decision depends on the values seen by then only, so one pass gives all looks."""
+    positive = float(values.min()) > 0
+    scaled = np.log(values) if positive else values / float(np.median(np.abs(values)))
+    seen_by_now = Follower(scaled, SMALLEST_LOG_RATIO)
+    looks: Looks = []
+    for seen in range(FEWEST_POINTS, values.size + 1):
+        seen_by_now.see(seen)
+        looks.append(dict(seen_by_now.history.steps))
+    return looks
+
+
+def look_by_look(detect: Callable[[Floats], list[int]]) -> Detector:
+    def looks(values: Floats) -> Looks:
+        return [
+            dict.fromkeys(detect(values[:seen]), 1.0)
+            for seen in range(FEWEST_POINTS, values.size + 1, _LOOK_EVERY)
+        ]
+
+    return looks
+
+
+def bocpd(values: Floats) -> Looks:
+    """Bayesian online detection (Adams and MacKay 2007), Gaussian with unknown mean and variance.
+
+    A change is reported where the most likely run begins once that run has three values, and stays.
+    """
+    scaled = (values - np.median(values[:FEWEST_POINTS])) / max(
+        1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2), 1e-12
+    )
+    log_run = np.zeros(1)
+    mean, kappa, alpha, beta = np.zeros(1), np.full(1, 0.01), np.ones(1), np.ones(1)
+    reported: dict[int, float] = {}
+    looks: Looks = []
+    for at, value in enumerate(scaled):
+        spread = beta * (kappa + 1) / (alpha * kappa)
+        freedom = 2 * alpha
+        log_p = (
+            special.gammaln((freedom + 1) / 2)
+            - special.gammaln(freedom / 2)
+            - np.log(np.pi * freedom * spread) / 2
+            - (freedom + 1) / 2 * np.log1p((value - mean) ** 2 / (freedom * spread))
+        )
+        grown = log_run + log_p + np.log1p(-_HAZARD)
+        begun = float(special.logsumexp(log_run + log_p + np.log(_HAZARD)))
+        log_run = np.concatenate(([begun], grown))
+        log_run -= special.logsumexp(log_run)
+        beta = np.concatenate(([1.0], beta + kappa * (value - mean) ** 2 / (2 * (kappa + 1))))
+        mean = np.concatenate(([0.0], (kappa * mean + value) / (kappa + 1)))
+        kappa, alpha = np.append(0.01, kappa + 1), np.append(1.0, alpha + 0.5)
+        kept = slice(0, _KEPT)
+        log_run, mean, kappa, alpha, beta = (
+            one[kept] for one in (log_run, mean, kappa, alpha, beta)
+        )
+        length = int(np.argmax(log_run))
+        start = at + 1 - length
+        lasts = newest_step.SHORTEST_LEVEL <= length < _KEPT - 1
+        if lasts and start >= newest_step.POINTS_BEFORE_FIRST:
+            known = [at for at in reported if abs(at - start) <= MARGIN]
+            reported.setdefault(known[0] if known else start, 1.0)
+        if at + 1 >= FEWEST_POINTS:
+            looks.append(dict(reported))
+    return looks
+
+
+DETECTORS: dict[str, Detector] = {
+    "ours": ours,
+    "windowed": look_by_look(windowed_t),
+    "bocpd": bocpd,
+    "otava": look_by_look(otava),
+}
+
+
+@contextmanager
+def constants(changes: dict[str, float]) -> Iterator[None]:
+    """The detector with other constants."""
+    before = {
+        (module, name): getattr(module, name)
+        for name in changes
+        for module in (follower, newest_step)
+        if hasattr(module, name)
+    }
+    for module, name in before:
+        setattr(module, name, changes[name])
+    try:
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)
+
+
+def score(series: Sequence[Marked], detect: Detector) -> Score:
+    total = Score()
+    for one in series:
+        total.add(one, detect(one.values))
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sources", default="all", metavar="even|odd|all|0,2,5")
+    parser.add_argument("--detectors", default="ours,bocpd", metavar="NAME,...")
+    parser.add_argument("--frontier", action="store_true")
+    parser.add_argument("--without-rules", action="store_true")
+    arguments = parser.parse_args()
+    everything = list(marked(arguments.folder))
+    halves: tuple[list[Marked], list[Marked]] = [], []
+    for one in everything:
+        halves[not one.source.isdigit() or int(one.source) % 2].append(one)
+    even, odd = halves
+    if arguments.sources in ("even", "odd", "all"):
+        parts = {"development (even sources)": even, "held out (odd sources)": odd}
+        if arguments.sources != "all":
+            parts = {name: part for name, part in parts.items() if arguments.sources in name}
+    else:
+        chosen = set(arguments.sources.split(","))
+        parts = {arguments.sources: [one for one in everything if one.source in chosen]}
+    out = sys.stdout.write
+    for title, part in parts.items():
+        if not part:
+            continue
+        clear = sum(len(one.clear) for one in part)
+        out(f"\n{title}: {len(part)} series, {clear} clear changes\n\n")
+        out("| detector | found | latency | false / 1,000 | flicker | of p < 1e-10 | F1 |\n")
+        out("| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n")
+        for name in arguments.detectors.split(","):
+            try:
+                out(score(part, DETECTORS[name]).row(name))
+            except ImportError:
+                continue
+            sys.stdout.flush()
+        others: dict[str, dict[str, float]] = {}
+        if arguments.without_rules:
+            others |= {f"without: {name}": changes for name, changes in RULES.items()}
+        if arguments.frontier:
+            others |= {f"with {changes or 'the defaults'}": changes for changes in FRONTIER}
+        for name, changes in others.items():
+            with constants(changes):
+                out(score(part, ours).row(name))
+
+
+if __name__ == "__main__":
+    main()

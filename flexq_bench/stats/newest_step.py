@@ -1,0 +1,159 @@
+"""The test of one step: of the most likely position in a stretch of a series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from flexq_bench.stats.log_series import (
+    MAD_TO_SIGMA,
+    MAX_AUTOCORRELATION,
+    SAME_VALUE,
+    Floats,
+    autocorrelation,
+    difference_scale,
+    effective_size,
+    resolution_scale,
+    step_proof_autocorrelation,
+    without_spikes,
+)
+from flexq_bench.stats.step_likelihood import WITHIN, best_place, innovation_variance, step_costs
+
+POINTS_BEFORE_FIRST = 5  # fewer values give no estimate of their noise
+SHORTEST_LEVEL = 3  # one or two values are an outlier, which no commit needs to explain
+SURROUNDINGS = 60  # values on either side that describe the noise next to a step
+_NO_NOISE = 1e-6  # of the range of the values: the resolution of the arithmetic
+_CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
+_SHARED = 8.0  # values that the other side's variance counts for: a new side has only few
+_MOST_COUNTED = 30.0  # independent values of a side: levels wander, so more make it no surer
+# Independent positions of a step whose shorter side has m of n values: n / m times this, since a
+# look at every commit adds new ones.
+_TRIALS = 48.0
+_WINDOW = 32  # values of the longest means whose differences show how levels wander
+_FEWEST_WINDOWS = 8  # means of one length, for a variance of their differences
+_WANDER_ERRORS = 2.0  # standard errors above chance from which a level wanders
+# Relative standard error of a variance estimated by the MAD of overlapping windows, times the root
+# of the number of disjoint windows: 1.4 to 1.6 in Gaussian noise.
+_MAD_ERROR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class NewestStep:
+    """A possible step of a stretch of values.
+
+    place: of the first value on the new level. before, after: means of the 60 values next to it,
+    without outliers. p_value: probability of a step as large anywhere in noise.
+    """
+
+    place: int
+    before: float
+    after: float
+    p_value: float
+
+    @property
+    def effect(self) -> float:
+        return self.after - self.before
+
+
+def newest_step(values: Floats, seen: int) -> NewestStep | None:
+    """The most likely step of values [n], by Student's t with AR(1) memory; None: all are equal.
+
+    seen: number of values of the series so far, for the number of positions that were tested. The
+    step has at least 5 values before it and 3 after it, which [n] must have. A slope that fits as
+    well as the step gives a p-value of 1.
+    """
+    spread = float(np.ptp(values))
+    if spread <= SAME_VALUE * float(np.abs(values).max()):
+        return None
+    floor = max(resolution_scale(values), _NO_NOISE * spread)
+    cleaned = without_spikes(values, difference_scale(values, floor=floor))
+    memory = step_proof_autocorrelation(cleaned, floor=floor)
+    places = np.arange(POINTS_BEFORE_FIRST, values.size - SHORTEST_LEVEL + 1)
+    costs, information = step_costs(cleaned - cleaned.mean(), places, memory)
+    at = int(places[int(np.argmin(costs))])
+    left, right = cleaned[max(at - SURROUNDINGS, 0) : at], cleaned[at : at + SURROUNDINGS]
+    left, right = _without_outliers(left, right, floor)
+    before, after = float(left.mean()), float(right.mean())
+    residuals = np.concatenate((left - before, right - after))
+    memory = max(_memory(residuals), memory - float(np.sqrt(2 / cleaned.size)))
+    variances = _variances(residuals[: left.size], residuals[left.size :], floor)
+    sizes = at, values.size - at
+    error = sum(
+        variance / min(float(effective_size(size, memory)), _MOST_COUNTED)
+        for variance, size in zip(variances, sizes, strict=True)
+    )
+    error += _wander(cleaned[:at], min(sizes[1], _WINDOW), memory, variances[0])
+    t = abs(after - before) / float(np.sqrt(error))
+    p_value = 2 * float(special.stdtr(residuals.size - 2, -t))
+    p_value = min(p_value * _TRIALS * seen / min(sizes), 1.0)
+    if _is_slope(np.concatenate((left, right)), residuals):
+        p_value = 1.0
+    sigma = float(np.sqrt(max(variances)))
+    # An outlier, or what was before the level before, hardly moves the step.
+    limit = _CLIP_SIGMAS * sigma
+    usual = np.clip(cleaned, min(before, after) - limit, max(before, after) + limit)
+    costs, information = step_costs(usual - before, places, memory)
+    best = best_place(costs, information, innovation_variance(costs, values.size, sigma))
+    place = int(places[best])
+    return NewestStep(place if abs(place - at) <= WITHIN else at, before, after, p_value)
+
+
+def _without_outliers(left: Floats, right: Floats, floor: float) -> tuple[Floats, Floats]:
+    middles = float(np.median(left)), float(np.median(right))
+    about = left - middles[0], right - middles[1]
+    limit = max(MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate(about)))), floor)
+    limit *= _CLIP_SIGMAS
+    return (
+        middles[0] + np.clip(about[0], -limit, limit),
+        middles[1] + np.clip(about[1], -limit, limit),
+    )
+
+
+def _memory(residuals: Floats) -> float:
+    """AR(1) memory about two levels, one standard error above its estimate, in [0, 0.8]."""
+    phi = autocorrelation(residuals, levels=2)
+    return min(phi + float(np.sqrt((1 - phi * phi) / residuals.size)), MAX_AUTOCORRELATION)
+
+
+def _variances(left: Floats, right: Floats, floor: float) -> list[float]:
+    """Variance of one value on either side, from the residuals of both."""
+    squares = float(left @ left), float(right @ right)
+    pooled = sum(squares) / (left.size + right.size - 2)
+    return [
+        max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
+        for square, size in zip(squares, (left.size, right.size), strict=True)
+    ]
+
+
+def _wander(before: Floats, size: int, memory: float, variance: float) -> float:
+    """Variance of the difference of adjacent means of `size` values, beyond that of their noise."""
+    if before.size < _FEWEST_WINDOWS * size:
+        return 0.0
+    sums = np.concatenate(([0.0], np.cumsum(before)))
+    moved = (sums[2 * size :] - 2 * sums[size:-size] + sums[: -2 * size]) / size
+    seen = (MAD_TO_SIGMA * float(np.median(np.abs(moved - np.median(moved))))) ** 2
+    by_noise = 2 * variance / float(effective_size(size, memory))
+    error = _MAD_ERROR / float(np.sqrt(before.size / size))
+    return seen - by_noise if seen > by_noise * (1 + _WANDER_ERRORS * error) else 0.0
+
+
+def _is_slope(values: Floats, residuals: Floats) -> bool:
+    """Return True if a straight line fits values [n] as well as the step with these residuals.
+
+    Each is compared with its own AR(1) memory.
+    """
+    time = np.arange(values.size) - (values.size - 1) / 2
+    centered = values - values.mean()
+    about_line = centered - float(time @ centered) / float(time @ time) * time
+    return _innovations(about_line) <= _innovations(residuals) * (1 + 2 / values.size)
+
+
+def _innovations(residuals: Floats) -> float:
+    """Sum of squared AR(1) innovations, with the memory that these residuals have."""
+    now, last = residuals[1:], residuals[:-1]
+    power = float(last @ last)
+    memory = min(max(float(now @ last) / power, 0.0), MAX_AUTOCORRELATION) if power else 0.0
+    rest = now - memory * last
+    return float(rest @ rest)
