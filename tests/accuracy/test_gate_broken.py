@@ -162,7 +162,7 @@ def test_parity_takes_the_kernels_of_the_formats(gate, tiny_llama):
     ran = gate(tiny_llama, "--json", "-")
     checks = {check["check"]: check for check in json.loads(ran.out)["checks"]}
     assert checks["parity of kernels"]["outcome"] == "pass"
-    assert checks["parity of kernels"]["coverage"] .startswith("17 of 17 layers, 1 to 512 tokens")
+    assert checks["parity of kernels"]["coverage"].startswith("17 of 17 layers, 1 to 512 tokens")
 
 
 ABSOLUTE = POLICY.partition("[parity]")[0].replace("percent = 1", "at_most = 14.3\nincrease = 5")
