@@ -324,6 +324,10 @@ class GateLimit:
     details: tuple[str, ...] = ()  # differences and the like, one a line
     allowed: bool = False  # the policy allows that it is not judged
 
+    def __post_init__(self) -> None:
+        # JSON, from which limits are read, has lists.
+        object.__setattr__(self, "details", tuple(self.details))
+
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:

@@ -45,7 +45,7 @@ class Verdicts:
                 return bool(row["fails"])
             return any(name.startswith("fidelity") for name in row["fails"])
         # Two sizes that differ in nothing: the model is computed past what was damaged.
-        effect = row["kl"], row["perplexity_percent"]
+        effect = row["kl"], row.get("perplexity_percent")
         is_idle = row["kl"] is not None and self._last.get((corruption, scheme)) == effect
         self._last[corruption, scheme] = effect
         return is_idle or (row["must_be_caught"] and not self.caught_by(row))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flexq_bench.db.lines import MAIN_NAMES, Ancestry, KnownHistory, Tip
+from flexq_bench.db.ancestry import MAIN_NAMES, Ancestry, KnownHistory, Tip
 from flexq_bench.repository.git import GitError, git_output, parents_of, run_git
 
 _MAX_BRANCHES = 1000  # of a clone, with the newest tips

@@ -38,7 +38,7 @@ _DIFFERENCE = MAD_TO_SIGMA / float(np.sqrt(2))  # median of differences to sigma
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What `follow` found in values [n]: indices are those of the values, effects in their unit.
+    """Steps of values [n]: indices are those of the values, effects in their unit.
 
     steps: indices and p-values, oldest first. waiting: the newest step if it is not decided yet.
     spells: (start, stop, effect).
@@ -64,7 +64,7 @@ class _Level:
     excluded: list[tuple[int, int]]
 
     def place(self, value: float) -> float:
-        """Where a value is: 0 on the level before, 1 on this one."""
+        """Place of a value: 0 on the level before, 1 on this one."""
         return (value - self.before) / self.effect
 
 
@@ -107,7 +107,7 @@ class Follower:
 
     @property
     def history(self) -> History:
-        """What the values seen so far show."""
+        """Result for the values seen so far."""
         waiting = self.waiting
         return History(
             tuple((one.start, one.p_value) for one in self.decided),

@@ -154,6 +154,12 @@ def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
             reason = _returned(point.before, metric, points[later.index].commit)
             yield Standing(None, reason, is_back=True)
             return
+    # The return itself may need more results to be a step.
+    newest = _newest_level(points, located)
+    if len(points) - nearest.index > _NEWEST and metric.is_back(point.before, newest):
+        reason = _returned(point.before, metric, points[-1].commit)
+        yield Standing(None, reason, is_back=True)
+        return
     moved = f"later results place the change {apart:+d} results from there" if apart else ""
     yield Standing(_range(points, nearest), moved)
 

@@ -82,23 +82,23 @@ def alerts_of(cli):
 def test_rewritten_commits_leave_the_history_and_their_alert_ends(
     cli, origin, git, commit, measured, main_line, database
 ):
-    old = [commit(f"change {i}") for i in range(10)]
+    old = [commit(f"change {i}") for i in range(23)]
     for seed, sha in enumerate(old):
-        measured(sha, noisy(100 if seed < 7 else 120, seed))
-    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[7], "new")]
-    git(origin, "reset", "-q", "--hard", old[6])
+        measured(sha, noisy(100 if seed < 20 else 120, seed))
+    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[20], "new")]
+    git(origin, "reset", "-q", "--hard", old[19])
     new = [commit(f"rewritten {i}") for i in range(3)]
     new += [commit(f"later {i}") for i in range(4)]
     for seed, sha in enumerate(new):
-        measured(sha, noisy(100, 20 + seed))
+        measured(sha, noisy(100, 40 + seed))
 
-    assert main_line() == [*old[:7], *new]
+    assert main_line() == [*old[:20], *new]
     with open_database(str(database), read_only=True) as opened, opened.session() as session:
         (note,) = queries.history_notes(session, "p", since=START)
     assert "no branch reaches 3 measured commits any more" in note
     (alert,) = alerts_of(cli)
     assert alert["state"] == "ended"
-    assert alert["note"].startswith(f"{old[7][:10]} is no longer on the line of history")
+    assert alert["note"].startswith(f"{old[20][:10]} is no longer on the line of history")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_rewritten_commits_leave_the_history_and_their_alert_ends(
     [(120.0, "new", "moved to"), (100.0, "ended", "is no longer on the line of history")],
 )
 def test_rebase_moves_or_ends_the_alert(cli, origin, git, commit, measured, level, state, reason):
-    for number, us in enumerate([100.0] * 7 + [120.0] * 3):
+    for number, us in enumerate([100.0] * 20 + [120.0] * 3):
         measured(commit(f"change {number}"), us * (1 + number % 3 / 1000))
     git(origin, "reset", "-q", "--hard", "HEAD~3")
     shas = [commit(f"rewritten {number}") for number in range(4)]
@@ -229,7 +229,7 @@ def test_older_clone_does_not_move_the_line_back(
 
 
 def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
-    for seed in range(7):
+    for seed in range(20):
         measured(commit(f"change {seed}"), noisy(100, seed))
     slow = commit("measured three times")
     for seed in range(3):
@@ -237,7 +237,7 @@ def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
     assert alerts_of(cli) == []
 
     for seed in range(2):
-        measured(commit(f"later {seed}"), noisy(110, 10 + seed))
+        measured(commit(f"later {seed}"), noisy(110, 30 + seed))
 
     assert [alert["bad"]["sha"] for alert in alerts_of(cli)] == [slow]
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from flexq_bench.db import queries
-from flexq_bench.db.lines import Ancestry, Tip, known_history, store_ancestry
+from flexq_bench.db.ancestry import Ancestry, Tip
+from flexq_bench.db.lines import known_history, store_ancestry
 from flexq_bench.db.store import add_records
 from flexq_bench.db.tables import Device
 

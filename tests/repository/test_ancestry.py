@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from flexq_bench.db.lines import KnownHistory, Tip
+from flexq_bench.db.ancestry import KnownHistory, Tip
 from flexq_bench.repository.ancestry import measured_branch, read_history
 
 NOTHING = KnownHistory("", {}, (), ())

@@ -42,6 +42,14 @@ def raising(error):
     return end
 
 
+@pytest.fixture(autouse=True)
+def no_ignored_signals():
+    """A test run below `nohup` would ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def signalled(number):
     def end():
         os.kill(os.getpid(), number)
