@@ -29,9 +29,10 @@ import math
 import sys
 from typing import Any
 
+import corruptions
 import numpy as np
 import torch
-from corruptions import Bench, judged_policy
+from corruptions import Bench
 from damages import NOTHING, add_noise
 from numpy.typing import NDArray
 
@@ -59,6 +60,13 @@ from flexq_bench.stats import (
 MOST_TOGETHER = 8  # segments
 Losses = NDArray[np.float64]
 LOSS = math.log1p(0.01)  # nats a token: 1 % of the perplexity
+
+
+def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
+    """The limits of texts: weights differ by rows between models that compute the same."""
+    policy = corruptions.judged_policy(options)
+    limits = tuple(limit for limit in policy.limits if limit.texts)
+    return dataclasses.replace(policy, limits=limits)
 
 
 def permute_channels(model: Any, seed: float) -> None:
