@@ -133,7 +133,7 @@ _SERIES = st.tuples(_LEVELS, st.floats(0.001, 0.05), st.integers(0, 1000)).map(
 
 
 @given(_SERIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_sign_agrees_with_medians_between_neighbours(values: Floats) -> None:
     steps = change_points(values)
     bounds = [0, *(step.index for step in steps), values.size]
@@ -144,7 +144,7 @@ def test_sign_agrees_with_medians_between_neighbours(values: Floats) -> None:
 
 
 @given(_SERIES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_certain_step_stays_while_its_level_stands(values: Floats) -> None:
     reported: dict[int, tuple[float, float]] = {}
     for seen in range(8, values.size + 1):
@@ -157,14 +157,20 @@ def test_certain_step_stays_while_its_level_stands(values: Floats) -> None:
 
 
 @given(_SERIES, st.floats(0.01, 100.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 def test_scaling_changes_no_step(values: Floats, factor: float) -> None:
     assert _indices(values * factor) == _indices(values)
 
 
 @given(st.lists(st.floats(10.0, 1000.0), min_size=1, max_size=8), st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 def test_values_put_before_a_series_lose_no_step(prefix: list[float], seed: int) -> None:
     values = _noisy([(30, 100.0), (30, 115.0)], 0.01, seed)
     longer = np.concatenate((prefix, values))
     assert any(abs(index - len(prefix) - 30) <= 3 for index in _indices(longer))
+
+
+@pytest.mark.xfail(strict=True, reason="a level that waits, and is left, counts as a long spell")
+def test_three_values_near_the_later_level_lose_no_step() -> None:
+    values = np.concatenate(([112.0] * 3, _noisy([(30, 100.0), (30, 115.0)], 0.01, 0)))
+    assert any(abs(index - 33) <= 3 for index in _indices(values))
