@@ -22,7 +22,7 @@ from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
 from flexq_bench.db.queries import HistoryPoint
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
+from flexq_bench.stats.follower import SIGNIFICANCE
 from flexq_bench.stats.level_model import DeviceChange
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, robust_scale
 from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
@@ -34,18 +34,11 @@ from flexq_bench.verdicts.change_points import (
     find_change_points,
     reason_without_step,
 )
-from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.standing import history_of
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
 VERSION = 12
-PARAMETERS = {
-    "points_before_first": POINTS_BEFORE_FIRST,
-    "shortest_level": SHORTEST_LEVEL,
-    "settled": SETTLED,
-    "significance": SIGNIFICANCE,
-    "smallest_change": SMALLEST_CHANGE,
-}
 # results by which the position of a step may differ between two passes
 _REACH = SHORTEST_LEVEL - 1
 _FEWEST_OTHERS = 5
@@ -81,7 +74,7 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     waiting: dict[int, ChangePoints] = {}
     changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
-        usable = _usable(session, series_id)
+        usable = history_of(session, series_id, most=_LONGEST)
         found = find_change_points([Point(one.median_us, one.device) for one in usable])
         if found.model.device_changes:
             waiting[series_id] = found
@@ -100,7 +93,9 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         for series_id, step in steps_beside_others(same).items():
             beside[series_id].append(step)
     for series_id, found in waiting.items():
-        usable = _usable(session, series_id)  # read again, because all of them at once are large
+        usable = history_of(
+            session, series_id, most=_LONGEST
+        )  # read again, because all of them at once are large
         steps = sorted((*found.steps, *beside[series_id]), key=lambda step: step.index)
         revise(series_id, usable, replace(found, steps=tuple(steps)))
     return LookedBack(stored, retracted, changed)
@@ -130,12 +125,6 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Change
             before = change.before * math.exp(middle)
             steps[series] = Change(change.index, before, change.after, p_value)
     return steps
-
-
-def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
-    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
-    last = points[-1].epoch if points else 0
-    return [point for point in points if point.epoch == last][-_LONGEST:]
 
 
 def _retract(
@@ -198,7 +187,7 @@ def _store(
             watched=False,
             detector=NAME,
             detector_version=VERSION,
-            parameters=PARAMETERS,
+            parameters=history_verdict.PARAMETERS,
             evidence=evidence,
             verdict=(Verdict.SLOWER if slower else Verdict.FASTER).value,
             cause=Cause.UNCLEAR.value,

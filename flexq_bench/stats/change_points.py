@@ -7,9 +7,7 @@ from collections.abc import Hashable, Sequence
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.level_model import Step, level_model
-from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
-
-__all__ = ["SMALLEST_CHANGE", "SMALLEST_LOG_RATIO", "change_points"]
+from flexq_bench.stats.log_series import SMALLEST_CHANGE
 
 
 def change_points(

@@ -48,14 +48,10 @@ class Point:
     """One commit of a series.
 
     value: in the unit of the series; with several results, their median. device: that measured it.
-    spread: standard deviation of a result from the others of the commit, in the unit of the series;
-    NaN: unknown. count: number of results that the value combines.
     """
 
     value: float
     device: Hashable = None
-    spread: float = math.nan
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

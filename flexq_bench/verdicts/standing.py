@@ -87,11 +87,11 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
     return None
 
 
-def history_of(session: Session, series_id: int) -> list[HistoryPoint]:
+def history_of(session: Session, series_id: int, *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
     """The newest commits of the newest epoch of a series on the main line, a point for each."""
     points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
     last = points[-1].epoch if points else 0
-    return [point for point in points if point.epoch == last][-MAX_RESULTS:]
+    return [point for point in points if point.epoch == last][-most:]
 
 
 def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
