@@ -163,7 +163,7 @@ class Follower:
         end = seen
         while end > level.start and level.place(self.plain[end - 1]) < _NEARER:
             end -= 1
-        if level is not self.waiting and end - level.start > LONGEST_SPELL:
+        if end - level.start > LONGEST_SPELL:
             return False
         spell = [(level.start, end)] if end > level.start else []
         if level is young:

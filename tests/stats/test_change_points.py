@@ -170,7 +170,6 @@ def test_values_put_before_a_series_lose_no_step(prefix: list[float], seed: int)
     assert any(abs(index - len(prefix) - 30) <= 3 for index in _indices(longer))
 
 
-@pytest.mark.xfail(strict=True, reason="a level that waits, and is left, counts as a long spell")
 def test_three_values_near_the_later_level_lose_no_step() -> None:
     values = np.concatenate(([112.0] * 3, _noisy([(30, 100.0), (30, 115.0)], 0.01, 0)))
     assert any(abs(index - 33) <= 3 for index in _indices(values))
