@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
+from flexq_bench.measure.launcher import FreshProcesses, Launcher
 from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
 from flexq_bench.repository.descendants import (
     continue_stopped,
@@ -68,7 +69,8 @@ class WorkerProcess:
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.
     timeout_s: for each reply, after which it is killed; None: no limit. environment: all of its
-    variables, with PYTHONPATH after the tree; None: ours.
+    variables, with PYTHONPATH after the tree; None: ours. launcher: starts it; None: as a fresh
+    process.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class WorkerProcess:
         *,
         timeout_s: float | None = None,
         environment: Mapping[str, str] | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         _own_scheduling()
         self.name, self.tree = name, tree
@@ -89,14 +92,11 @@ class WorkerProcess:
         self._unread = b""
         self._stderr_start = 0  # bytes on stderr up to the latest reply
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
-        self._process = subprocess.Popen(
-            list(command),
-            cwd=tree,
-            env=_variables(tree, environment) | {self._mark: "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+        self._process = (launcher or FreshProcesses()).start(
+            command,
+            folder=tree,
+            environment=_variables(tree, environment) | {self._mark: "1"},
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C reaches only us: we end the worker in good order
         )
 
     def __enter__(self) -> Self:

@@ -26,6 +26,7 @@ from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted, options_of
+from flexq_bench.measure.launcher import Launcher
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
@@ -43,13 +44,15 @@ class Side:
     """One side of a comparison: its name in results, and the folder whose code it runs.
 
     environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
-    loads; None: those adopted in this process.
+    loads; None: those adopted in this process. launcher: starts its workers; None: each as a fresh
+    process.
     """
 
     name: str
     tree: Path
     environment: Mapping[str, str] | None = None
     kernels_from: tuple[KernelSource, ...] | None = None
+    launcher: Launcher | None = None
 
     @property
     def short_name(self) -> str:
@@ -259,6 +262,7 @@ class ABExperiment:
             (*command, "--device", self.device, "--seed", str(self.seed), *side.options),
             timeout_s=self.rules.timeout_s,
             environment=adopted().environment if side.environment is None else side.environment,
+            launcher=side.launcher,
         )
         return stack.enter_context(worker)
 
