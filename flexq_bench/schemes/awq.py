@@ -178,4 +178,4 @@ def _best_clipping(
         least = torch.where(better, error, least)
         best = [torch.where(better, *pair) for pair in zip(current, best or current, strict=True)]
     codes, scales, *zero_points = best
-    return codes, Scaling(scales, *zero_points)
+    return codes, Scaling(scales, zero_points[0] if zero_points else None)
