@@ -162,7 +162,7 @@ def claim_jobs(
     unconfirmed = (Job.state == JOB_LEASES.leased_state) & Job.worker.in_(list(own_workers))
     free = session.execute(
         select(Job.id, Job.attempts).where(
-            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), unconfirmed)
+            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at, until - at), unconfirmed)
         )
     ).all()
     JOB_LEASES.claim(

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 
 from flexq_bench.db import queries
@@ -18,6 +19,7 @@ from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError, FileMovedError
 from flexq_bench.db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
+from flexq_bench.db.leases import is_current
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tuning import ChoiceInfo, choices_of
@@ -387,7 +389,7 @@ class Coordinator:
             for row in rows:
                 if row.id in own_jobs:
                     continue
-                is_leased = row.lease_until is not None and row.lease_until >= now
+                is_leased = is_current(row.lease_until, now, timedelta(seconds=self._times.lease))
                 if is_leased and row.worker not in self._states:
                     self._leased_elsewhere = True
                     continue

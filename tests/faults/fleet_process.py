@@ -17,25 +17,26 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.fleet import JobInfo, add_jobs
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
-from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Work
+from flexq_bench.fleet.ray_pool import RayPool
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
-from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+from tests.fleet.simulated_fleet import simulated_gpu
 
 GPU = "simulated"
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
@@ -49,7 +50,8 @@ class Order:
 
     deaths, hangs: share of measurements that end their worker, or never end. poison: every so
     many-th result holds what no database stores. busy_s: as busy_timeout_s of open_database; short,
-    so that a lock of seconds is an outage.
+    so that a lock of seconds is an outage. cluster: address of the Ray cluster whose actors
+    simulate the workers; empty: this process. ray_version: that this process says it has.
     """
 
     database: str
@@ -63,6 +65,8 @@ class Order:
     poison: int = 0
     seed: int = 0
     busy_s: float = 1.0
+    cluster: str = ""
+    ray_version: str = ""
 
 
 class SimulatedWorkers:
@@ -77,9 +81,13 @@ class SimulatedWorkers:
         for index in range(order.workers):
             self._join(f"{GPU} {os.getpid()} {index}")
 
-    @property
-    def arriving(self) -> int:
-        return 0
+    backend, refusals, arriving = "cuda", (), 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         until = time.monotonic() + timeout_s
@@ -140,16 +148,24 @@ def measure(order: Order) -> None:
     def on_record(record: Record) -> None:
         logging.getLogger("faults").info("%s %s", record.case, record.status)
 
+    if order.ray_version:
+        import ray
+
+        ray.__version__ = order.ray_version
     with (
         open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
+        RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool,
         open_run(database, run, COMMIT) as opened,
     ):
-        jobs = [JobInfo(key) for key in keys]
-        run_transaction(database, lambda session: add_jobs(session, order.run, jobs))
-        workers = SimulatedWorkers(order)
-        coordinator = Coordinator(database, workers, COMMIT, TIMES, on_record=on_record)
-        coordinator.gather()
-        coordinator.carry_out([Work(opened, GPU, cases)])
+        pool.measure([Work(opened, GPU, cases)], on_record)
+
+
+def workers_of(order: Order) -> Any:
+    if not order.cluster:
+        return SimulatedWorkers(order)
+    times = replace(TIMES, start=60, device=60)
+    actor = simulated_gpu(order.seconds)
+    return RayWorkers(order.cluster, backend="cuda", seed=0, times=times, actor=actor)
 
 
 def serve(order: Order) -> int:

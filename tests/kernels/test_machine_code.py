@@ -95,25 +95,32 @@ def test_every_source_is_some_kernels():
     assert {build.source for build in all_builds()} == set(sources)
 
 
-@pytest.mark.parametrize("target", RUN_TARGETS)
-@pytest.mark.parametrize(
-    ("label", "function", "instruction"),
-    [
-        ("flexq-w6a6", "flexq_btc", "BMMA"),
-        ("flexq-w6a8", "flexq_btc", "BMMA"),
-        ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
-        ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
-        ("abq-w6a6", "abq", "BMMA"),
-        ("abq-w8a8", "abq", "BMMA"),
-        ("w8a16", "weight_only", "HMMA"),
-        ("w4a16", "weight_only", "HMMA"),
-        ("fp6-w6a16", "weight_only", "HMMA"),
-        ("fp5-w5a16", "weight_only", "HMMA"),
-        ("dgq-w4a8", "flexq_imma", "IMMA"),
-        ("group-w4a8", "flexq_imma", "IMMA"),
-        ("atom-w4a4", "flexq_imma", "IMMA"),
-    ],
-)
+ON_TENSOR_CORES = [
+    ("flexq-w6a6", "flexq_btc", "BMMA"),
+    ("flexq-w6a8", "flexq_btc", "BMMA"),
+    ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
+    ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
+    ("abq-w6a6", "abq", "BMMA"),
+    ("abq-w8a8", "abq", "BMMA"),
+    ("w8a16", "weight_only", "HMMA"),
+    ("w4a16", "weight_only", "HMMA"),
+    ("fp6-w6a16", "weight_only", "HMMA"),
+    ("fp5-w5a16", "weight_only", "HMMA"),
+    ("dgq-w4a8", "flexq_imma", "IMMA"),
+    ("group-w4a8", "flexq_imma", "IMMA"),
+    ("atom-w4a4", "flexq_imma", "IMMA"),
+]
+
+
+def on_tensor_cores():
+    """Every kernel on every target; the fast tests have each kernel on one of them."""
+    for place, kernel in enumerate(ON_TENSOR_CORES):
+        for number, target in enumerate(RUN_TARGETS):
+            is_fast = number == place % len(RUN_TARGETS)
+            yield pytest.param(*kernel, target, marks=() if is_fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("label", "function", "instruction", "target"), [*on_tensor_cores()])
 def test_a_kernel_runs_on_its_tensor_core(label, function, instruction, target):
     every = resolve(label, "cuda").builds()
     of_function = [b for b in every if b.block is not None and b.block.function == function]
@@ -149,13 +156,13 @@ def test_every_build_compiles_where_none_ever_ran(target):
 
 
 # Which of a kernel's builds: all of them take minutes.
-ONE_IN_FOUR, ALL = slice(None, None, 4), slice(None)
+ALL = slice(None)
 
 
 @pytest.mark.parametrize(
     ("label", "some"),
     [
-        ("flexq-imma-w6a6", ONE_IN_FOUR),
+        ("flexq-imma-w6a6", ONE_IN_EIGHT),
         *(
             pytest.param(label, ALL, marks=pytest.mark.slow)
             for label in ("flexq-imma-w6a6", "dual-w6a8", "dgq-w4a8", "group-w4a8", "atom-w4a4")
@@ -191,7 +198,7 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label):
 @pytest.mark.parametrize(
     ("label", "some"),
     [
-        ("flexq-imma-w6a6", ONE_IN_FOUR),
+        ("flexq-imma-w6a6", ONE_IN_EIGHT),
         pytest.param("flexq-imma-w6a6", ALL, marks=pytest.mark.slow),
         pytest.param("flexq-imma-w6a8", ALL, marks=pytest.mark.slow),
     ],
