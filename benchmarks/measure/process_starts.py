@@ -1,6 +1,6 @@
 """Fresh and forked worker processes: how fast they start, and whether their kernels are as fast.
 
-    python benchmarks/measure/process_starts.py --device cuda --processes 60 --out starts.json \\
+    python benchmarks/measure/process_starts.py --processes 60 --seconds 280 --out starts.json \\
         "flexq-imma-w6a6 gemm cold m4n4096k4096" "cublas-fp16 gemm cold m256n4096k14336"
 
 Fresh and forked processes alternate. A fork server is replaced after every ten processes, so that
@@ -8,16 +8,18 @@ an effect of a server shows as a difference between servers. Prints, for each ca
 median seconds from the request to the first reply (device opened), to the first results (compiled
 and checked) and to the first timed sample; then tests of equal distributions of a process's mean
 time: Kolmogorov-Smirnov, Mann-Whitney, the number of slow processes (Fisher) for a kernel of two
-speeds, and Kruskal-Wallis over servers.
+speeds, and Kruskal-Wallis over servers. `--ahead 4` saves time where only the distributions matter.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -34,6 +36,7 @@ from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.case import Case
 
 TREE = Path(flexq_bench.__file__).resolve().parents[1]
+BEGUN = time.perf_counter()
 PROCESSES_PER_SERVER = 10
 TIMEOUT_S = 600.0
 MIN_GAP = 10.0  # of two speeds: their distance by the scatter about each
@@ -51,41 +54,64 @@ class Start:
     time_us: float
 
 
-def measure(
-    launcher: Launcher, kind: str, server: int, device: str, side: CaseSide, turns: int
-) -> Start:
-    """Start one process and measure a case in it."""
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A worker that was started at a time, and imports until its first request."""
+
+    worker: WorkerProcess
+    kind: str
+    server: int
+    begun: float
+
+    def measured(self, side: CaseSide, turns: int) -> Start:
+        """Measure a case, and end the worker."""
+        with self.worker as worker:
+            worker.request_identity()
+            worker.check_identity()
+            reply_s = time.perf_counter() - self.begun
+            side.prepare(worker, None)
+            checked_s = time.perf_counter() - self.begun
+            side.place(worker, 0, None)
+            times = [side.sample(worker).time_us]
+            sample_s = time.perf_counter() - self.begun
+            times += [side.sample(worker).time_us for _ in range(turns - 1)]
+        valid = [time_us for time_us in times if not math.isnan(time_us)]
+        mean = statistics.fmean(valid) if valid else math.nan
+        return Start(self.kind, self.server, reply_s, checked_s, sample_s, mean)
+
+
+def start(kind: str, launcher: Launcher, server: int, device: str) -> Waiting:
+    """Start a worker."""
     begun = time.perf_counter()
     command = (*worker_command(TREE), "--device", device, "--seed", "0")
-    with WorkerProcess(kind, TREE, command, timeout_s=TIMEOUT_S, launcher=launcher) as worker:
-        worker.request_identity()
-        worker.check_identity()
-        reply_s = time.perf_counter() - begun
-        side.prepare(worker, None)
-        checked_s = time.perf_counter() - begun
-        side.place(worker, 0, None)
-        times = [side.sample(worker).time_us]
-        sample_s = time.perf_counter() - begun
-        times += [side.sample(worker).time_us for _ in range(turns - 1)]
-    valid = [time_us for time_us in times if time_us == time_us]
-    return Start(
-        kind, server, reply_s, checked_s, sample_s, statistics.fmean(valid or [float("nan")])
-    )
+    worker = WorkerProcess(kind, TREE, command, timeout_s=TIMEOUT_S, launcher=launcher)
+    return Waiting(worker, kind, server, begun)
 
 
-def starts_of(case: Case, device: str, processes: int, turns: int) -> list[Start]:
-    """Alternate fresh and forked processes. The first of each kind, which compiles, is left out."""
-    side, starts = CaseSide("base", case), []
-    measure(FreshProcesses(), "fresh", 0, device, side, turns)  # tunes and compiles
+def starts_of(
+    case: Case, device: str, processes: int, turns: int, *, ahead: int, until: float
+) -> Iterator[Start]:
+    """Alternate fresh and forked processes, until a time (of `time.perf_counter`).
+
+    The first of each kind is left out: it compiles, or waits for the server's imports.
+    """
+    side = CaseSide("base", case)
+    start("fresh", FreshProcesses(), 0, device).measured(side, turns)
     for server, first in enumerate(range(0, processes, PROCESSES_PER_SERVER)):
         with ExitStack() as stack:
-            forking = stack.enter_context(forking_launcher())
-            measure(forking, "forked", server, device, side, 1)  # waits for the server's imports
-            for number in range(first, min(first + PROCESSES_PER_SERVER, processes)):
-                kinds = [("fresh", FreshProcesses()), ("forked", forking)]
-                for kind, launcher in kinds if number % 2 else kinds[::-1]:
-                    starts.append(measure(launcher, kind, server, device, side, turns))
-    return starts
+            forking = stack.enter_context(forking_launcher(TREE))
+            start("forked", forking, server, device).measured(side, 1)
+            kinds = [("fresh", FreshProcesses()), ("forked", forking)]
+            orders = [
+                kinds if number % 2 else kinds[::-1]
+                for number in range(first, min(first + PROCESSES_PER_SERVER, processes))
+            ]
+            coming = [each for order in orders for each in order]
+            waiting: deque[Waiting] = deque()
+            while (coming or waiting) and (waiting or time.perf_counter() < until):
+                while coming and len(waiting) <= ahead and time.perf_counter() < until:
+                    waiting.append(start(*coming.pop(0), server, device))
+                yield waiting.popleft().measured(side, turns)
 
 
 def limit_of_slow(times: Sequence[float]) -> float | None:
@@ -141,12 +167,22 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--processes", type=int, default=60)
     parser.add_argument("--turns", type=int, default=12)
+    parser.add_argument("--ahead", type=int, default=0, help="start this many before their use")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="in all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     results = {}
-    for key in options.cases:
+    for number, key in enumerate(options.cases):
         case = Case.from_key(key)
-        starts = starts_of(case, options.device, options.processes, options.turns)
+        share = (options.seconds - time.perf_counter() + BEGUN) / (len(options.cases) - number)
+        starts = []
+        for measured in starts_of(
+            *(case, options.device, options.processes, options.turns),
+            ahead=options.ahead,
+            until=time.perf_counter() + share,
+        ):
+            starts.append(measured)
+            sys.stderr.write(f"{measured}\n")
         results[key] = [asdict(start) for start in starts]
         sys.stdout.write("\n".join(report(case, starts)) + "\n")
         sys.stdout.flush()
