@@ -26,6 +26,7 @@ class GateOutcome(StrEnum):
     AMBIGUOUS = "ambiguous"
     WAIVED = "waived"
     PASS = "pass"
+    SAME_CODE = "same code"  # passes without a measurement: both commits have the same code
     PROBE = "probe"  # a baseline of other cases, not judged itself
 
 
@@ -96,8 +97,11 @@ class GateReport:
 
     @property
     def compared(self) -> int:
-        """Number of cases with a verdict."""
-        return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
+        """Number of cases that were measured and have a verdict."""
+        return sum(
+            finding.verdict != Verdict.NO_DATA and finding.outcome is not GateOutcome.SAME_CODE
+            for finding in self.findings
+        )
 
     def with_outcome(self, outcome: GateOutcome) -> tuple[Finding, ...]:
         """Return the findings of one outcome, slowest first."""
