@@ -23,9 +23,8 @@ from flexq_bench.kernels.resource_table import (
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
-from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
+from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS, TARGETS
 
-ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
@@ -37,9 +36,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured(toolchain):
-    """The largest build of each source for every target, and for Hopper, which has most, others."""
-    others = measure_resources(all_builds()[ONE_IN_EIGHT], ("sm_90",))
-    return sorted({*measure_table(whole=()), *others})
+    """The largest build of each source for one target, in turn; compiling all takes minutes."""
+    rows = []
+    for place, source in enumerate(sorted({build.source for build in all_builds()})):
+        of_source = [(b, t) for t in TARGETS for b in largest_builds(t) if b.source == source]
+        build, target = of_source[place % len(of_source)]
+        rows += measure_resources([build], (target,))
+    return sorted(rows)
 
 
 def test_no_build_spills_on_any_target(measured):
@@ -156,7 +159,7 @@ def test_every_build_compiles_where_none_ever_ran(target):
 
 
 # Which of a kernel's builds: all of them take minutes.
-ALL = slice(None)
+ONE_IN_EIGHT, ALL = slice(None, None, 8), slice(None)
 
 
 @pytest.mark.parametrize(
@@ -215,11 +218,12 @@ def test_sums_of_clusters_begin_again_by_one_ffma(label, some):
     assert of_clusters
 
 
-def test_cluster_step_has_few_instructions_besides_scaling():
+@pytest.mark.parametrize("some", [slice(1), pytest.param(ALL, marks=pytest.mark.slow)])
+def test_cluster_step_has_few_instructions_besides_scaling(some):
     """Instructions and tensor cores take turns: what is no FFMA costs as much."""
     clusters = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
     # The loop depends on these two settings only.
-    configs = {(c.row_warpgroups, c.tokens): c for c in clusters}.values()
+    configs = [*{(c.row_warpgroups, c.tokens): c for c in clusters}.values()][some]
 
     for config in configs:
         loops = innermost_loops(compile_build(config.build(SIX_BITS), "sm_90"))[config.function]
