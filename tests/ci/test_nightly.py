@@ -462,9 +462,7 @@ def test_missing_kind_is_reported_with_its_reason(
 
     assert (here.outcome, missing.gpu) == ("complete", "Another CPU")
     assert missing.outcome == ("refused" if reason else "absent")
-    expected = (
-        reason or "no Another CPU was available; workers that did not start: node 7: no driver"
-    )
+    expected = reason or "no Another CPU was available"
     assert missing.reasons == {expected: missing.planned}
     assert expected in "\n".join(night_report.lines([missing]))
     assert exit_code([here, missing], alerting=True) == ExitCode.MISSING
