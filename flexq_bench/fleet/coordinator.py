@@ -17,7 +17,7 @@ from pathlib import Path
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
-from flexq_bench.db.engine import Database
+from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError, FileMovedError
 from flexq_bench.db.fleet import (
     COMPARE,
@@ -362,11 +362,24 @@ class Coordinator:
                 kind.missing_since = now
                 log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
             elif now - kind.missing_since > self._times.device:
+                if self._has_worker_elsewhere(gpu):
+                    kind.missing_since = now
+                    continue
                 reason = f"no {gpu} came within {self._times.device:.0f} s"
                 for run, gpu_of_run in self._gpus.items():
                     if gpu_of_run == gpu:
                         self._buffer.abandon_jobs(run, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
+
+    def _has_worker_elsewhere(self, gpu: str) -> bool:
+        """Return True if another coordinator has a live worker of this kind, for the same jobs."""
+
+        def is_alive(session: Session) -> bool:
+            silent_since = database_time(session) - timedelta(seconds=self._times.lease)
+            workers = queries.workers(session, live=True)
+            return any(w.gpu == gpu and w.heartbeat_at >= silent_since for w in workers)
+
+        return self._buffer.read(is_alive) is not False  # None: the database is unavailable
 
     def _exchange(self) -> None:
         assignments = self._assign_jobs()

@@ -35,6 +35,7 @@ from flexq_bench.fleet.ray_pool import RayPool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
+from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.runs.worker import Worker
@@ -81,9 +82,6 @@ class Order:
 class SimulatedWorkers:
     """Workers that take their time in this process."""
 
-    def refusals_of(self, gpu: str) -> tuple[str, ...]:
-        return ()
-
     def __init__(self, order: Order) -> None:
         self._order, self._chance = order, random.Random(f"{order.seed} {os.getpid()}")
         self._members: dict[str, ReadyWorker] = {}
@@ -101,6 +99,9 @@ class SimulatedWorkers:
 
     def __exit__(self, *error: object) -> None:
         pass
+
+    def refusals_of(self, gpu: str) -> tuple[str, ...]:
+        return ()
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         until = time.monotonic() + timeout_s
@@ -210,16 +211,19 @@ def compare(order: Order) -> None:
     )
     rules = Rules(order.run, Path(), canaries=order.canaries)
     logger = logging.getLogger("faults")
-    with open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database:
-        with RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool:
-            nights = measure_night(
-                database, pool, suite, COMMIT, rules,
-                progress=lambda _: nullcontext(lambda record: None),
-            )  # fmt: skip
-            [report] = conclude_nights(
-                database, pool, nights, COMMIT, rules,
-                progress=lambda _: nullcontext(lambda job: logger.info("job %s ok", job)),
-            )  # fmt: skip
+    with (
+        open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
+        ended_by_terminate(),
+        RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool,
+    ):
+        nights = measure_night(
+            database, pool, suite, COMMIT, rules,
+            progress=lambda _: nullcontext(lambda record: None),
+        )  # fmt: skip
+        [report] = conclude_nights(
+            database, pool, nights, COMMIT, rules,
+            progress=lambda _: nullcontext(lambda job: logger.info("job %s ok", job)),
+        )  # fmt: skip
     logger.info("the night is %s: %s", report.outcome, report.uncompared)
 
 
