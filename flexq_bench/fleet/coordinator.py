@@ -361,9 +361,10 @@ class Coordinator:
             elif kind.missing_since is None:
                 kind.missing_since = now
                 log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
-            elif now - kind.missing_since > self._times.device:
+            elif now - kind.missing_since > self._times.device and not self._workers.arriving:
                 if self._has_worker_elsewhere(gpu):
                     kind.missing_since = now
+                    self._leased_elsewhere = self._backlog_is_stale = True
                     continue
                 reason = f"no {gpu} came within {self._times.device:.0f} s"
                 for run, gpu_of_run in self._gpus.items():

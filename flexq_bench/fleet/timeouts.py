@@ -18,8 +18,8 @@ class Times:
     compare: the same for a comparison of up to 16 cases, with the builds of its commits. beat:
     interval of heartbeats, which renew leases. lease: a job whose lease was not renewed for this
     time can be leased to another worker. device: until a GPU of a kind with queued jobs becomes
-    available (again). scan: interval of checks for new nodes. database: longest outage of the
-    database.
+    available (again), if no process is being started. scan: interval of checks for new nodes.
+    database: longest outage of the database.
     """
 
     start: float = 180.0

@@ -316,3 +316,44 @@ def test_outcome_has_no_numbers_that_json_lacks(a_case, gpus):
     device = next(iter(gpus({"H200": 1})._members.values())).worker.device
 
     json.dumps(outcome_data([comparison_of(a_case())], device), allow_nan=False)
+
+
+def test_kind_is_not_given_up_while_its_workers_start(table, gpus, compare_work, clock):
+    work = compare_work("H200", 1)
+    workers = gpus({}, compares=right)
+    workers.arriving, began, poll = 1, clock.now, workers.poll
+
+    def late(timeout_s):
+        if clock.now > began + 10 and workers.arriving:  # `device` is three seconds
+            workers.arriving = 0
+            workers._join("H200 0", "H200")
+        return poll(timeout_s)
+
+    workers.poll = late
+    table.coordinator(workers).compare([work], ignore)
+
+    assert states_of(table, work) == ["done"]
+
+
+def test_kind_is_not_given_up_while_another_coordinator_has_it(
+    table, gpus, compare_work, monkeypatch
+):
+    """The other one still registers as alive, so the job is not taken from it."""
+    work = compare_work("H200", 1)
+    other = table.coordinator(gpus({"H200": 1}, compares=right))
+    other.gather()
+    asked = []
+
+    def poll(timeout_s):
+        if table.clock.now > 1000 + 8:
+            asked.append(states_of(table, work))
+            other.compare([work], ignore)
+        return type(workers).poll(workers, timeout_s)
+
+    workers = gpus({})
+    waiting = table.coordinator(workers)
+    workers.poll = poll
+    waiting.compare([work], ignore)
+
+    assert asked[0] == ["queued"]
+    assert states_of(table, work) == ["done"]
