@@ -22,18 +22,15 @@ from tests.faults.conftest import Bench
 from tests.faults.test_comparing import check
 from tests.fleet.conftest import add_gpus, ray_cluster
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
-CASES, CANARIES, SECONDS = 24, 12, 0.5
+CASES, CANARIES, SECONDS = 40, 34, 0.25  # three jobs on each kind
 SIMULATED = Path(__file__).parents[1] / "fleet" / "simulated_fleet.py"
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # A node that does not answer is dead after five seconds, in place of half a minute.
-    monkeypatch.setenv("RAY_health_check_initial_delay_ms", "1000")
-    monkeypatch.setenv("RAY_health_check_period_ms", "1000")
-    monkeypatch.setenv("RAY_health_check_timeout_ms", "1000")
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
     with ray_cluster(monkeypatch) as opened:
         yield opened
 
@@ -56,9 +53,9 @@ class Night:
     def comparing(self) -> tuple[subprocess.Popen[str], Path]:
         """A coordinator that has stored some comparisons, by the round's seed."""
         process, log = self.start()
-        count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 6)
+        count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3)
         self.bench.until(
-            lambda: log.read_text().count("job ") >= count or process.poll() is not None, 180
+            lambda: log.read_text().count("job ") >= count or process.poll() is not None, 300
         )
         return process, log
 
@@ -67,7 +64,7 @@ class Night:
         return {words[0]: words[1] for words in lines if words and words[0] in KINDS}
 
     def end(self, process: subprocess.Popen[str], log: Path) -> dict[str, str]:
-        assert process.wait(180) == 0, log.read_text()
+        assert process.wait(300) == 0, log.read_text()
         return self.outcomes(log)
 
     def completes(self, process: subprocess.Popen[str], log: Path) -> None:
@@ -113,7 +110,7 @@ def frozen(pids: Iterable[int]) -> Iterator[None]:
 
 
 def test_ray_node_killed(night, cluster):
-    lost, _, _ = (add_gpus(cluster, kind, 2) for kind in ("A100", "A100", "H200"))
+    lost, _, _ = (add_gpus(cluster, kind, 1) for kind in ("A100", "A100", "H200"))
     running = night.comparing()
     cluster.remove_node(lost, allow_graceful=False)
 
@@ -121,7 +118,7 @@ def test_ray_node_killed(night, cluster):
 
 
 def test_ray_node_frozen(night, cluster):
-    node, _, _ = (add_gpus(cluster, kind, 2) for kind in ("A100", "A100", "H200"))
+    node, _, _ = (add_gpus(cluster, kind, 1) for kind in ("A100", "A100", "H200"))
     running = night.comparing()
     with frozen(processes_of(node)):
         night.completes(*running)
@@ -129,7 +126,7 @@ def test_ray_node_frozen(night, cluster):
 
 def test_ray_worker_frozen(night, cluster):
     """Only the process that compares, so that its node stays alive."""
-    node, _ = (add_gpus(cluster, kind, 2) for kind in KINDS)
+    node, _ = (add_gpus(cluster, kind, 1) for kind in KINDS)
     running = night.comparing()
     comparers = [pid for pid, name in processes_of(node).items() if "SimulatedComparer" in name]
     with frozen(comparers):
@@ -137,13 +134,13 @@ def test_ray_worker_frozen(night, cluster):
 
 
 def test_ray_last_node_of_a_kind_lost_and_back(night, cluster):
-    add_gpus(cluster, "H200", 2)
-    lost = add_gpus(cluster, "A100", 2)
+    add_gpus(cluster, "H200", 1)
+    lost = add_gpus(cluster, "A100", 1)
     running = night.comparing()
     cluster.remove_node(lost, allow_graceful=False)
 
     first = night.end(*running)
-    add_gpus(cluster, "A100", 2)
+    add_gpus(cluster, "A100", 1)
 
     # With the last comparison stored before the loss, nothing is missing.
     assert first == {"A100": "incomplete", "H200": "complete"} or "incomplete" not in first.values()
@@ -152,7 +149,7 @@ def test_ray_last_node_of_a_kind_lost_and_back(night, cluster):
 
 def test_ray_coordinator_killed_another_takes_over(night, cluster):
     for kind in KINDS:
-        add_gpus(cluster, kind, 2)
+        add_gpus(cluster, kind, 1)
     first, _ = night.comparing()
     second = night.start()
     time.sleep(random.Random(night.bench.seed).uniform(0, 2))
@@ -164,7 +161,7 @@ def test_ray_coordinator_killed_another_takes_over(night, cluster):
 
 def test_ray_two_coordinators(night, cluster):
     for kind in KINDS:
-        add_gpus(cluster, kind, 2)
+        add_gpus(cluster, kind, 1)
     running = [night.start() for _ in range(2)]
 
     for one in running:

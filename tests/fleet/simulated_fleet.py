@@ -38,7 +38,7 @@ from flexq_bench.workloads.suite import Group, Shape, Suite
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 TIMES = Times(start=180, case=20, beat=1, lease=6, device=120, scan=1, database=120)
-NIGHT_TIMES = replace(TIMES, lease=4, device=15, compare=60)
+NIGHT_TIMES = replace(TIMES, lease=15, device=20, compare=60)
 _SHAPES = 12  # that the cases of a kind are spread over
 
 
