@@ -68,6 +68,8 @@ class Slot:
             "num_cpus": 0 if self.backend == "cuda" else 1,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
         }
+        if hasattr(actor, "beat"):
+            options["max_concurrency"] = 2  # answers it during another call
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
         return ray.remote(actor).options(**options).remote(self.backend, *arguments)

@@ -328,15 +328,9 @@ class Bench:
     def check(self, *, has_failed: int = 0) -> None:
         """The invariants, by SQL of their own: planned = stored, none twice, none left running."""
         planned, stored, distinct, failed, running, open_jobs = self._counts()
-        figures = _FIGURES[self.fault, self.kind]
-        figures.rounds += 1
-        figures.planned += planned
-        figures.stored += stored
-        figures.lost += planned - distinct
-        figures.doubled += stored - distinct
-        figures.stuck += running + open_jobs
-        silence = max((_silence(path) for path in self.folder.glob("*.log")), default=0.0)
-        figures.longest_silence_s = max(figures.longest_silence_s, silence)
+        silence = count_round(
+            self, planned=planned, stored=stored, distinct=distinct, stuck=running + open_jobs
+        )
         said = self.said()
         assert not re.search(r"unexpected \w+:|Traceback", said), said
         assert (planned, stored, distinct) == (self.cases,) * 3, said
@@ -366,6 +360,20 @@ class Bench:
             )
         engine.dispose()
         return counts
+
+
+def count_round(bench: Bench, *, planned: int, stored: int, distinct: int, stuck: int) -> float:
+    """Add a round to the figures; return the longest silence of its logs, in seconds."""
+    figures = _FIGURES[bench.fault, bench.kind]
+    figures.rounds += 1
+    figures.planned += planned
+    figures.stored += stored
+    figures.lost += planned - distinct
+    figures.doubled += stored - distinct
+    figures.stuck += stuck
+    silence = max((_silence(path) for path in bench.folder.glob("*.log")), default=0.0)
+    figures.longest_silence_s = max(figures.longest_silence_s, silence)
+    return silence
 
 
 def _silence(log: Path) -> float:
