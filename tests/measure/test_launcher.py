@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -297,3 +298,28 @@ def test_nothing_of_a_server_remains_at_its_end(processes):
         pids = [process.pid, server._server.pid]
 
     assert not any(map(is_running, pids))
+
+
+def test_ids_are_those_of_this_process_in_a_namespace_of_processes(processes):
+    wrap = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    )
+    if subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no namespaces")
+    processes.write("own", "import os; print(os.getpid(), flush=True); input()")
+    mark = new_mark()
+    with ForkServer(wrap=lambda command: (*wrap, *command)) as server:
+        process = processes.start(server, "-m", "own", **{mark: "1"})
+        inner = int(process.stdout.readline())
+
+        assert (
+            f"NSpid:\t{process.pid}\t{inner}\n" in Path(f"/proc/{process.pid}/status").read_text()
+        )
+        end_marked(mark)
+        assert process.wait(20.0) == -signal.SIGKILL
