@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -168,11 +169,13 @@ def test_return_code_is_that_of_subprocess(server, processes, text, code):
     assert processes.start(server, "-m", "ends").wait(20.0) == code
 
 
-def test_module_that_hides_a_dependency_is_imported(server, processes):
+def test_module_that_hides_a_dependency_is_imported(server, processes, caplog):
+    caplog.set_level(logging.DEBUG)
     processes.write("scipy", "print('mine')")
     processes.write("imports", "import scipy")
 
     assert processes.output(server, "-m", "imports") == "mine\n"
+    assert "other modules: scipy" in caplog.text
 
 
 def test_variables_that_are_read_at_the_start_take_effect(server, processes):
