@@ -1,14 +1,13 @@
 """The change points of a series: the one service that detection, alerts, pages and `detect` read.
 
-The statistics are in `flexq_bench.stats`; this module applies them to the points of a series and
-compares the result with what was reported before.
+The statistics are in `flexq_bench.stats`; this module applies them to the points of a series.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
@@ -88,20 +87,11 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A reported change that no longer holds. index: as reported; reason: in words."""
-
-    index: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChangePoints:
     """Result for a series. model: its other components (spells, devices, noise)."""
 
     steps: tuple[Change, ...]
     waiting: tuple[Waiting, ...]
-    withdrawn: tuple[Withdrawn, ...]
     model: LevelModel
 
 
@@ -110,14 +100,12 @@ def find_change_points(
     scale: Scale = Scale.RATIO,
     *,
     smallest: float = 0.0,
-    reported: Sequence[Change] = (),
 ) -> ChangePoints:
     """The changes of level of a series of points, oldest first, one per commit.
 
     smallest: change that counts, a fraction of the level (`Scale.RATIO`, at least 0.01) or in the
-    unit of the series. reported: changes that were reported before, by their present indices; those
-    that no longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
-    `Scale.RATIO` those that are not positive.
+    unit of the series. NaN and infinite values are gaps, and with `Scale.RATIO` those that are not
+    positive.
     """
     is_ratio = scale is Scale.RATIO
     least = max(smallest, SMALLEST_CHANGE) if is_ratio else smallest
@@ -133,13 +121,7 @@ def find_change_points(
         changes = _differences(values, changes)
     steps = tuple(change for change in changes if _size(change, scale) >= least)
     waiting = () if model.waiting is None else (Waiting(_change(model.waiting), _LASTING),)
-    found = ChangePoints(steps, waiting, (), model)
-    withdrawn = tuple(
-        Withdrawn(one.index, reason_without_step(found, one.index, rises=one.difference > 0))
-        for one in reported
-        if all(abs(step.index - one.index) > REACH for step in steps)
-    )
-    return replace(found, withdrawn=withdrawn)
+    return ChangePoints(steps, waiting, model)
 
 
 def _change(step: Step) -> Change:

@@ -1,14 +1,14 @@
-"""The service of change points: scales, smallest changes, withdrawn changes."""
+"""The service of change points: scales, smallest changes, reasons."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flexq_bench.verdicts.change_points import (
-    Change,
     Point,
     Scale,
     find_change_points,
+    reason_without_step,
 )
 
 
@@ -40,9 +40,7 @@ def test_change_below_smallest_is_left_out() -> None:
     assert not find_change_points(points, smallest=0.06).steps
 
 
-def test_reported_change_that_is_gone_is_withdrawn_with_reason() -> None:
-    points = _points([(60, 100)])
-    reported = [Change(30, 100, 101, 1e-4)]
-    (gone,) = find_change_points(points, reported=reported).withdrawn
-    assert gone.index == 30
-    assert gone.reason
+def test_reason_without_a_step_names_where_it_is_now() -> None:
+    found = find_change_points(_points([(40, 100), (20, 110)]))
+    assert "+8 results" in reason_without_step(found, 32, rises=True)
+    assert "bear it out" in reason_without_step(found, 32, rises=False)
