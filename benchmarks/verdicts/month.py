@@ -158,7 +158,7 @@ def compare(
 
 @dataclass
 class Night:
-    """What a night of a kind did. false: candidates that have no change."""
+    """Counts of a night of a kind. false: candidates that have no change."""
 
     candidates: int
     false: int

@@ -1,4 +1,4 @@
-"""What interleaved comparisons say of a history: its levels, and how far noise alone takes it."""
+"""Levels of a history that interleaved comparisons have confirmed, and the noise they refuted."""
 
 from __future__ import annotations
 
