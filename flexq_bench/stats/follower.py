@@ -29,6 +29,7 @@ _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
 _APART_SIGMAS = 6.0  # of levels that single values tell apart, so that visits can be counted
 _START = 8  # first values, whose visits do not count: a benchmark's first runs are often odd
 _LEAST_SHARE = 0.1  # of the range of the levels so far: nobody looks for smaller steps
+_SMALL_STEPS = 2  # power of a step's share of the range, in its largest p-value
 _LASTING = 10  # values of a level that counts for that range
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
 _AGAIN = 8  # a look that finds nothing is repeated after an eighth of the values since its step
@@ -202,7 +203,7 @@ class Follower:
         What moved a series before, such as a level that wanders, explains a small change as well.
         """
         share = min(abs(step.effect) / float(np.ptp(self.values[:seen])), 1.0)
-        return SIGNIFICANCE * share * share
+        return SIGNIFICANCE * float(share**_SMALL_STEPS)
 
     def _least(self) -> float:
         levels = self.lasting
