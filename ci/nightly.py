@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.ci.candidates import Suspects, suspects_of
+from flexq_bench.ci.candidates import Suspects, planned_comparisons, suspects_of
 from flexq_bench.ci.change_points import LookedBack, store_change_points
 from flexq_bench.ci.notifications import events
 from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport, NightOutcome
@@ -55,7 +54,6 @@ from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Judged
 from flexq_bench.verdicts.nightly import Night, record_night
-from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
@@ -242,7 +240,18 @@ def _plan(
             notes.append("no git tree here: nothing was confirmed")
         elif commit.dirty:
             notes.append("the commit has local changes: nothing was confirmed")
-        pairs = () if notes else _comparisons(session, info, commit, suspects, rules)
+        pairs = (
+            ()
+            if notes
+            else planned_comparisons(
+                session,
+                suspects,
+                commit,
+                budget=rules.candidates,
+                canaries=rules.canaries,
+                seed=info.key,
+            )
+        )
         jobs = [CompareJob(base, head, tuple(cases), commit.project) for base, head, cases in pairs]
         add_jobs(session, info.run, job_infos(jobs, devices))
         plan = {
@@ -420,37 +429,6 @@ def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
         f"({case.compared.base[:10]}..{case.compared.head[:10]})"
         for case in (*wrong, *slower)
     )
-
-
-def _comparisons(
-    session: Session,
-    info: NightInfo,
-    commit: CommitInfo,
-    suspects: Suspects,
-    rules: Rules,
-) -> Iterator[tuple[str, str, list[Case]]]:
-    """Yield base, head and cases of the comparisons.
-
-    The base of an outlier is the series' trusted commit, of a creeping series the last release, of
-    a series that may be fixed the last good commit, of a canary the head.
-    """
-    by_base: dict[str, dict[Case, None]] = defaultdict(dict)
-    branch = queries.branch_of(session, commit.sha, commit.project)
-    for suspect in suspects.outliers[: rules.candidates]:
-        base = queries.trusted_base(session, suspect.series, branch=branch)
-        if base is not None and base != commit.sha and not base.startswith("pkg-"):
-            by_base[base][suspect.case] = None
-    for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):
-        for base, suspect in suspects_of_kind[: rules.candidates]:
-            if base != commit.sha:
-                by_base[base][suspect.case] = None
-    for base, cases_of_base in by_base.items():
-        yield base, commit.sha, list(cases_of_base)
-    # Different canaries every night, but the same ones if the night is resumed.
-    cases = suspects.comparable
-    chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
-    if chosen:
-        yield commit.sha, commit.sha, chosen
 
 
 def _store_absent_kinds(

@@ -234,6 +234,21 @@ def test_creeping_machine_is_compared_with_the_release_once(
     assert len(asked) == 1
 
 
+def test_open_alert_is_compared_again_only_when_its_level_moves(a_night, sha):
+    for order in range(1, 8):
+        a_night(order)
+    a_night(8, us=21.0)
+
+    quiet = [a_night(order, us=21.0)[0].contests for order in range(9, 13)]
+    pool, [report] = a_night(13, us=22.5, canaries=1)
+
+    assert quiet == [[], [], [], []]
+    (base, head, cases), (canary, itself, chosen) = pool.contests
+    assert (base, head, canary, itself) == (sha(8), sha(13), sha(13), sha(13))
+    assert chosen == [case for case in cases if case.startswith("flexq")]
+    assert report.opened
+
+
 @pytest.mark.parametrize("slow_nights", [1, 2, 4])
 def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nights):
     for order in range(1, 8):
