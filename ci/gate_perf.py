@@ -104,12 +104,15 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
         pairs=confirmation.placements,
         stopped_early=confirmation.stopped_early,
         waiver=waiver,
+        pairs_needed=None if judged is None else judged.compared.pairs_needed,
     )
 
 
 def _outcome(judged: Judged, limit: float) -> GateOutcome:
     confirmation: Confirmation = judged.confirmation
     if confirmation.verdict is Verdict.NO_DATA:
+        if judged.compared.pairs_needed is not None:  # its time was not spent on it
+            return GateOutcome.AMBIGUOUS
         is_corrected = not judged.evidence.comparison.base_correct
         return GateOutcome.PASS if is_corrected else GateOutcome.MISSING
     if confirmation.verdict is Verdict.INCORRECT:

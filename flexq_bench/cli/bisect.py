@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexq_bench.cli.compare import progress
+from flexq_bench.cli.compare import search_progress
 from flexq_bench.cli.external import KernelSourceOptions, use_project
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
@@ -89,41 +89,36 @@ def bisect(
     if fresh:
         journal.delete()
     out = console(stderr=as_json)
-    # Comparison of the ends and a binary search between them; skipped commits add more.
-    comparisons_left = 1 + (len(commits) - 1).bit_length()
+    with search_progress(len(commits), rules.processes) as shown:
 
-    def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
-        nonlocal comparisons_left
-        with progress(rules.blocks_at_first * comparisons_left) as on_block:
+        def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
             (compared,) = run_comparison(
                 first,
                 commit,
                 [case],
                 device=device_name,
                 seed=seed,
-                on_block=on_block,
+                on_progress=shown.of_commit(commit),
                 rules=replace(rules, suffices=suffices),
             )
-        comparisons_left = max(comparisons_left - 1, 1)
-        return compared
+            return compared
 
-    def resumed(count: int) -> None:
-        nonlocal comparisons_left
-        comparisons_left = max(comparisons_left - count, 1)
-        say(out, f"resuming with {count} results of an interrupted search")
+        def resumed(count: int) -> None:
+            shown.skip(count)
+            say(out, f"resuming with {count} results of an interrupted search")
 
-    try:
-        report = find_change(
-            case,
-            first,
-            commits,
-            compare,
-            journal,
-            on_step=lambda step: say(out, reports.step_line(step)),
-            on_resume=resumed,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(say_interrupted("the same command")) from None
+        try:
+            report = find_change(
+                case,
+                first,
+                commits,
+                compare,
+                journal,
+                on_step=lambda step: say(out, reports.step_line(step)),
+                on_resume=resumed,
+            )
+        except KeyboardInterrupt:
+            raise typer.Exit(say_interrupted("the same command")) from None
     if as_json:
         print_json(reports.as_plain(report, folder))
     else:

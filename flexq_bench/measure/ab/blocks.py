@@ -108,6 +108,15 @@ class CaseSide:
         self.config, self.binary = reply["config"], reply["binary"]
         self.wrong = self.wrong or reply["wrong"]
 
+    def check(self, worker: Worker) -> None:
+        """Check a result of the default configuration, untimed. Raises as measure_blocks."""
+        try:
+            self.wrong = worker.ask(
+                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
+            )["wrong"]
+        finally:
+            self.release(worker)
+
     def place(self, worker: Worker, index: int, beside: str | None) -> None:
         worker.ask("place", slot=self.slot, index=index, beside=beside)
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack
 
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
@@ -48,4 +49,5 @@ def compare_trees(
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare two source folders that already exist; see compare_commits."""
-    yield from ABExperiment(base, head, **options).compare([(case, case) for case in cases])
+    experiment = ABExperiment(base, head, **options)
+    yield from compare_cases([(experiment, [(case, case) for case in cases])])

@@ -121,6 +121,17 @@ class JudgedSide(CaseSide):
         if not self.believes_binary:
             self.binary = None
 
+    def check(self, worker: Worker) -> None:
+        try:
+            self.wrong = worker.ask(
+                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
+            )["wrong"]
+            if not self.wrong:
+                self.place(worker, 0, None)
+                self.wrong = self._wrong_result(worker)
+        finally:
+            self.release(worker)
+
     def place(self, worker: Worker, index: int, beside: str | None) -> None:
         super().place(worker, index, beside)
         self._weights = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 import flexq_bench
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.device import find_device
 from flexq_bench.verdicts import CaseComparison
@@ -30,7 +31,7 @@ def compare_kernels(
     tree = Path(flexq_bench.__file__).resolve().parents[1]
     experiment = ABExperiment(Side(base, tree), Side(head, tree), one_process=True, **options)
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
-    yield from experiment.compare(list(pairs))
+    yield from compare_cases([(experiment, list(pairs))])
 
 
 def _with_label(case: Case, label: str) -> Case:

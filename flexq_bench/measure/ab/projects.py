@@ -10,6 +10,7 @@ from typing import Unpack
 
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.clean_environment import clean_environment
@@ -43,8 +44,12 @@ def compare_project(
         _side(project.at(revision.checkout) if own_files else project, revision, None)
         for revision in (base, head)
     )
-    for sides, group in _by_source(first, second, cases):
-        yield from ABExperiment(*sides, **options).compare([(case, case) for case in group])
+    yield from compare_cases(
+        [
+            (ABExperiment(*sides, **options), [(case, case) for case in group])
+            for sides, group in _by_source(first, second, cases)
+        ]
+    )
 
 
 def compare_judged_project(
@@ -73,9 +78,15 @@ def compare_judged_project(
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
-        for sides, group in _by_source(first, second, kernels):
-            experiment = ABExperiment(*sides, **options, pair=pair, starts_ahead=False)
-            yield from experiment.compare([(case, case) for case in group])
+        yield from compare_cases(
+            [
+                (
+                    ABExperiment(*sides, **options, pair=pair, starts_ahead=False),
+                    [(case, case) for case in group],
+                )
+                for sides, group in _by_source(first, second, kernels)
+            ]
+        )
 
 
 def _by_source(
