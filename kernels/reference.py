@@ -68,8 +68,8 @@ def reference_gemm(
 ) -> Reference:
     """X [M,K] · W [N,K]^T (+ bias [N]) in float64 from codes and scales (or dense values).
 
-    integer_sums: see KernelSpec. Raises ShapeError if K differs, or if both have groups of
-    different length.
+    integer_sums: see KernelSpec. Raises ShapeError if K differs, or if both have groups and neither
+    length divides the other.
     """
     _check(x, w)
     floating = x.values.is_floating_point() or w.values.is_floating_point() or not integer_sums
@@ -98,7 +98,7 @@ def reference_gemm(
 
 def _sum_bits(x: Operand, w: Operand) -> float:
     """Significant bits of a sum of products of floats over all of K."""
-    if x.values.dtype == w.values.dtype == torch.float8_e4m3fn:
+    if all(part.values.is_floating_point() and part.values.itemsize == 1 for part in (x, w)):
         return _FP8_SUM_BITS
     return _FP32_BITS - math.log2(max(1.0, x.k / _FP32_TERMS)) / 2
 
@@ -123,5 +123,6 @@ def _check(x: Operand, w: Operand) -> None:
             raise ShapeError("x and w have their channels in different orders: use one for both")
     if x.k != w.k:
         raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
-    if x.group is not None and w.group is not None and x.group != w.group:
-        raise ShapeError(f"x has groups of {x.group} and w of {w.group}: they must be equal")
+    lengths = sorted((x.group_length, w.group_length))
+    if x.group is not None and w.group is not None and lengths[1] % lengths[0]:
+        raise ShapeError(f"x has groups of {x.group} and w of {w.group}: one must divide the other")

@@ -32,7 +32,6 @@ from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of
 from flexq_bench.kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
-from flexq_bench.kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.rotation import BlockRotation, HadamardRotation, Rotation
 
@@ -189,9 +188,12 @@ def tail_start_of(entry: LayerEntry) -> int:
 
 def _stored_format(operand: Operand) -> NumberFormat:
     try:
-        return format_of(operand)
+        number = format_of(operand)
     except ShapeError as error:
         raise CheckpointError(f"no checkpoint stores such a weight: {error}") from error
+    if number.scale != "fp16" or number.block_rows != 1 or number.element == "e5m2":
+        raise CheckpointError(f"checkpoints have FP16 scales of rows or groups, not {number.name}")
+    return number
 
 
 def _base(entry: LayerEntry) -> int:
@@ -205,7 +207,7 @@ def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> 
     start = tail_start_of(entry)
     head = operand.values[:, :start]
     if number.kind == "float":
-        stored = _minifloat_codes(head, number.bits)
+        stored = _float_codes(head, number)
     else:
         stored = _in_range(head.to(torch.int16) - _base(entry), number, "codes")
     tensors: Tensors = {}
@@ -237,7 +239,7 @@ def _decode_values(
         start = tail_start_of(entry)
         stored = unpack_codes(tensors["weight_packed"], number.bits, start)
     if number.kind == "float":
-        numbers = minifloat_numbers(number.bits).to(torch.float16).to(stored.device)
+        numbers = number.float_type.numbers().to(torch.float16).to(stored.device)
         return numbers[stored.int()]
     unsigned = number.kind == "asymmetric" and number.bits == _BYTE_BITS  # as in Operand
     values = (stored.to(torch.int16) + _base(entry)).to(torch.uint8 if unsigned else torch.int8)
@@ -259,11 +261,11 @@ def _decode_zeros(
     return (-stored).to(torch.int16 if number.bits == _BYTE_BITS else torch.int8).contiguous()
 
 
-def _minifloat_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
-    codes = minifloat_codes(values, bits)
-    numbers = minifloat_numbers(bits).to(torch.float16).to(values.device)
-    if not torch.equal(numbers[codes.clamp(max=(1 << bits) - 1)], values):
-        raise CheckpointError(f"a weight of {bits} bits has numbers that the format lacks")
+def _float_codes(values: torch.Tensor, number: NumberFormat) -> torch.Tensor:
+    codes = number.float_type.codes(values)
+    numbers = number.float_type.numbers().to(torch.float16).to(values.device)
+    if not torch.equal(numbers[codes.clamp(max=(1 << number.bits) - 1)], values):
+        raise CheckpointError(f"a weight of {number.bits} bits has numbers that the format lacks")
     return codes
 
 

@@ -36,7 +36,7 @@ def clean_environment() -> Iterator[dict[str, str]]:
         own = {"HOME": home, "TMPDIR": home / "tmp", "FLEXQ_BENCH_CACHE": home / "cache"}
         for folder in own.values():
             folder.mkdir(exist_ok=True)
-        installed = os.pathsep.join(_installed_on_python_path())
+        installed = os.pathsep.join(installed_on_python_path())
         yield {
             **{name: value for name, value in os.environ.items() if _passes(name)},
             **{name: str(folder) for name, folder in own.items()},
@@ -47,7 +47,7 @@ def clean_environment() -> Iterator[dict[str, str]]:
         }
 
 
-def _installed_on_python_path() -> list[str]:
+def installed_on_python_path() -> list[str]:
     """Return the folders of PYTHONPATH into which packages were installed (`pip --target`).
 
     Others are left out: they may have modules of the code under test, or in place of it.

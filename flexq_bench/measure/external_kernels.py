@@ -23,6 +23,7 @@ from flexq_bench.kernels.external.described import DescribedKernel, spec_of_plai
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.runtime.files import cache_folder
+from flexq_bench.measure.launcher import Launcher
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.packages import PACKAGE
@@ -107,15 +108,22 @@ def described(
     *,
     timeout_s: float = LOAD_TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
+    launcher: Launcher | None = None,
 ) -> tuple[DescribedKernel, ...]:
     """The kernels of a source as another process describes them.
 
-    environment: of that process; None: ours. Raises RefusedError or WorkerError with one line: the
-    source does not import, ends its process, has no kernel, or takes longer than timeout_s.
+    environment, launcher: of that process; see WorkerProcess. Raises RefusedError or WorkerError
+    with one line: the source does not import, ends its process, has no kernel, or takes longer than
+    timeout_s.
     """
     name = Path(source.place).name if source.is_file else source.place
     loader = WorkerProcess(
-        name, program_root(), LOADER, timeout_s=timeout_s, environment=environment
+        name,
+        program_root(),
+        LOADER,
+        timeout_s=timeout_s,
+        environment=environment,
+        launcher=launcher,
     )
     with loader:
         reply = loader.ask("load", source=source.argument)

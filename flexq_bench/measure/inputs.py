@@ -247,7 +247,7 @@ def _plain(operand: Operand) -> Operand:
     They could give other values to the reference. Raises KernelError for subclasses.
     """
     for part in (operand, *(getattr(operand, field.name, None) for field in fields(Operand))):
-        if type(part) not in (Operand, torch.Tensor, torch.nn.Parameter, int, type(None)):
+        if type(part) not in (Operand, torch.Tensor, torch.nn.Parameter, int, str, type(None)):
             raise KernelError(
                 f"values are quantized to a {type(part).__name__}: return an Operand of plain "
                 "tensors"

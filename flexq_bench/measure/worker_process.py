@@ -168,13 +168,13 @@ class WorkerProcess:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the worker and its processes, so that they can't disturb another worker's turn."""
-        self._signal(signal.SIGSTOP)
+        self._process.signal_group(signal.SIGSTOP)
         elsewhere = stop_marked(self._mark, [self._process.pid])
         try:
             yield
         finally:
             continue_stopped(elsewhere)
-            self._signal(signal.SIGCONT)
+            self._process.signal_group(signal.SIGCONT)
 
     def rescheduled(self) -> str:
         """Describe changes of its CPUs or priority; empty: none.
@@ -208,13 +208,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill it at once."""
-        self._signal(signal.SIGKILL)
+        self._process.signal_group(signal.SIGKILL)
         end_marked(self._mark)
         self._process.wait()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         line = self._line()
@@ -255,11 +251,7 @@ class WorkerProcess:
         """Describe how the process ended, at which request, and its last line on stderr."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
-        code = self._process.poll()
-        if code is None:
-            how = "it closed the pipe of its replies"
-        else:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = self._process.exit_reason() or "it closed the pipe of its replies"
         self._log.seek(max(self._stderr_start, self._stderr_size() - _READ_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {printable(lines[-1].strip())[:_MAX_SHOWN_CHARS]}" if lines else ""

@@ -25,6 +25,11 @@ def new_mark() -> str:
     return _PREFIX + secrets.token_hex(8)
 
 
+def marks_in(environment: Iterable[str]) -> list[str]:
+    """Return the marks among the names of variables."""
+    return [name for name in environment if name.startswith(_PREFIX)]
+
+
 def end_marked(mark: str) -> None:
     """Kill all of this user's processes whose environment has the mark, and their children.
 

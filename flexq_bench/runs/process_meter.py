@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -16,6 +17,7 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Measured, Meter, Tuning
 from flexq_bench.measure.external_kernels import Adopted, options_of, program_root
+from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.runs.meter_worker import MODULE
 from flexq_bench.runs.worker import Worker, failed, measure_case, worker_of
@@ -93,7 +95,10 @@ class ProcessMeter:
         }
         self._process: WorkerProcess | None = None
         self._group = ""
-        described = self._process_for(None).ask("describe")
+        with ExitStack() as stack:
+            self._launcher = stack.enter_context(forking_launcher(program_root()))
+            described = self._process_for(None).ask("describe")
+            self._launchers = stack.pop_all()
         device = {**described["device"]}
         self.backend: Backend = "cpu" if described["backend"] == "cpu" else "cuda"
         capability = described["capability"]
@@ -111,6 +116,7 @@ class ProcessMeter:
         if kind is not None and self._process is not None:
             self._process.kill()
         self._end()
+        self._launchers.close()
 
     def check(self, case: Case) -> None:
         if not self._group_of(case):
@@ -157,6 +163,7 @@ class ProcessMeter:
             ),
             timeout_s=options.start_s,
             environment=options.environment,
+            launcher=self._launcher,
         )
         try:
             process.ask("describe")

@@ -177,4 +177,5 @@ def _best_clipping(
         better = error < least
         least = torch.where(better, error, least)
         best = [torch.where(better, *pair) for pair in zip(current, best or current, strict=True)]
-    return best[0], Scaling(*best[1:])
+    codes, scales, *zero_points = best
+    return codes, Scaling(scales, zero_points[0] if zero_points else None)

@@ -127,8 +127,9 @@ class FunctionDefinition:
 class FunctionKernel(CheckedGemm):
     """Calls the function of a definition with the tensors of its formats.
 
-    For an operand these are codes and scales [rows, groups], for a dense format only FP16 values,
-    and for an asymmetric format also zero points after the scales. Tensors that `prepare_weight`
+    For an operand these are codes and scales [row blocks, groups], for a dense format only FP16
+    values; after the scales there are zero points of an asymmetric format, and the matrix's scale
+    of `nvfp4`. Tensors that `prepare_weight`
     returned replace those of the weights. Raises KernelError if the function returned anything
     other than `out`, or changed its memory, shape or type.
     """
@@ -257,7 +258,12 @@ def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
     """Return the tensors of an operand that a function gets, in order."""
     if fmt.is_dense:
         return {"values": operand.values}
-    buffers = {"codes": operand.values, "scales": checked_scales(operand, fmt)}
+    scales = checked_scales(operand, fmt)
+    if fmt.block_rows != 1:
+        scales = scales[:: fmt.block_rows or operand.rows].contiguous()
+    buffers = {"codes": operand.values, "scales": scales}
+    if operand.row_scales is not None:
+        buffers["matrix_scale"] = operand.row_scales[0].contiguous()
     if operand.zero_points is not None:
         buffers["zero_points"] = operand.zero_points
     return buffers

@@ -16,7 +16,6 @@ from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages.packages import HUMMING, load
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
-from flexq_bench.kernels.formats.minifloat import minifloat_codes
 
 _GROUP = 128
 _N_MULTIPLE, _K_MULTIPLE = 64, 128
@@ -88,7 +87,7 @@ class HummingGemm(HalfActivationKernel):
     def _codes(self, values: torch.Tensor) -> torch.Tensor:
         """Return codes int32 [N,K] in the package's encoding."""
         if self.spec.weight.kind == "float":
-            return minifloat_codes(values, self.spec.weight.bits).to(torch.int32).contiguous()
+            return self.spec.weight.float_type.codes(values).to(torch.int32).contiguous()
         if int(values.min()) < -_TOP:
             raise ShapeError(f"codes lie within ±{_TOP} here, got {int(values.min())}")
         wide = values.to(torch.int32)

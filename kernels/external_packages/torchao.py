@@ -15,7 +15,7 @@ from flexq_bench.kernels.contract import checked_scales as checked
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.external_packages.packages import TORCHAO, load, store
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
+from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
 
 _GROUP, _OFFSET = 128, 8  # the kernel reads code c in 0 … 15 as c - 8
 _INNER_TILES = 8  # of k in a packed tile, as in torchao
@@ -31,7 +31,7 @@ class TinyGemm(HalfActivationKernel):
     spec = KernelSpec(
         name="torchao-w4a16",
         backend="cuda",
-        weight=NumberFormat(4, _GROUP),
+        weight=NumberFormat(4, _GROUP, scale="bf16"),
         activation=FP16,
         summary="torchao's tile-packed int4 weights, BF16 activations and results",
         package=TORCHAO,
@@ -41,19 +41,13 @@ class TinyGemm(HalfActivationKernel):
     def quantize_activation(self, x: torch.Tensor) -> Operand:
         return Operand(x.to(self.dtype).float(), None, 16, None)
 
-    def quantize_weight(self, weight: torch.Tensor) -> Operand:
-        operand = quantize_symmetric(weight, 4, _GROUP)
-        assert operand.scales is not None
-        rounded = operand.scales.bfloat16().float()
-        return Operand(operand.values, rounded, 4, _GROUP)
-
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked(weight, self.spec.weight)
         rows = -(-weight.rows // _N_MULTIPLE) * _N_MULTIPLE
         k = self.padded_k(weight.k)
         codes = padded(weight.values, rows, k).to(torch.int32) + _OFFSET
         pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8).contiguous()
-        padded_scales = padded(scales.bfloat16(), rows, k // _GROUP)
+        padded_scales = padded(scales, rows, k // _GROUP)
         join = load(TORCHAO, "quantization.utils").pack_tinygemm_scales_and_zeros
         buffers = {
             "tiles": torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_TILES),

@@ -1,13 +1,13 @@
 """Number formats, operands, and quantization of matrices to codes and scales.
 
 Integers in groups (`symmetric_quantization` is FlexQ's formula, `asymmetric` has zero points),
-dual-grained and mixed formats, scaled FP8, minifloats, and bit planes.
+dual-grained and mixed formats, floats of 4 to 8 bits with scales of rows, groups, blocks or
+matrices (MX and NVFP4 among them), and bit planes.
 """
 
 from flexq_bench.kernels.formats.asymmetric import quantize_asymmetric
 from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained
-from flexq_bench.kernels.formats.fp8 import quantize_e4m3
-from flexq_bench.kernels.formats.minifloat import quantize_minifloat
+from flexq_bench.kernels.formats.floats import FLOAT_TYPES, FloatType
 from flexq_bench.kernels.formats.mixed import quantize_mixed
 from flexq_bench.kernels.formats.number_format import (
     FP16,
@@ -22,8 +22,10 @@ from flexq_bench.kernels.formats.quantization import assembled, format_of, quant
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
 __all__ = [
+    "FLOAT_TYPES",
     "FP16",
     "ColumnGroup",
+    "FloatType",
     "Kind",
     "NumberFormat",
     "Operand",
@@ -34,8 +36,6 @@ __all__ = [
     "quantize",
     "quantize_asymmetric",
     "quantize_dual_grained",
-    "quantize_e4m3",
-    "quantize_minifloat",
     "quantize_mixed",
     "quantize_symmetric",
 ]

@@ -1,4 +1,4 @@
-"""Number format of an operand: bits, group and kind, its name, and rounding to it.
+"""Number format of an operand: element type, block, scale type, its name, and rounding to it.
 
 A format describes the operands of a kernel and the result of a scheme. The kinds:
 
@@ -6,11 +6,13 @@ A format describes the operands of a kernel and the result of a scheme. The kind
 - asymmetric: integers with a zero point, see `asymmetric`
 - balanced: integers in a range symmetric about zero (ABQ-LLM's bit balance, arXiv:2408.08554,
   section 3.3)
-- float: E3M2 of 6 bits and E3M1 of 5 (ZeroQuant(4+2), arXiv:2312.08583, section 4), E4M3 of 8
+- float: floating-point numbers of 4 to 8 bits, see `floats`
 - normal: NF4 (QLoRA, arXiv:2305.14314)
 - dual: DGQ, see `dual_grained`
 - mixed: Atom, see `mixed`
 - dense: values without scales
+
+Scale types are described in `scales`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import fused_rounding
 from flexq_bench.kernels.formats.asymmetric import asymmetric_scaling
 from flexq_bench.kernels.formats.dual_grained import CODE_BITS
+from flexq_bench.kernels.formats.floats import FLOAT_TYPES, USUAL_TYPES, FloatType
 from flexq_bench.kernels.formats.grouping import (
     check_finite,
     check_shape,
@@ -33,8 +36,15 @@ from flexq_bench.kernels.formats.grouping import (
     safe_divisor,
     work_dtype,
 )
-from flexq_bench.kernels.formats.minifloat import LARGEST, nearest_minifloat
 from flexq_bench.kernels.formats.mixed import TAIL_BITS, tail_start
+from flexq_bench.kernels.formats.scales import (
+    NARROW_SCALES,
+    SCALE_TYPES,
+    block_scales,
+    in_blocks,
+    matrix_scale_of,
+    per_row,
+)
 from flexq_bench.kernels.formats.symmetric_quantization import (
     code_limits,
     nearest_codes_,
@@ -55,45 +65,58 @@ _PREFIXES: dict[Kind, str] = {
 }
 _BITS: dict[Kind, tuple[int, ...]] = {
     "balanced": tuple(range(3, 10)),
-    "float": (5, 6, 8),
+    "float": tuple(USUAL_TYPES),
     "normal": (4,),
     "dual": (4, 6),
     "mixed": tuple(range(2, 9)),
     "dense": (16, 32),
 }
-_NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
+_NAME = re.compile(
+    r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:-(?P<element>e\dm\d))?"
+    r"(?:/(?P<block>row|tensor|\d+|(?:\d+|all)x(?:\d+|all)))?(?:@(?P<scale>\w+))?"
+)
+_MX_GROUP, _NVFP4_GROUP = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Scale and zero point of each group. scales: FP16 [..., 1].
+    """Scale and zero point of each group. scales: [..., 1], of the format's scale type.
 
     zero_points: added to codes before scaling, [..., 1], in the dtype of the fitted values; None:
-    zeros.
+    zeros. matrix_scale: multiplies all scales.
     """
 
     scales: torch.Tensor
     zero_points: torch.Tensor | None = None
+    matrix_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class NumberFormat:
-    """Codes of `bits` bits, one FP16 scale per `group` of k (None: per row: a channel or a token).
+    """Codes of `bits` bits, one scale per block of `block_rows` rows and `group` columns.
 
+    group: None: all K columns. block_rows: 1: each row (a channel or a token) has its own scales;
+           None: all rows share them.
     kind: balanced integers lie within ±2^(bits-2): the five values of ABQ-LLM's W2* take three
           bits. Mixed ones have 8 bits in the last group of K. Dense numbers have neither codes nor
           scales.
     clip: share of a group's range that the codes span (mixed: of all groups but the last); values
           beyond it saturate.
+    element: a key of FLOAT_TYPES, for floats; empty: the usual one of these bits.
+    scale: a key of SCALE_TYPES; empty: the usual one, FP16, or FP32 for floats in blocks of several
+           rows. E4M3 scales are relative to an FP32 scale of the matrix.
 
-    Raises ShapeError if the kind does not support the bits, a group is empty, mixed numbers have no
-    groups or clip is not in (0, 1].
+    Raises ShapeError if the kind does not support the bits or the block, a block is empty, mixed
+    numbers have no groups, clip is not in (0, 1] or a type is unknown.
     """
 
     bits: int
     group: int | None = None
     kind: Kind = "symmetric"
     clip: float = 1.0
+    element: str = ""
+    block_rows: int | None = 1
+    scale: str = ""
 
     def __post_init__(self) -> None:
         if self.kind in ("symmetric", "asymmetric"):
@@ -103,33 +126,93 @@ class NumberFormat:
             raise ShapeError(f"{self.kind} numbers have {known} bits, got {self.bits}")
         if self.group is not None and self.group < 1:
             raise ShapeError(f"a group needs at least one value, got {self.group}")
+        if self.block_rows is not None and self.block_rows < 1:
+            raise ShapeError(f"a block needs at least one row, got {self.block_rows}")
         if self.kind == "mixed" and self.group is None:
             raise ShapeError("mixed numbers have groups of k, the last one in 8 bits: give a group")
         if not 0 < self.clip <= 1:
             raise ShapeError(f"clip is a share of the range, above 0 and at most 1: {self.clip}")
+        self._set_types()
+        if self.kind not in ("symmetric", "balanced", "float") and (
+            self.block_rows != 1 or self.scale != "fp16"
+        ):
+            raise ShapeError(f"{self.kind} numbers have FP16 scales of rows or groups of k")
+
+    def _set_types(self) -> None:
+        """Replace empty types by the usual ones, so that equal formats compare equal."""
+        if self.kind == "float":
+            element = self.element or USUAL_TYPES[self.bits]
+            if element not in FLOAT_TYPES or FLOAT_TYPES[element].bits != self.bits:
+                raise ShapeError(
+                    f"no float of {self.bits} bits is {element!r}: types are "
+                    f"{', '.join(FLOAT_TYPES)}"
+                )
+            object.__setattr__(self, "element", element)
+        elif self.element:
+            raise ShapeError(f"only floats have an element type, not {self.kind} numbers")
+        object.__setattr__(self, "scale", self.scale or self._usual_scale)
+        if self.scale not in SCALE_TYPES:
+            raise ShapeError(f"no scale type {self.scale!r}: types are {', '.join(SCALE_TYPES)}")
+
+    @property
+    def _usual_scale(self) -> str:
+        return "fp32" if self.kind == "float" and self.block_rows != 1 else "fp16"
 
     @property
     def name(self) -> str:
-        """Name, for example `int6/128`, `uint4/row` (asymmetric), `fp6/row` (E3M2), `fp16` (dense).
+        """Name, for example `int6/128`, `uint4/row` (asymmetric), `fp6/row` (E3M2), `fp16` (dense),
+        `fp8/128x128` (rows x columns of a block), `fp8/tensor`, `fp6-e2m3/32@bf16` (with the scale
+        type if it is not the usual one), `mxfp6-e3m2`, `nvfp4`.
 
         It does not include the clip.
         """
+        plain = replace(self, clip=1.0)
+        for name, known in _NAMED.items():
+            if plain == known:
+                return name
         number = f"{_PREFIXES[self.kind]}{self.bits}"
         if self.kind == "dense":
             return number
-        return f"{number}/{'row' if self.group is None else self.group}"
+        if self.kind == "float" and self.element != USUAL_TYPES[self.bits]:
+            number += f"-{self.element}"
+        scale = "" if self.scale == self._usual_scale else f"@{self.scale}"
+        return f"{number}/{self._block}{scale}"
+
+    @property
+    def _block(self) -> str:
+        if self.block_rows is None and self.group is None:
+            return "tensor"
+        columns = "row" if self.group is None else str(self.group)
+        return (
+            columns if self.block_rows == 1 else f"{self.block_rows or 'all'}x{self.group or 'all'}"
+        )
 
     @classmethod
     def parse(cls, name: str) -> NumberFormat:
         """Return the format of this name. Raises ShapeError if there is none."""
+        if name in _NAMED:
+            return _NAMED[name]
         parts = _NAME.fullmatch(name)
         for kind, prefix in _PREFIXES.items() if parts else ():
-            if parts and parts["prefix"] == prefix and (kind == "dense") == (not parts["group"]):
-                group = parts["group"]
+            if parts and parts["prefix"] == prefix and (kind == "dense") == (not parts["block"]):
+                rows, group = _block_of(parts["block"])
+                element, scale = parts["element"] or "", parts["scale"] or ""
                 return cls(
-                    int(parts["bits"]), int(group) if group and group != "row" else None, kind
+                    int(parts["bits"]), group, kind, element=element, block_rows=rows, scale=scale
                 )
-        raise ShapeError(f"no number format {name!r}: write int6/128, uint4/row, fp6/row or fp16")
+        named = [known for known in _NAMED if known.startswith(name[:5])] if "fp" in name else []
+        examples = ", ".join(named or ["int6/128", "uint4/row", "fp8/128x128", "mxfp4", "fp16"])
+        raise ShapeError(f"no number format {name!r}: write for example {examples}")
+
+    @property
+    def float_type(self) -> FloatType:
+        """The element type of a float format."""
+        return FLOAT_TYPES[self.element]
+
+    @property
+    def shares_rows(self) -> bool:
+        """True if a scale depends on more than one row."""
+        return self.block_rows != 1 or self.scale == "e4m3"
 
     @property
     def is_dense(self) -> bool:
@@ -174,27 +257,59 @@ class NumberFormat:
     def fit(self, grouped: torch.Tensor) -> Scaling:
         """Return the scaling of groups [..., length].
 
-        Raises ValueError if a scale exceeds the range of FP16, ShapeError for kinds that are not
-        fitted group by group.
+        Raises ValueError if a scale exceeds the range of its type, ShapeError for formats that are
+        not fitted group by group.
         """
         if self.kind == "asymmetric":
             return Scaling(*asymmetric_scaling(grouped, self.limits[1], self.clip))
-        if self.kind == "float" and self.bits in LARGEST:
-            return Scaling(scales_to(grouped, LARGEST[self.bits], self.clip))
-        if self.kind in ("symmetric", "balanced"):
-            return Scaling(scales_to(grouped, self.limits[1], self.clip))
-        raise ShapeError(f"{self.name} is not fitted group by group: see kernels.formats.quantize")
+        if self.kind not in ("symmetric", "balanced", "float") or self.shares_rows:
+            raise ShapeError(
+                f"{self.name} is not fitted group by group: see kernels.formats.quantize"
+            )
+        if self.scale == "fp16":
+            return Scaling(scales_to(grouped, self.top, self.clip))
+        return Scaling(self._scales(grouped.abs().amax(dim=-1, keepdim=True)))
+
+    def scaling_of(self, matrix: torch.Tensor) -> Scaling:
+        """Return the scales [rows, groups] of a finite matrix, for symmetric integers and floats.
+
+        Raises ValueError if a scale exceeds the range of its type.
+        """
+        blocks = in_blocks(matrix.abs(), self.block_rows, self.group).amax(dim=-1).double()
+        matrix_scale = 1.0
+        if self.scale == "e4m3":
+            matrix_scale = matrix_scale_of(float(blocks.amax()) * self.clip, self.top)
+        scales = self._scales(blocks, matrix_scale)
+        rows = per_row(scales, self.block_rows, matrix.shape[0])
+        return Scaling(rows, matrix_scale=matrix_scale)
+
+    def _scales(self, largest: torch.Tensor, matrix_scale: float = 1.0) -> torch.Tensor:
+        max_exponent = math.frexp(self.top)[1] - 1
+        clipped = largest * self.clip
+        return block_scales(clipped, self.scale, self.top, max_exponent, matrix_scale)
+
+    @property
+    def top(self) -> float:
+        """The largest code's value. Raises ShapeError if codes have no scale of their own."""
+        return self.float_type.largest if self.kind == "float" else self.limits[1]
+
+    def work_dtype(self, matrix: torch.Tensor) -> torch.dtype:
+        """Return the dtype in which no quotient by a scale is rounded across a tie."""
+        return work_dtype(matrix) if self.scale in NARROW_SCALES else torch.float64
 
     def rounder(self, scaling: Scaling, dtype: torch.dtype) -> Rounder:
         """Return a rounder of values [..., length] of this dtype with a scaling."""
         zero_points = None if scaling.zero_points is None else scaling.zero_points.to(dtype)
-        divisor, factor = safe_divisor(scaling.scales, dtype), scaling.scales.to(dtype)
-        return Rounder(self, divisor, factor, zero_points)
+        factor = scaling.scales.to(dtype)
+        if scaling.matrix_scale != 1:
+            factor = factor * scaling.matrix_scale
+        return Rounder(self, safe_divisor(factor, dtype), factor, zero_points)
 
     def round(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Round [rows, K] to nearest, group by group; return code times scale, exact in FP32.
+        """Round [rows, K] to nearest, block by block; return code times scale in FP32.
 
-        For symmetric integers it equals quantize_symmetric(...).dequantize().
+        It is exact but for FP32 scales and those relative to a matrix, whose products are rounded
+        once. For symmetric integers it equals quantize_symmetric(...).dequantize().
         Raises ShapeError for an empty matrix, ValueError for NaN and infinity, and as `fit`.
         """
         check_shape(matrix, self.group)
@@ -204,13 +319,19 @@ class NumberFormat:
             start = tail_start(k, self.group or k)
             rounded = tail.round(matrix[:, start:])
             return torch.cat([head.round(matrix[:, :start]), rounded], 1) if start else rounded
-        if self.kind in ("symmetric", "balanced") and fused_rounding.supports(matrix):
+        is_plain = self.kind in ("symmetric", "balanced") and self.scale == "fp16"
+        if is_plain and not self.shares_rows and fused_rounding.supports(matrix):
             fused = fused_rounding.round_symmetric(matrix, self.group, self.limits, self.clip)
             if fused is not None and math.isfinite(float(fused[1].amax())):
                 return fused[0]
-        grouped = in_groups(matrix.to(work_dtype(matrix)), self.group)
+        grouped = in_groups(matrix.to(self.work_dtype(matrix)), self.group)
         try:
-            scaling = self.fit(grouped)
+            if self.shares_rows:
+                check_finite(matrix)
+                shared = self.scaling_of(matrix)
+                scaling = replace(shared, scales=shared.scales.unsqueeze(2))
+            else:
+                scaling = self.fit(grouped)
         except ValueError:
             check_finite(matrix)  # NaN and infinity get a message of their own
             raise
@@ -248,16 +369,42 @@ class Rounder:
         """Return the nearest codes (floats: the nearest numbers), in the values' dtype."""
         quotients = values / self.divisor
         if self.number.kind == "float":
-            return nearest_minifloat(quotients, self.number.bits).to(values.dtype)
+            return self.number.float_type.nearest(quotients).to(values.dtype)
         if self.zero_points is None:
             return nearest_codes_(quotients, self.number.limits)
         return quotients.round_().sub_(self.zero_points).clamp_(*self.number.limits)
 
     def values(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return (code + zero point) · scale, exact in FP32: 9 plus 11 significant bits."""
+        """Return (code + zero point) · scale; with FP16 scales exact in FP32: 9 plus 11 bits."""
         shifted = codes if self.zero_points is None else codes + self.zero_points
         return shifted * self.factor
 
+
+def _block_of(name: str | None) -> tuple[int | None, int | None]:
+    """Rows and columns of a block from its name; None: all."""
+    if name in (None, "row"):
+        return 1, None
+    if name == "tensor":
+        return None, None
+    rows, _, columns = str(name).rpartition("x")
+    height, width = (None if part == "all" else int(part) for part in (rows or "1", columns))
+    return height, width
+
+
+def _mx(element: str) -> NumberFormat:
+    bits = FLOAT_TYPES[element].bits
+    return NumberFormat(bits, _MX_GROUP, "float", element=element, scale="e8m0")
+
+
+# Formats with names of their own: those of OCP's specification, and NVIDIA's.
+_NAMED = {
+    "mxfp4": _mx("e2m1"),
+    "mxfp6-e2m3": _mx("e2m3"),
+    "mxfp6-e3m2": _mx("e3m2"),
+    "mxfp8": _mx("e4m3"),
+    "mxfp8-e5m2": _mx("e5m2"),
+    "nvfp4": NumberFormat(4, _NVFP4_GROUP, "float", scale="e4m3"),
+}
 
 FP16 = NumberFormat(16, kind="dense")
 """Dense FP16 values: an operand that is not quantized."""

@@ -15,18 +15,22 @@ from flexq_bench.kernels.errors import ShapeError
 class Operand:
     """Activations X [M,K] or weights W [N,K], quantized or dense.
 
-    values: [rows, K]. With scales: int8 codes (uint8 for unsigned codes of 8 bits), E4M3 codes, or
-            E3M2 or E3M1 numbers stored as FP16. Without: FP16 or FP32 values.
-    scales: [rows, groups], FP16; groups = ceil(K / group). None: dense.
+    values: [rows, K]. With scales: int8 codes (uint8 for unsigned codes of 8 bits), E4M3 or E5M2
+            codes, or numbers of smaller floats stored as FP16. Without: FP16 or FP32 values.
+    scales: [rows, groups], FP16 or another type of `scales`; groups = ceil(K / group). Rows of a
+            block have equal ones. None: dense.
     bits:   of one code; 16 for dense FP16.
     group:  values of k that share a scale; None: one scale per row (or dense). The last group of a
             row is shorter if K is not a multiple.
     zero_points: [rows, groups], int8 (int16 for codes of 8 bits), added to codes before scaling:
             minus the code of 0. None: zeros.
-    row_scales:  [rows, 1], FP16, a second scale per row. None: ones.
+    row_scales:  [rows, 1], a second scale per row: FP16, or FP32 and of the whole matrix if the
+            others are E4M3. None: ones.
     tail_bits:   of codes in the last group. None: bits.
     order:       int32 [K], a permutation: column j is channel order[j] of the layer's input. None:
             the identity.
+    element:     of floats, a key of FLOAT_TYPES; empty: the usual one of these bits.
+    block_rows:  rows of the quantized matrix that share scales; None: all.
 
     Raises ShapeError if scales, zero points or order don't fit values.
     """
@@ -39,6 +43,8 @@ class Operand:
     row_scales: torch.Tensor | None = None
     tail_bits: int | None = None
     order: torch.Tensor | None = None
+    element: str = ""
+    block_rows: int | None = 1
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
@@ -167,5 +173,6 @@ class Operand:
 
 
 def _indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """View E4M3 as bytes, which torch can index; return others unchanged."""
-    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+    """View FP8 as bytes, which torch can index; return others unchanged."""
+    is_fp8 = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.view(torch.uint8) if is_fp8 else tensor

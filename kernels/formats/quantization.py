@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats.asymmetric import asymmetric_types, quantize_asymmetric
 from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained, quantize_six_bits
-from flexq_bench.kernels.formats.fp8 import quantize_e4m3
-from flexq_bench.kernels.formats.minifloat import quantize_minifloat
+from flexq_bench.kernels.formats.grouping import check_matrix, in_groups
 from flexq_bench.kernels.formats.mixed import TAIL_BITS, quantize_mixed
 from flexq_bench.kernels.formats.number_format import Kind, NumberFormat, Scaling
 from flexq_bench.kernels.formats.operand import Operand
+from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
-_E4M3_BITS = 8  # floats of fewer bits are minifloats
 # Values that are rounded at once: a large layer in float64 would need too much memory.
 _CHUNK_VALUES = 1 << 22
 
@@ -41,6 +41,8 @@ def quantize(
         raise ShapeError(f"only integers have a share for each group, not {number.name}")
     if shares is not None:
         _check_shares(shares, matrix, number)
+    if number.kind == "float" or number.shares_rows or number.scale != "fp16":
+        return _quantize_blocks(matrix, number, shares)
     rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
         return _quantize_rows(matrix, number, shares, order)
@@ -71,10 +73,6 @@ def _quantize_rows(
     """Quantize rows at once; the result of a row does not depend on the others."""
     if number.is_dense:
         return Operand(matrix.to(torch.float16), None, number.bits, None)
-    if number.kind == "float" and number.clip == 1:
-        if number.bits == _E4M3_BITS:
-            return quantize_e4m3(matrix)
-        return quantize_minifloat(matrix, number.bits, number.group)
     if number.kind == "dual" and number.group is not None and number.clip == 1:
         dual = quantize_dual_grained if number.has_zero_points else quantize_six_bits
         return dual(matrix, number.group)
@@ -90,24 +88,65 @@ def _quantize_rows(
     raise ShapeError(f"no operand has codes of format {number.name} with clip {number.clip:g}")
 
 
+def _quantize_blocks(
+    matrix: torch.Tensor, number: NumberFormat, shares: torch.Tensor | None
+) -> Operand:
+    """Quantize to floats or symmetric integers, with scales of any type and block."""
+    if shares is not None:
+        raise ShapeError(f"only integers with FP16 scales have shares, not {number.name}")
+    check_matrix(matrix, number.group)
+    scaling = number.scaling_of(matrix)
+    k, dtype = matrix.shape[1], number.work_dtype(matrix)
+    rows, codes = max(1, _CHUNK_VALUES // k), []
+    for start in range(0, matrix.shape[0], rows):
+        part = slice(start, start + rows)
+        grouped = in_groups(matrix[part].to(dtype), number.group)
+        scales = replace(scaling, scales=scaling.scales[part].unsqueeze(2))
+        rounded = number.rounder(scales, dtype).codes(grouped)
+        codes.append(rounded.view(grouped.shape[0], -1)[:, :k].to(_code_dtype(number)))
+    return _operand(torch.cat(codes), scaling.scales, None, number, scaling.matrix_scale)
+
+
+def _code_dtype(number: NumberFormat) -> torch.dtype:
+    return number.float_type.dtype if number.kind == "float" else torch.int8
+
+
+def _operand(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    number: NumberFormat,
+    matrix_scale: float = 1.0,
+) -> Operand:
+    row_scales = None
+    if number.scale == "e4m3":
+        shape, device = (codes.shape[0], 1), codes.device
+        row_scales = torch.full(shape, matrix_scale, dtype=torch.float32, device=device)
+    return Operand(
+        codes.contiguous(),
+        scales,
+        number.bits,
+        number.group,
+        zero_points,
+        row_scales=row_scales,
+        tail_bits=TAIL_BITS if number.kind == "mixed" else None,
+        element=number.element,
+        block_rows=number.block_rows,
+    )
+
+
 def assembled(codes: torch.Tensor, scalings: Sequence[Scaling], number: NumberFormat) -> Operand:
     """Build the operand of codes [rows, K] that were rounded group by group.
 
     scalings: one for each group of number.columns(K).
     """
-    code_dtype, zero_dtype = torch.int8, torch.int8
-    if number.kind == "float":
-        code_dtype = torch.float16
-    elif number.kind == "asymmetric":
+    code_dtype, zero_dtype = _code_dtype(number), torch.int8
+    if number.kind == "asymmetric":
         code_dtype, zero_dtype = asymmetric_types(number.bits)
     zeros = [s.zero_points.to(zero_dtype) for s in scalings if s.zero_points is not None]
-    return Operand(
-        codes.to(code_dtype).contiguous(),
-        torch.cat([scaling.scales for scaling in scalings], dim=1),
-        number.bits,
-        number.group,
-        torch.cat(zeros, dim=1) if zeros else None,
-        tail_bits=TAIL_BITS if number.kind == "mixed" else None,
+    scales = torch.cat([scaling.scales for scaling in scalings], dim=1)
+    return _operand(
+        codes.to(code_dtype), scales, torch.cat(zeros, dim=1) if zeros else None, number
     )
 
 
@@ -121,10 +160,20 @@ def format_of(operand: Operand) -> NumberFormat:
     kind: Kind = "symmetric"
     if operand.tail_bits is not None:
         kind = "mixed"
+    elif operand.values.is_floating_point():
+        kind = "float"
     elif operand.row_scales is not None:
         kind = "dual"
     elif operand.zero_points is not None:
         kind = "asymmetric"
-    elif operand.values.is_floating_point():
-        kind = "float"
-    return NumberFormat(operand.bits, operand.group, kind)
+    scale = next(
+        (name for name, dtype in SCALE_TYPES.items() if dtype == operand.scales.dtype), "?"
+    )
+    return NumberFormat(
+        operand.bits,
+        operand.group,
+        kind,
+        element=operand.element,
+        block_rows=operand.block_rows,
+        scale=scale,
+    )

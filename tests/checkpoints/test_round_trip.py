@@ -87,6 +87,14 @@ def test_group_integer_beyond_six_bits_is_refused(scale):
         encode(QuantizedLayer(operand, None))
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8/128x128", "fp8/tensor", "fp8-e5m2/row"])
+def test_scales_that_would_be_rounded_are_refused(name):
+    operand = quantize(torch.ones(3, 64), NumberFormat.parse(name))
+
+    with pytest.raises(CheckpointError, match=f"not {name}"):
+        encode(QuantizedLayer(operand, None))
+
+
 SCHEMES = (
     *("flexq-w6ax", "w4a16", "w8a16", "fp5", "fp6[gptq=true]", "gptq-w3a16", "awq-w4a16"),
     *("smoothquant-w6a6[alpha=none]", "dual-w6a8[search=none]", "omniquant-w4a16[epochs=1]"),

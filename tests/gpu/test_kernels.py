@@ -15,7 +15,6 @@ from flexq_bench.kernels.contract import Config, LinearKernel
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import Operand
-from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -174,7 +173,7 @@ def test_scales_over_eight_decades_keep_error_below_0_001(
 def test_every_minifloat_counts_for_its_number(label: str) -> None:
     kernel = linear_kernel(label)
     weight = kernel.spec.weight
-    numbers = minifloat_numbers(weight.bits)
+    numbers = weight.float_type.numbers()
     codes = len(numbers)
     rolled = torch.stack([numbers.roll(i) for i in range(codes)])  # each code at each k and row
     w = operands.unit_operand(rolled.half(), weight.bits, weight.group)

@@ -9,8 +9,8 @@ from itertools import product
 import torch
 
 from flexq_bench.kernels.contract import Backend, LinearKernel
-from flexq_bench.kernels.formats import NumberFormat, Operand
-from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.formats import FLOAT_TYPES, NumberFormat, Operand
+from flexq_bench.kernels.formats.floats import USUAL_TYPES
 from flexq_bench.kernels.formats.mixed import GROUP, default_order, joined, tail_start
 from flexq_bench.kernels.registry import resolve
 
@@ -38,7 +38,7 @@ def random_minifloats(rows: int, k: int, bits: int, *, seed: int) -> torch.Tenso
     """Numbers FP16 [rows, k] of E3M2 (6 bits) or E3M1 (5): every code is as likely."""
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(1 << bits, (rows, k), generator=generator)
-    return minifloat_numbers(bits)[codes].half()
+    return FLOAT_TYPES[USUAL_TYPES[bits]].numbers()[codes].half()
 
 
 def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float = 1.0) -> Operand:

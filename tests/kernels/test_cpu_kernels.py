@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import Operand, quantize_e4m3, quantize_symmetric
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize, quantize_symmetric
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -146,8 +146,9 @@ def test_reference_is_the_sum_over_scaled_groups():
 
 
 def test_fp8_sums_have_tolerance_of_terms_and_fewer_bits():
-    x = quantize_e4m3(torch.tensor([[448.0, 448.0]]).half())
-    w = quantize_e4m3(torch.tensor([[448.0, -448.0]]).half())
+    fp8 = NumberFormat(8, kind="float")
+    x = quantize(torch.tensor([[448.0, 448.0]]).half(), fp8)
+    w = quantize(torch.tensor([[448.0, -448.0]]).half(), fp8)
     integers = quantize_symmetric(torch.ones(1, 2).half(), 8, None)
     dense = Operand(torch.ones(1, 2).half(), None, 16, None)
 

@@ -87,6 +87,48 @@ def test_function_gets_the_tensors_of_its_formats(definition):
     assert torch.allclose(out.double(), right, rtol=2e-3, atol=1e-3)
 
 
+def of_blocks(codes, scales, rows, columns, matrix_scale=1.0):
+    """Codes [rows, K] times the scale of their block."""
+    wide = scales.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return codes.float() * wide[: codes.shape[0], : codes.shape[1]] * matrix_scale
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "block", "scales"),
+    [
+        ("fp8/128x128", "fp8/128", (128, 128), (torch.float32, (1, 2))),
+        ("fp8/128", "fp8/128", (1, 128), (torch.float16, (40, 2))),
+        ("fp8/tensor", "fp8/tensor", (40, 200), (torch.float32, (1, 1))),
+        ("mxfp6-e3m2", "mxfp8", (1, 32), (torch.float8_e8m0fnu, (40, 7))),
+        ("mxfp4", "fp16", (1, 32), (torch.float8_e8m0fnu, (40, 7))),
+        ("nvfp4", "nvfp4", (1, 16), (torch.float8_e4m3fn, (40, 13))),
+        ("int4/32", "int8/128", (1, 32), (torch.float16, (40, 7))),
+    ],
+)
+def test_function_of_block_formats_is_measured_and_correct(weight, activation, block, scales):
+    x_block = {"fp8/tensor": (3, 200), "mxfp8": (1, 32), "nvfp4": (1, 16)}.get(activation, (1, 128))
+
+    def function(*tensors):
+        *operands, out = tensors
+        per_operand = 3 if weight == "nvfp4" else 2
+        codes, of_weights, *shared = operands[-per_operand:]
+        assert (of_weights.dtype, tuple(of_weights.shape)) == scales
+        x = operands[0].float()
+        if activation != "fp16":
+            x_codes, x_scales, *x_shared = operands[:per_operand]
+            x = of_blocks(x_codes, x_scales, *x_block, *x_shared)
+        out.copy_(x @ of_blocks(codes, of_weights, *block, *shared).T)
+
+    definition = declared(function, weight=weight, activation=activation)
+    registry.add(definition.kernels())
+    try:
+        measured = Meter("cpu", seed=1).measure(Case("mine", GEMM))
+    finally:
+        registry.remove(["mine"])
+
+    assert measured.status in ("ok", "noisy"), measured.detail
+
+
 WIDE = torch.zeros(4, 4, dtype=torch.float16)
 
 

@@ -16,12 +16,12 @@ from flexq_bench.kernels.external_packages.humming import HummingGemm
 from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, HUMMING, TORCHAO
 from flexq_bench.kernels.external_packages.torchao import TinyGemm
 from flexq_bench.kernels.formats import (
+    FLOAT_TYPES,
     NumberFormat,
     Operand,
-    quantize_minifloat,
+    quantize,
     quantize_symmetric,
 )
-from flexq_bench.kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 from flexq_bench.kernels.reference import Reference, reference_gemm
 from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.measure.check import judge_error
@@ -93,12 +93,6 @@ def test_results_of_few_bits_are_judged_by_these_bits():
     assert judge_error(off_by_a_bf16_rounding, exact.rounded_to(8), 1e-3).is_correct
     assert not judge_error(off_by_a_bf16_rounding * 1.01, exact.rounded_to(8), 1e-3).is_correct
     assert exact.rounded_to(None) is exact
-
-
-@pytest.mark.parametrize("bits", [5, 6])
-def test_codes_of_minifloats_are_those_of_their_numbers(bits):
-    numbers = minifloat_numbers(bits)
-    assert torch.equal(minifloat_codes(numbers, bits), torch.arange(1 << bits))
 
 
 def test_int8_is_called_with_largest_magnitudes(monkeypatch):
@@ -184,7 +178,7 @@ def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
     if layout["weight_config"]["dtype"] == "float4e0m3":
         values = (weight & 7) * (1 - 2 * (weight >> 3))
     else:
-        values = minifloat_numbers(6)[weight.long()]
+        values = FLOAT_TYPES["e3m2"].numbers()[weight.long()]
     scales = weight_scale.double().repeat_interleave(layout["shape_k"] // weight_scale.shape[1], 1)
     outputs.copy_(inputs.double() @ (values * scales).T)
 
@@ -193,7 +187,7 @@ def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
     ("fmt", "quantize"),
     [
         (NumberFormat(4, 128), lambda w: quantize_symmetric(w, 4, 128, top=7)),
-        (NumberFormat(6, kind="float"), lambda w: quantize_minifloat(w, 6)),
+        (NumberFormat(6, kind="float"), lambda w: quantize(w, NumberFormat(6, kind="float"))),
     ],
 )
 def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):

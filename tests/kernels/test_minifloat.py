@@ -12,13 +12,12 @@ from flexq_bench.kernels.contract import checked_scales
 from flexq_bench.kernels.cuda.weight_only.minifloat import tile_minifloats
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import (
+    FLOAT_TYPES,
     NumberFormat,
     Operand,
     quantize,
-    quantize_e4m3,
-    quantize_minifloat,
 )
-from flexq_bench.kernels.formats.minifloat import minifloat_numbers
+from flexq_bench.kernels.formats.floats import USUAL_TYPES
 
 E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
 E3M2 += [2.0**e * m for e in range(-2, 5) for m in (1, 1.25, 1.5, 1.75)]
@@ -38,7 +37,11 @@ def numbers_of(bits):
 
 
 def quantized(matrix, bits, group=None):
-    return quantize_e4m3(matrix) if bits == 8 else quantize_minifloat(matrix, bits, group)
+    return quantize(matrix, NumberFormat(bits, group, "float"))
+
+
+def numbers_by_code(bits):
+    return FLOAT_TYPES[USUAL_TYPES[bits]].numbers()
 
 
 def rotated_right(word, by):
@@ -67,8 +70,8 @@ def operand_register(words, bits, mma, register):
 
 @pytest.mark.parametrize("bits", [6, 5])
 def test_codes_stand_for_what_the_format_says(bits):
-    assert torch.equal(minifloat_numbers(bits), numbers_of(bits))
-    assert float(minifloat_numbers(bits).max()) == {6: 28.0, 5: 24.0}[bits]
+    assert torch.equal(numbers_by_code(bits), numbers_of(bits))
+    assert float(numbers_by_code(bits).max()) == {6: 28.0, 5: 24.0}[bits]
 
 
 @pytest.mark.parametrize("bits", [8, 6, 5])
@@ -109,7 +112,7 @@ def test_values_past_a_rounded_scale_saturate():
     # 3.5e-5 / 448 is 1.3 times FP16's smallest number, to which it rounds.
     matrix = torch.tensor([[3.5e-5, 1e-5]]).half()
 
-    operand = quantize_e4m3(matrix)
+    operand = quantized(matrix, 8)
 
     assert bool(torch.isfinite(operand.values.double()).all())
     assert operand.values.double()[0, 0] == 448
@@ -129,11 +132,6 @@ def test_codes_of_another_format_are_refused(wanted, given):
 
     with pytest.raises(ShapeError, match=f"need codes of format {wanted}, got {given}"):
         checked_scales(operand, NumberFormat.parse(wanted))
-
-
-def test_other_bits_are_refused():
-    with pytest.raises(ShapeError, match="5 or 6 bits, got 4"):
-        quantize_minifloat(torch.ones(2, 8), 4)
 
 
 @pytest.mark.parametrize("bits", [6, 5])
@@ -159,7 +157,7 @@ def test_every_lane_finds_the_numbers_of_its_fragments(bits, n, k):
 def test_every_code_counts_for_its_number_on_the_cpu(label):
     kernel = operands.linear_kernel(label, "cpu")
     bits, group = kernel.spec.weight.bits, kernel.spec.weight.group
-    numbers = minifloat_numbers(bits)
+    numbers = numbers_by_code(bits)
     w = operands.unit_operand(torch.diag(numbers).half(), bits, group, 0.5)
     x = Operand(torch.ones(1, len(numbers)).half(), None, 16, None)
     out = torch.empty(1, len(numbers)).half()

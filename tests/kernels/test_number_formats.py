@@ -72,7 +72,6 @@ def test_the_reference_multiplies_codes_with_zero_points():
     ("number", "shares"),
     [
         (NumberFormat(4, 64, "normal"), None),
-        (NumberFormat(6, 64, "float", clip=0.5), None),
         (NumberFormat(4, 64, "dual", clip=0.5), None),
         (NumberFormat(4, 64, "asymmetric"), torch.ones(5, 2)),
         (NumberFormat(4, 64), torch.ones(2, 5)),

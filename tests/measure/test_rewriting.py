@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from flexq_bench.kernels.contract import PackedOperand
-from flexq_bench.kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
+from flexq_bench.kernels.formats import (
+    NumberFormat,
+    quantize,
+    quantize_dual_grained,
+    quantize_symmetric,
+)
 from flexq_bench.measure.activation_rotation import Rewriting, Slots, draw_contents
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import realistic_inputs
@@ -164,10 +169,13 @@ def test_slots_are_aligned_and_keep_the_layout():
     "operand",
     [
         quantize_symmetric(torch.randn(6, 200, generator=torch.Generator().manual_seed(0)), 6, 128),
-        quantize_e4m3(torch.randn(6, 200, generator=torch.Generator().manual_seed(1))),
+        *(
+            quantize(torch.randn(6, 200), NumberFormat.parse(name))
+            for name in ("fp8/row", "nvfp4", "fp8/128x128", "mxfp6-e3m2")
+        ),
         quantize_dual_grained(torch.randn(6, 256, generator=torch.Generator().manual_seed(2)), 128),
     ],
-    ids=["int6", "e4m3", "dual-grained"],
+    ids=["int6", "e4m3", "nvfp4", "blocks", "mx", "dual-grained"],
 )
 def test_taken_rows_keep_scales_and_zero_points(operand):
     rows = torch.tensor([4, 0, 4])

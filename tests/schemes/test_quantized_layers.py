@@ -9,7 +9,6 @@ import torch
 
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.formats import format_of, quantize
-from flexq_bench.kernels.formats.minifloat import minifloat_numbers
 from flexq_bench.kernels.formats.mixed import tail_start
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import labels
@@ -61,7 +60,7 @@ def check_limits(weight):
     number = format_of(weight)
     if number.kind == "float":
         assert set(weight.values.double().unique().tolist()) <= set(
-            minifloat_numbers(number.bits).tolist()
+            number.float_type.numbers().tolist()
         )
         return
     low, high = number.limits

@@ -11,6 +11,7 @@ from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
+from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
@@ -35,9 +36,10 @@ def compare_commits(
     repository = repository_of(repository)
     revisions = resolve_pair(repository, base, head)
     with ExitStack() as stack:
+        trees = [stack.enter_context(worktree(repository, each.commit)) for each in revisions]
         first, second = (
-            Side(revision.name, stack.enter_context(worktree(repository, revision.commit)))
-            for revision in revisions
+            Side(each.name, tree, launcher=stack.enter_context(forking_launcher(tree)))
+            for each, tree in zip(revisions, trees, strict=True)
         )
         yield from compare_trees(first, second, cases, **options)
 

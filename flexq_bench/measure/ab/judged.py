@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -15,6 +16,7 @@ from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.worktrees import repository_of, worktree
@@ -43,16 +45,18 @@ def compare_judged(
     with ExitStack() as stack:
         judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         folder = stack.enter_context(worktree(repository, first.commit))
+
+        def side(name: str, folder: Path) -> Side:
+            environment = stack.enter_context(clean_environment())
+            launcher = stack.enter_context(forking_launcher())
+            return Side(name, folder, environment, launcher=launcher)
+
         sides = (
-            Side(first.name, folder, stack.enter_context(clean_environment())),
-            Side(
-                second.name,
-                stack.enter_context(worktree(repository, tree.commit)),
-                stack.enter_context(clean_environment()),
-            ),
+            side(first.name, folder),
+            side(second.name, stack.enter_context(worktree(repository, tree.commit))),
         )
         _check_workers(ABExperiment(*sides, **options))
-        steady = Side(second.name, folder, stack.enter_context(clean_environment()))
+        steady = replace(sides[0], name=second.name)
         experiment = partial(ABExperiment, **options, starts_ahead=False)
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]

@@ -16,6 +16,7 @@ from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import described, program_root
+from flexq_bench.measure.launcher import Launcher, forking_launcher
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
@@ -40,16 +41,22 @@ def compare_project(
     BuildError if a commit does not build.
     """
     find_device(options.get("device", "cuda"))
-    first, second = (
-        _side(project.at(revision.checkout) if own_files else project, revision, None)
-        for revision in (base, head)
-    )
-    yield from compare_cases(
-        [
-            (ABExperiment(*sides, **options), [(case, case) for case in group])
-            for sides, group in _by_source(first, second, cases)
-        ]
-    )
+    with ExitStack() as stack:
+        first, second = (
+            _side(
+                project.at(revision.checkout) if own_files else project,
+                revision,
+                None,
+                stack.enter_context(forking_launcher(program_root())),
+            )
+            for revision in (base, head)
+        )
+        yield from compare_cases(
+            [
+                (ABExperiment(*sides, **options), [(case, case) for case in group])
+                for sides, group in _by_source(first, second, cases)
+            ]
+        )
 
 
 def compare_judged_project(
@@ -72,6 +79,7 @@ def compare_judged_project(
                 project.moved_to(revision.checkout),
                 revision,
                 stack.enter_context(clean_environment()),
+                stack.enter_context(forking_launcher(program_root())),
             )
             for revision in (base, head)
         )
@@ -117,7 +125,7 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     broken: list[KernelSource] = []
     for source in sources:
         try:
-            kernels = described(source, environment=side.environment)
+            kernels = described(source, environment=side.environment, launcher=side.launcher)
         except (RefusedError, WorkerError, KernelError):
             broken.append(source)
             continue
@@ -134,7 +142,12 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     return sources_of
 
 
-def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, str] | None) -> Side:
+def _side(
+    project: Project,
+    revision: ProjectRevision,
+    variables: Mapping[str, str] | None,
+    launcher: Launcher,
+) -> Side:
     built = built_tree(project, revision.checkout, variables=variables)
     commit = revision.commit
     return Side(
@@ -142,4 +155,5 @@ def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, s
         program_root(),
         built.environment(variables),
         kernels_from=built.sources,
+        launcher=launcher,
     )

@@ -1,0 +1,404 @@
+"""A server that has imported dependencies and forks a process per request: stdin is its socket.
+
+    python fork_server.py MARK [PROGRAM]
+
+MARK: name of a variable of its environment, over which each process writes the name of its own
+mark (flexq_bench.repository.descendants), because /proc shows the environment of the server.
+PROGRAM: a folder whose code is trusted; the server imports what the module of the first request
+imports from there.
+
+It runs as a script and uses nothing of flexq_bench, because its processes run the code of any
+commit. It touches no device. Its other end is `ForkServer` in flexq_bench.measure.launcher.
+
+A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `folder`,
+`environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `empty`, a list
+of folders, and the file [status] end all processes and empty these folders. On a status socket,
+each message is one of
+
+    +        from the new process, with its id as the kernel translates it for the reader
+    exit 3   its return code, as `subprocess` defines it; all that it started has ended, too
+    error E  the reason why there is no process
+
+A process behaves like a fresh `python -m MODULE` in that folder with that environment. If it could
+not, because the environment or a module of the server differs from what a fresh interpreter would
+have, it executes the command instead. What still differs: all processes of a server share the seed
+of Python's hashes and the addresses of what the server loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if not sys.flags.safe_path:
+    sys.path.pop(0)  # the folder of this script, which has modules with names of others
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import mmap
+import os
+import runpy
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import time
+import traceback
+import types
+from importlib.machinery import all_suffixes
+from typing import Any
+
+# Dependencies of worker processes. One that is not installed is left out.
+PRELOADED = (
+    *("torch", "numpy", "scipy.ndimage", "scipy.special", "platformdirs", "pynvml"),
+    *("pydantic.main", "pydantic.functional_validators", "pydantic.fields", "pydantic.types"),
+    *("cupy", "cuda.bindings.nvrtc", "triton", "triton.language", "triton.runtime.jit"),
+    *("importlib.metadata", "importlib.resources", "shlex", "statistics", "tomllib", "zoneinfo"),
+)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's name (proc(5): 50, 51)
+_MESSAGE_BYTES = 1 << 16
+_REQUEST_FILES = 4
+_POLL_S = 0.001
+_END_S = 5.0  # for the end of all processes that a process started
+_MAX_SHIFT_PAGES = 1 << 16
+_INTERPRETER = os.path.realpath(sys.executable)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Request = dict[str, Any]
+
+
+class Server:
+    """Processes and their status sockets, by id.
+
+    is_pure: True if forks are like new processes. None: nothing was imported so far.
+    """
+
+    def __init__(self, control: socket.socket, mark: str, program: str | None) -> None:
+        self._control = control
+        self._mark = mark
+        self._program = program
+        self._environment = dict(os.environ)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._statuses: dict[int, socket.socket] = {}
+        self._unread = b""
+        self._files: list[int] = []
+        self.is_pure: bool | None = None
+
+    def serve(self) -> Request | None:
+        """Answer requests until the socket's end: None. In a new process, return its request."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._control:
+                    read, files, _, _ = socket.recv_fds(
+                        self._control, _MESSAGE_BYTES, _REQUEST_FILES
+                    )
+                    if not read:
+                        return None
+                    self._files += files
+                    self._unread += read
+                else:
+                    self._report_exit(key.data, key.fd)
+            while b"\n" in self._unread:
+                line, _, self._unread = self._unread.partition(b"\n")
+                request = self._answer(json.loads(line))
+                if request is not None:
+                    return request
+
+    def end(self) -> None:
+        for pid in self._statuses:
+            _signal(pid, signal.SIGKILL)
+        self._end_orphans(set())
+
+    def _answer(self, request: Request) -> Request | None:
+        """Carry out a request. In the new process, return it."""
+        if "empty" in request:
+            status = socket.socket(fileno=self._files.pop(0))
+            self._empty(request["empty"])
+            _send(status, b"exit 0")
+            status.close()
+            return None
+        files, self._files = self._files[:_REQUEST_FILES], self._files[_REQUEST_FILES:]
+        status = socket.socket(fileno=files[3])
+        server = os.getpid()
+        if self.is_pure is None and _is_module(request):
+            self.is_pure = preload() and self._import_program(request) and not _has_opened_gpu()
+            gc.collect()
+            gc.freeze()  # a collection in a process would copy the pages of all these objects
+            _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _send(status, f"error {error.strerror}".encode())
+            status.close()
+        else:
+            if pid == 0:
+                self._become(request, files, status, server)
+                return request
+            self._statuses[pid] = status
+            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+        for file in files[:3]:
+            os.close(file)
+        return None
+
+    def _import_program(self, request: Request) -> bool:
+        """Import what the module of a request imports. Return False if that fails."""
+        if self._program is None:
+            return True
+        module = request["command"][2]
+        sys.path.insert(0, self._program)
+        try:
+            importlib.import_module(module)
+        except Exception:  # a module may raise any; a new process then reports it
+            traceback.print_exc()
+            return False
+        del sys.modules[module]  # each process runs it
+        sys.path.remove(self._program)
+        return True
+
+    def _become(
+        self, request: Request, files: list[int], status: socket.socket, server: int
+    ) -> None:
+        """Turn this new process into the one that was requested."""
+        os.setsid()
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # while it runs, orphans are found among its children
+        _prctl(_PR_SET_DUMPABLE, 1)  # else its owner can't read which processes have its mark
+        if os.getppid() != server:
+            os._exit(1)
+        for number, file in enumerate(files[:3]):
+            os.dup2(file, number)
+            os.close(file)
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)  # also the control socket
+        for other in self._statuses.values():
+            other.close()
+        self._selector.close()
+        _replace_in_environment(self._mark, request["mark"])
+        if not _send(status, b"+"):
+            os._exit(1)  # nobody waits for this process any more
+        status.close()
+        os.chdir(request["folder"])
+        request["differing"] = sorted(self._differing(request))
+        if not (self.is_pure and self._is_like_fresh(request)):
+            command = request["command"]
+            os.execvpe(command[0], command, request["environment"])
+
+    def _is_like_fresh(self, request: Request) -> bool:
+        return (
+            _is_module(request)
+            and self._differing(request) <= {"PYTHONPATH", self._mark, request["mark"]}
+            and not _hidden(_own_path(request), self._program)
+        )
+
+    def _differing(self, request: Request) -> set[str]:
+        """Names of variables whose values differ from those at the start of the server."""
+        theirs, ours = request["environment"], self._environment
+        return {name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)}
+
+    def _report_exit(self, pid: int, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        socket_ = self._statuses.pop(pid)
+        self._end_orphans(set(self._statuses))
+        _send(socket_, f"exit {os.waitstatus_to_exitcode(status)}".encode())
+        socket_.close()
+
+    def _end_orphans(self, besides: set[int]) -> None:
+        """End children that no request started: their parents have ended."""
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            orphans = _children() - besides
+            if not orphans:
+                return
+            for pid in orphans:
+                _signal(pid, signal.SIGSTOP)  # all of them first: they may start others
+            for pid in orphans:
+                _signal(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(_POLL_S)
+
+    def _empty(self, folders: list[str]) -> None:
+        if os.getpid() == 1:
+            os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
+        for pid in self._statuses:
+            _signal(pid, signal.SIGKILL)
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._control:
+                self._report_exit(key.data, key.fd)
+        self._end_orphans(set())
+        for folder in folders:
+            for entry in os.scandir(folder):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)
+
+
+def preload() -> bool:
+    """Import the dependencies. Return False if processes should not be forked after that."""
+    for name in PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        except Exception:  # a package may raise any; a new process then reports it
+            traceback.print_exc()
+            return False
+    return True
+
+
+def run(request: Request) -> None:
+    """Run the module as a new interpreter does. Exceptions and exits are the interpreter's."""
+    environment, command = request["environment"], request["command"]
+    for name in request["differing"]:  # others may have been set by an import, as in a new process
+        if name in environment:
+            os.environ[name] = environment[name]
+        else:
+            os.environ.pop(name, None)
+    sys.path[:] = dict.fromkeys([*_own_path(request), *sys.path])
+    sys.path_importer_cache.clear()
+    sys.argv[:] = ["-m", *command[3:]]
+    sys.orig_argv[:] = command
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    # Python and torch seed their generators as in a new process: by a hook, and by a constant.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(secrets.randbits(32))
+    _shift_addresses()
+    runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
+
+
+def _is_module(request: Request) -> bool:
+    """Return True if the command runs a module by this interpreter, without other options."""
+    command: list[str] = request["command"]
+    return command[1:2] == ["-m"] and os.path.realpath(command[0]) == _INTERPRETER
+
+
+def _own_path(request: Request) -> list[str]:
+    """Folders that come first on the path of `python -m`, which is in its working directory."""
+    python_path = request["environment"].get("PYTHONPATH", "")
+    entries = python_path.split(os.pathsep) if python_path else []
+    return [os.getcwd(), *map(os.path.abspath, entries)]
+
+
+def _hidden(folders: list[str], program: str | None) -> bool:
+    """Return True if modules in these folders would be imported instead of loaded ones."""
+    names = {name for name in sys.modules if "." not in name} | {"sitecustomize", "usercustomize"}
+    names -= set(sys.builtin_module_names)
+    suffixes = all_suffixes()
+    own = {os.path.realpath(entry) for entry in ([*sys.path, program] if program else sys.path)}
+    for folder in folders:
+        if os.path.realpath(folder) in own:  # modules that were loaded from there come first
+            names = {name for name in names if _folder_of(name) != os.path.realpath(folder)}
+            continue
+        try:
+            entries = os.listdir(folder)
+        except OSError:
+            continue
+        for entry in entries:
+            name, dot, rest = entry.partition(".")
+            if name not in names:
+                continue
+            if dot + rest in suffixes or (
+                not dot
+                and any(
+                    os.path.exists(os.path.join(folder, name, f"__init__{end}")) for end in suffixes
+                )
+            ):
+                return True
+    return False
+
+
+def _folder_of(name: str) -> str | None:
+    """Folder of the path from which a top-level module was loaded; None: from none."""
+    module = sys.modules.get(name)
+    file: str | None = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    folder = os.path.dirname(file)
+    return os.path.realpath(os.path.dirname(folder) if hasattr(module, "__path__") else folder)
+
+
+def _shift_addresses() -> None:
+    """Move what is mapped from now on by a random distance, as in a new process."""
+    libc_mmap = _LIBC.mmap
+    libc_mmap.restype = ctypes.c_void_p
+    libc_mmap.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_long,
+    ]
+    pages = 1 + secrets.randbelow(_MAX_SHIFT_PAGES)
+    libc_mmap(None, pages * mmap.PAGESIZE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+def _replace_in_environment(mark: str, new: str) -> None:
+    """Write a mark over the server's in the environment that /proc shows of this process."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[_ENV_START]), int(fields[_ENV_END])
+    position = ctypes.string_at(start, end - start).find(mark.encode() + b"=")
+    if position >= 0 and len(new) == len(mark):
+        ctypes.memmove(start + position, new.encode(), len(new))
+
+
+def _children() -> set[int]:
+    """Children of this process."""
+    children = set()
+    own = str(os.getpid()).encode()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[1] == own:
+                    children.add(int(name))
+    return children
+
+
+def _has_opened_gpu() -> bool:
+    names = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/self/fd/{number}"))
+    return any(name.startswith("/dev/nvidia") for name in names)
+
+
+def _send(status: socket.socket, message: bytes) -> bool:
+    """Send a message. Return False if the other end was closed."""
+    try:
+        status.send(message)
+    except OSError:
+        return False
+    return True
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def main() -> Request | None:
+    mark, *program = sys.argv[1:]
+    server = Server(socket.socket(fileno=os.dup(0)), mark, program[0] if program else None)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    request = server.serve()
+    if request is None:
+        server.end()
+    return request
+
+
+if __name__ == "__main__":
+    requested = main()
+    if requested is not None:
+        run(requested)

@@ -1,0 +1,299 @@
+"""Processes forked from a server, compared with fresh ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure.launcher import ForkServer, FreshProcesses
+from flexq_bench.measure.worker_process import WorkerProcess
+from flexq_bench.repository.descendants import end_marked, new_mark
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers need Linux")
+
+STATE = """
+import json, os, signal, subprocess, sys
+state = {
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": list(dict.fromkeys(sys.path)),
+    "folder": os.getcwd(), "name": __name__, "file": __file__, "package": __package__,
+    "variables": dict(os.environ),
+    "inherited": subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines(),
+    "leads": [os.getpid() == os.getsid(0), os.getpid() == os.getpgid(0)],
+    "signals": [str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD)],
+    "files": len(os.listdir("/proc/self/fd")), "input": sys.stdin.read(),
+    "writes_bytecode": not sys.dont_write_bytecode, "umask": os.umask(0o22),
+}
+print(json.dumps(state))
+"""
+
+
+class Processes:
+    """Starts modules of one folder and collects what they write."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started = []
+        self.variables = {**os.environ, "PYTHONPATH": str(folder)}
+        self.variables.pop("PYTEST_CURRENT_TEST", None)  # differs from test to test
+
+    def write(self, module: str, text: str) -> None:
+        (self.folder / f"{module}.py").write_text(text)
+
+    def start(self, launcher, *command, **variables):
+        with tempfile.TemporaryFile() as unread:
+            process = launcher.start(
+                (sys.executable, *command),
+                folder=self.folder,
+                environment={**self.variables, **variables},
+                stderr=unread,
+            )
+        self.started.append(process)
+        return process
+
+    def end(self):
+        for process in self.started:
+            process.signal_group(signal.SIGKILL)
+            process.wait(20.0)
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+
+    def output(self, launcher, *command, given=b"", **variables):
+        process = self.start(launcher, *command, **variables)
+        process.stdin.write(given)
+        process.stdin.close()
+        written = process.stdout.read().decode()
+        assert process.wait(20.0) == 0
+        return written
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def processes(tmp_path):
+    processes = Processes(tmp_path)
+    yield processes
+    processes.end()
+
+
+def is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def test_forked_process_has_the_state_of_a_fresh_one(server, processes):
+    processes.write("state", STATE)
+    mark = new_mark()
+
+    states = [
+        json.loads(processes.output(launcher, "-m", "state", "--x", given=b"some", **{mark: "1"}))
+        for launcher in (FreshProcesses(), server)
+    ]
+
+    for state in states:  # the server has a mark of its own
+        state["variables"] = {
+            name: value
+            for name, value in state["variables"].items()
+            if name == mark or not name.startswith("FLEXQ_BENCH_STARTED_")
+        }
+        state["inherited"] = sorted(
+            line
+            for line in state["inherited"]
+            if line.startswith(mark) or not line.startswith(("FLEXQ_BENCH_STARTED_", "_="))
+        )
+    assert states[0] == states[1]
+
+
+def test_dependencies_are_loaded_and_no_code_of_the_program(server, processes):
+    processes.write("loaded", "import sys; print(sorted({m.split('.')[0] for m in sys.modules}))")
+
+    loaded = processes.output(server, "-m", "loaded")
+
+    assert "'torch'" in loaded
+    assert "'flexq_bench'" not in loaded
+
+
+def test_processes_of_one_server_draw_different_numbers(server, processes):
+    processes.write(
+        "draws",
+        "import mmap, random, numpy, ctypes\n"
+        "page = mmap.mmap(-1, 1 << 20)\n"
+        "print(random.random(), numpy.random.random(), id(mmap) and "
+        "ctypes.addressof(ctypes.c_char.from_buffer(page)))",
+    )
+
+    first, second = (processes.output(server, "-m", "draws").split() for _ in range(2))
+
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_threads_of_numpy_and_torch_work_after_the_fork(server, processes):
+    processes.write(
+        "threads",
+        "import numpy, torch\n"
+        "a = numpy.ones((300, 300)); t = torch.ones(300, 300)\n"
+        "print((a @ a).sum(), float((t @ t).sum()))",
+    )
+
+    assert processes.output(server, "-m", "threads").split() == ["27000000.0", "27000000.0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError('no')", 1),
+        ("import os; os._exit(7)", 7),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+    ],
+)
+def test_return_code_is_that_of_subprocess(server, processes, text, code):
+    processes.write("ends", text)
+
+    assert processes.start(server, "-m", "ends").wait(20.0) == code
+
+
+def test_module_that_hides_a_dependency_is_imported(server, processes):
+    processes.write("scipy", "print('mine')")
+    processes.write("imports", "import scipy")
+
+    assert processes.output(server, "-m", "imports") == "mine\n"
+
+
+def test_variables_that_are_read_at_the_start_take_effect(server, processes):
+    processes.write("seed", "print(hash('text'))")
+
+    fresh, forked = (
+        processes.output(launcher, "-m", "seed", PYTHONHASHSEED="7")
+        for launcher in (FreshProcesses(), server)
+    )
+
+    assert fresh == forked
+
+
+def test_other_command_is_executed(server, processes):
+    assert processes.output(server, "-S", "-c", "print('other')") == "other\n"
+
+
+ORPHAN = """
+import os, subprocess, sys, time
+if os.fork() == 0:
+    os.setsid()
+    child = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    print(child.pid, flush=True)
+    os._exit(0)
+os.wait()
+print(".", flush=True)
+time.sleep(60)
+"""
+
+
+def test_orphan_without_environment_is_stopped_in_a_pause(server, processes):
+    processes.write("orphans", ORPHAN)
+    command = (sys.executable, "-m", "orphans")
+    with WorkerProcess(
+        "head", processes.folder, command, environment=processes.variables, launcher=server
+    ) as worker:
+        orphan = int(worker._process.stdout.readline())
+        assert worker._process.stdout.readline() == b".\n"
+
+        with worker.paused():
+            assert Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        worker.kill()
+
+
+def test_orphan_without_environment_ends_with_its_process(server, processes):
+    processes.write("orphans", ORPHAN)
+    process = processes.start(server, "-m", "orphans")
+    orphan = int(process.stdout.readline())
+    assert is_running(orphan)
+
+    process.signal_group(signal.SIGKILL)
+    process.wait(20.0)
+
+    assert not is_running(orphan)
+
+
+def test_mark_finds_a_forked_process_and_not_its_server(server, processes):
+    processes.write("waits", "print('.', flush=True); input()")
+    mark = new_mark()
+    marked = processes.start(server, "-m", "waits", **{mark: "1"})
+    other = processes.start(server, "-m", "waits", **{new_mark(): "1"})
+    assert marked.stdout.readline() == other.stdout.readline() == b".\n"
+
+    end_marked(mark)
+
+    assert marked.wait(20.0) == -signal.SIGKILL
+    assert other.poll() is None
+
+
+def test_process_is_killed_before_its_server_is_ready(processes):
+    processes.write("writes", "open('written', 'w')")
+    with ForkServer() as server:
+        process = processes.start(server, "-m", "writes")
+        begun = time.monotonic()
+
+        process.signal_group(signal.SIGKILL)
+
+        assert process.wait() == -signal.SIGKILL
+        assert time.monotonic() - begun < 1.0
+        processes.write("after", "")
+        assert processes.start(server, "-m", "after").wait(60.0) == 0
+    assert not (processes.folder / "written").exists()
+
+
+def test_death_of_a_server_ends_its_processes_and_the_next_start_works(processes):
+    processes.write("waits", "print('.', flush=True); input()")
+    with ForkServer() as server:
+        command = (sys.executable, "-S", "-m", "waits")
+        with WorkerProcess(
+            "head", processes.folder, command, timeout_s=20.0, launcher=server
+        ) as worker:
+            pid = worker._process.pid
+            os.kill(server._server.pid, signal.SIGKILL)
+
+            with pytest.raises(
+                InfrastructureError, match=r"head .*its fork server ended, signal 9"
+            ):
+                worker.ask("anything")
+        assert not is_running(pid)
+
+        assert processes.output(server, "-S", "-c", "print(1)") == "1\n"
+
+
+def test_reset_ends_all_processes_and_empties_folders(server, processes, tmp_path):
+    processes.write("waits", "print('.', flush=True); input()")
+    process = processes.start(server, "-m", "waits")
+    process.stdout.readline()
+    folder = tmp_path / "private"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "file").touch()
+
+    server.reset([folder])
+
+    assert process.poll() == -signal.SIGKILL
+    assert list(folder.iterdir()) == []
+
+
+def test_nothing_of_a_server_remains_at_its_end(processes):
+    processes.write("waits", "print('.', flush=True); input()")
+    with ForkServer() as server:
+        process = processes.start(server, "-S", "-m", "waits")
+        process.stdout.readline()
+        pids = [process.pid, server._server.pid]
+
+    assert not any(map(is_running, pids))
