@@ -42,6 +42,7 @@ from flexq_bench.repository.git import commits_of_tags
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
 from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.runs.result_files import make_folder
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ class NightOptions:
     alert: Annotated[bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")] = True
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for reports in Markdown and JSON; it is created if necessary.",
+        ),
     ] = None
 
 
@@ -120,8 +124,8 @@ def nightly(
     """
     from flexq_bench.ci.nightly import Rules
 
-    if options.report is not None and not options.report.is_dir():
-        raise UsageError(f"--report {options.report}: there is no such folder: make it first")
+    if options.report is not None:
+        make_folder("--report", options.report)
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today)
