@@ -32,6 +32,7 @@ def compare_project(
     cases: Sequence[Case],
     *,
     own_files: bool = True,
+    launcher: Launcher | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare two commits of a project; see compare_commits.
@@ -47,7 +48,7 @@ def compare_project(
                 project.at(revision.checkout) if own_files else project,
                 revision,
                 None,
-                stack.enter_context(forking_launcher(program_root())),
+                launcher or stack.enter_context(forking_launcher(program_root())),
             )
             for revision in (base, head)
         )
