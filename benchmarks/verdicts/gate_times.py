@@ -87,7 +87,7 @@ def make_repository(folder: Path, given: argparse.Namespace) -> None:
     git(folder, "commit", "--quiet", "--all", "--message", "base")
     path = folder / "kernels" / f"{given.kernel}_kernels.py"
     source = path.read_text()
-    for head in given.heads.split(","):
+    for head in filter(None, given.heads.split(",")):
         git(folder, "checkout", "--quiet", "-B", head, "base")
         path.write_text(changed(source, head, given.kernel))
         git(folder, "commit", "--quiet", "--all", "--message", head)
