@@ -35,6 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "acme"
         make_repository(folder, given)
+        git(folder, "checkout", "--quiet", "-B", "history")
         path = folder / "kernels" / f"{given.kernel}_kernels.py"
         for number in range(1, given.commits + 1):
             text = f"{path.read_text()}# Change {number}.\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -48,8 +48,10 @@ from flexq_bench.workloads.suite import Suite
 if TYPE_CHECKING:
     from flexq_bench.ci.nightly import Rules
     from flexq_bench.ci.report_data import KindReport
+    from flexq_bench.db.records import Record
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.repository.project import Project
+    from flexq_bench.runs.lifecycle import OnRecord
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,6 @@ def _measure(
 ) -> list[KindReport]:
     """Measure the night and compare its outliers on each kind of GPU, then fill earlier gaps."""
     from flexq_bench.ci.nightly import conclude, measure_night
-    from flexq_bench.cli.measuring import progress
     from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.fleet import open_pool
 
@@ -213,7 +214,14 @@ def _measure(
         _warn_of_another_repository(database, suite.name, measured.project)
     with open_pool(database, pool_options, commit) as pool:
         gpus = [kind.gpu for kind in pool.kinds]
-        nights = measure_night(database, pool, suite, commit, rules, progress=progress)
+        nights = measure_night(
+            database,
+            pool,
+            suite,
+            commit,
+            rules,
+            progress=partial(_measuring_progress, database, rules, suite.name),
+        )
         _store_release_tags(database, rules.repository, commit.project)
         reports = []
         with shown_progress("comparing", len(nights)) as bar:
@@ -223,6 +231,29 @@ def _measure(
     if measured.project is None:  # gaps of projects are filled by nights at their commits
         _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
     return reports
+
+
+@contextmanager
+def _measuring_progress(
+    database: Database, rules: Rules, suite: str, total: int
+) -> Iterator[OnRecord]:
+    """Show stored results, and notify of a wrong one at once: the night may take hours."""
+    from flexq_bench.ci.notifications import events
+    from flexq_bench.cli.measuring import progress
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with progress(total) as advance:
+
+        def on_record(record: Record) -> None:
+            advance(record)
+            if record.status != "incorrect" or not rules.alerting:
+                return
+            with database.session() as session:
+                is_first = events.add_wrong_result_event(session, rules.night, suite, record)
+            if is_first:
+                send_if_subscribed(database)
+
+        yield on_record
 
 
 def _judge_and_notify(
