@@ -90,7 +90,7 @@ def fill_gap(
             ]
             info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
             # Without comparisons: later nights compare with the bases that are trusted by then.
-            set_night(session, info, "done", at=datetime.now(UTC))
+            set_night(session, info, "done", after="measuring", at=datetime.now(UTC))
     return FillResult(gap, remaining, message or f"exit status {status}" if remaining else "")
 
 

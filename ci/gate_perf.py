@@ -87,7 +87,7 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
     outcome = GateOutcome.MISSING if judged is None else _outcome(judged, limit)
     waiver = None
     # Incorrect results are never waived.
-    accepted = outcome in (GateOutcome.PASS, GateOutcome.PROBE)
+    accepted = outcome in (GateOutcome.PASS, GateOutcome.SAME_CODE, GateOutcome.PROBE)
     if not accepted and confirmation.verdict is not Verdict.INCORRECT:
         waiver = policy.waiver_of(case, today)
     return Finding(
@@ -110,6 +110,8 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
 
 def _outcome(judged: Judged, limit: float) -> GateOutcome:
     confirmation: Confirmation = judged.confirmation
+    if judged.evidence.comparison.same_code:
+        return GateOutcome.SAME_CODE
     if confirmation.verdict is Verdict.NO_DATA:
         if judged.compared.pairs_needed is not None:  # its time was not spent on it
             return GateOutcome.AMBIGUOUS

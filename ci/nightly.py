@@ -1,7 +1,15 @@
 """Nightly run: measure the newest commit on every kind of GPU, confirm candidates, store verdicts.
 
+| state of a night  | what follows                                                                 |
+| ----------------- | ---------------------------------------------------------------------------- |
+| measuring         | its missing cases are measured; without its kind of GPU it stays so          |
+| comparing         | its comparisons are chosen once and stored as jobs; those without an outcome |
+|                   | are carried out, of all kinds of GPU at the same time; it is judged          |
+| done              | every comparison has an outcome: its report does not change                  |
+
 Each step stores its state in the database, so an interrupted night is resumed, and one that is done
-is not repeated.
+is not repeated. A night whose comparisons had no GPU is judged by the others, stays in comparing,
+and is continued by later nights.
 """
 
 from __future__ import annotations
@@ -9,33 +17,49 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexq_bench.ci.candidates import Suspects, suspects_of
-from flexq_bench.ci.change_points import store_change_points
+from flexq_bench.ci.change_points import LookedBack, store_change_points
 from flexq_bench.ci.notifications import events
-from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport
+from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport, NightOutcome
 from flexq_bench.db import queries
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.fleet import (
+    COMPARE,
+    OPEN_JOB_STATES,
+    UNFINISHED_JOB_STATES,
+    JobInfo,
+    add_jobs,
+    reopen_comparisons,
+)
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import FlexqError
-from flexq_bench.fleet.pool import Pool, Work
+from flexq_bench.fleet.compare_jobs import (
+    CompareJob,
+    ComparisonWork,
+    job_infos,
+    stored_comparisons,
+)
+from flexq_bench.fleet.pool import OnCompared, Pool, Work
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
-from flexq_bench.verdicts import CaseComparison, Judged
-from flexq_bench.verdicts.nightly import record_night
+from flexq_bench.verdicts import Judged
+from flexq_bench.verdicts.nightly import Night, record_night
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Suite
+
+if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import Backend
 
 _RECENT_NIGHTS = 14  # a kind of GPU that took part within these nights is expected
 
@@ -79,7 +103,7 @@ def measure_night(
     progress: takes the number of cases, yields a callback for each result.
 
     A kind that is done at this commit is skipped. For kinds that took part in earlier nights and
-    are now unavailable, a run without a device is stored.
+    are now unavailable, a run without a device is stored; their nights come last.
     """
     planned: list[Work] = []
     nights: list[NightInfo] = []
@@ -95,7 +119,8 @@ def measure_night(
             named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
             run = runs.enter_context(open_run(database, named, commit))
             info = NightInfo(key, rules.night, suite.name, kind.gpu, run.info.uuid)
-            _set_state(database, info, "measuring")
+            if known is None:
+                _set_state(database, info, "measuring")
             nights.append(info)
             missing = _missing(run)
             planned.append(
@@ -107,81 +132,254 @@ def measure_night(
     measured = {work.run.info.uuid for work in planned}
     for info in nights:
         if info.run in measured:
-            _set_state(database, info, "comparing")
+            # Not a night that another process has continued meanwhile.
+            _set_state(database, info, "comparing", after="measuring")
     present = {kind.gpu for kind in kinds}
-    _store_absent_kinds(database, suite, commit, rules, present)
-    return nights
+    return nights + _store_absent_kinds(database, pool, suite, commit, rules, present)
 
 
-def conclude(
-    database: Database, pool: Pool, info: NightInfo, commit: CommitInfo, rules: Rules
-) -> KindReport:
-    """Compare candidates and canaries; store verdicts, change points and the report.
+def conclude_nights(
+    database: Database,
+    pool: Pool,
+    nights: Sequence[NightInfo],
+    commit: CommitInfo,
+    rules: Rules,
+    *,
+    progress: Callable[[int], AbstractContextManager[OnCompared]],
+) -> list[KindReport]:
+    """Compare candidates and canaries; store verdicts, change points and reports.
 
-    The stored report of a night that is done is returned. Failed comparisons become notes.
+    progress: takes the number of jobs, yields a callback for each outcome. Earlier nights of the
+    suite that lack comparisons on a kind that is here come first. The stored report of a night that
+    is done is returned.
     """
+    devices = {kind.gpu: kind.devices for kind in pool.kinds}
+    tonight = {info.key: info for info in nights}
+    commits = dict.fromkeys(tonight, commit)
+    waiting, last_tries = [], set()
+    for stalled, is_recent in _stalled_nights(database, nights, commit):
+        if rules.repository is None or (stalled.gpu not in devices and is_recent):
+            waiting.append(stalled)
+            continue
+        if not is_recent:
+            last_tries.add(stalled.key)
+        at = commit_at(rules.repository, stalled.commit)
+        commits[stalled.key] = replace(at, project=commit.project)
+        nights = (_info(stalled), *nights)
+    works: list[ComparisonWork] = []
+    for info in nights:
+        if not _is_comparing(database, info):
+            continue  # it is done, or without its kind of GPU
+        _plan(database, info, commits[info.key], rules, devices.get(info.gpu, 1))
+        if rules.repository is not None and (info.gpu in devices or info.key in tonight):
+            works.append(ComparisonWork(info.run, info.gpu, rules.repository))
+    if jobs := _reopen(database, works):
+        with progress(jobs) as on_compared:
+            pool.compare(works, on_compared)
+    reports = [
+        _conclude(
+            database,
+            pool,
+            info,
+            commits[info.key],
+            rules,
+            is_last_try=info.key in last_tries,
+        )
+        for info in nights
+    ]
+    return _with_notes(reports, waiting)
+
+
+def _is_comparing(database: Database, info: NightInfo) -> bool:
     stored = _stored(database, info.key)
-    assert stored is not None  # measure_night stored it
-    if stored.state == "done" and stored.report:
-        return _parse_report(stored.report)
+    return stored is not None and stored.state == "comparing"
+
+
+def _stalled_nights(
+    database: Database, nights: Sequence[NightInfo], commit: CommitInfo
+) -> list[tuple[queries.NightState, bool]]:
+    """Return earlier nights whose comparisons are not finished, and whether each is recent.
+
+    The latest comes first. They are of the same suite, of commits without local changes.
+    """
+    if not nights:
+        return []
+    suite, keys = nights[0].suite, {info.key for info in nights}
     with database.session() as session:
-        begun_at = queries.run_by_uuid_prefix(session, info.run).created_at
-        notes = queries.history_notes(session, commit.project, since=begun_at)
+        stalled = queries.night_states(
+            session, suite=suite, project=commit.project, state="comparing"
+        )
+        recent = _recent_nights(session, suite, commit)
+    names = {night.name for night in recent}
+    return [(one, one.name in names) for one in stalled if one.key not in keys and not one.dirty]
+
+
+def _recent_nights(session: Session, suite: str, commit: CommitInfo) -> list[queries.NightState]:
+    """Return the latest nights of a suite and project, on all kinds of GPU."""
+    nights = queries.night_states(
+        session, suite=suite, project=commit.project, limit=_RECENT_NIGHTS * 10
+    )
+    names = sorted({night.name for night in nights}, reverse=True)[:_RECENT_NIGHTS]
+    return [night for night in nights if night.name in names]
+
+
+def _plan(
+    database: Database, info: NightInfo, commit: CommitInfo, rules: Rules, devices: int
+) -> None:
+    """Choose the comparisons of a night, unless this was done, and store them as jobs.
+
+    devices: of its kind of GPU, which share the cases.
+    """
+    with database.session() as session:
+        lock_for_writing(session.connection())
+        [stored] = queries.night_states(session, key=info.key)
+        if stored.plan is not None:
+            return
         waiting = _nights_waited(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
-    comparisons: list[CaseComparison] = []
-    if rules.repository is None:
-        notes.append("no git tree here: nothing was confirmed")
-    elif commit.dirty:
-        notes.append("the commit has local changes: nothing was confirmed")
-    else:
-        for base, head, cases in _comparisons(database, info, commit, suspects, rules):
-            try:
-                comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
-            except (FlexqError, WorkloadError) as error:  # the latter: of a base's project file
-                notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
-    shas = {sha for comparison in comparisons for sha in (comparison.base, comparison.head)}
-    # The night's own too: its project's alerts are judged again, even if nothing was compared.
-    commits = {commit.sha: commit} | {
-        sha: _commit_of(rules, commit, sha) for sha in shas - {commit.sha}
-    }
-    machine = pool.machine(info.gpu)
+        notes = []
+        if rules.repository is None:
+            notes.append("no git tree here: nothing was confirmed")
+        elif commit.dirty:
+            notes.append("the commit has local changes: nothing was confirmed")
+        pairs = () if notes else _comparisons(session, info, commit, suspects, rules)
+        jobs = [CompareJob(base, head, tuple(cases), commit.project) for base, head, cases in pairs]
+        add_jobs(session, info.run, job_infos(jobs, devices))
+        plan = {
+            "candidates": suspects.candidates,
+            "not_compared": _not_compared(suspects, waiting, rules),
+            "notes": notes,
+        }
+        set_night(session, info, stored.state, plan=plan, at=datetime.now(UTC))
+
+
+def _reopen(database: Database, works: Sequence[ComparisonWork]) -> int:
+    """Queue comparisons that had no device; return the number of those without an outcome."""
+    count = 0
+    for work in works:
+        with database.session() as session:
+            reopen_comparisons(session, work.run)
+            rows = queries.jobs_of(session, work.run, states=OPEN_JOB_STATES, kind=COMPARE)
+            count += len(rows)
+    return count
+
+
+def _conclude(
+    database: Database,
+    pool: Pool,
+    info: NightInfo,
+    commit: CommitInfo,
+    rules: Rules,
+    *,
+    is_last_try: bool,
+) -> KindReport:
+    """Judge the stored comparisons of a night together; store verdicts and the report.
+
+    is_last_try: the night is done even if some comparisons had no device.
+    """
     # One transaction: if the process is killed here, nothing is stored and all of it is repeated.
     with database.session() as session:
-        night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
-        stored_points = store_change_points(session, info.run, machine.device)
-        if stored_points.device_changes:
+        lock_for_writing(session.connection())  # of two processes, one judges
+        [night] = queries.night_states(session, key=info.key)
+        if night.state == "done" and night.report:
+            return _parse_report(night.report)
+        refusal = pool.refusal(info.gpu)
+        if night.state == "measuring":
+            outcome = NightOutcome.REFUSED if refusal else NightOutcome.ABSENT
+            report = _summary(session, info, commit, outcome=outcome)
+            if rules.alerting:
+                events.add_nightly_event(session, report)
+            return report
+        run = queries.run_by_uuid_prefix(session, info.run)
+        notes = queries.history_notes(session, commit.project, since=run.created_at)
+        plan = night.plan or {}
+        notes.extend(plan.get("notes", ()))
+        if refusal:
+            notes.append(f"some workers did not start: {refusal}")
+        jobs = queries.jobs_of(session, info.run, kind=COMPARE)
+        asked = {job.id: CompareJob.from_data(job.content or {}) for job in jobs}
+        stored = stored_comparisons(asked, queries.comparison_outcomes(session, info.run))
+        shas = {sha for job in asked.values() for sha in (job.base, job.head)}
+        # The night's own too: its project's alerts are judged again, even if nothing was compared.
+        commits = {commit.sha: commit} | {
+            sha: _commit_of(rules, commit, sha) for sha in shas - {commit.sha}
+        }
+        measured_by = [device for _, device, _ in queries.device_medians(session, info.run)]
+        judged, looked_back = Night(()), LookedBack(0, 0)
+        if devices := [*stored.devices, *measured_by]:
+            backend: Backend = "cuda" if devices[0].backend == "cuda" else "cpu"
+            judged = record_night(
+                session,
+                stored.comparisons,
+                Machine(backend, devices[0], commit.project),
+                commits,
+                alerting=rules.alerting,
+                devices=stored.devices,
+            )
+            looked_back = store_change_points(session, info.run, devices[0])
+        if looked_back.device_changes:
             notes.append(
-                f"{stored_points.device_changes} series changed with the device: no commit is "
+                f"{looked_back.device_changes} series changed with the device: no commit is "
                 "named, as no device measured them before and after"
             )
-        verdicts: dict[str, int] = defaultdict(int)
-        for judged in night.judged:
-            if not judged.is_canary:
-                verdicts[judged.confirmation.verdict.value] += 1
+        verdicts = Counter(
+            one.confirmation.verdict.value for one in judged.judged if not one.is_canary
+        )
+        # Of an earlier judgement, by the comparisons that had a result then.
+        earlier = _parse_report(night.report) if night.report else None
         report = _summary(
             session,
             info,
             commit,
-            candidates=suspects.candidates,
+            candidates=plan.get("candidates", 0),
             verdicts=dict(verdicts),
-            opened=night.opened,
-            fixed=night.fixed,
-            changed=tuple(change.text for change in night.changed),
-            canaries=sum(judged.is_canary for judged in night.judged),
-            change_points=stored_points.stored,
-            retracted=stored_points.retracted,
+            opened=(*(earlier.opened if earlier else ()), *judged.opened),
+            fixed=(*(earlier.fixed if earlier else ()), *judged.fixed),
+            changed=(
+                *(earlier.changed if earlier else ()),
+                *(change.text for change in judged.changed),
+            ),
+            canaries=sum(one.is_canary for one in judged.judged),
+            change_points=looked_back.stored,
+            retracted=looked_back.retracted,
             notes=tuple(notes),
-            worse=_worse(night.judged),
+            worse=_worse(judged.judged),
             budget=rules.candidates,
-            not_compared=_not_compared(suspects, waiting, rules),
+            not_compared=tuple(tuple(row) for row in plan.get("not_compared", ())),
+            comparisons=sum(len(job.cases) for job in asked.values()),
+            uncompared=tuple(
+                (case.key, asked[job.id].base, job.reason or f"the job is {job.state}")
+                for job in jobs
+                if job.state != "done"
+                for case in asked[job.id].cases
+            ),
         )
         if rules.alerting:
-            events.add_alert_events(session, night.opened, night.changed)
-            events.add_improvement_events(session, night.judged, info.gpu)
+            events.add_alert_events(session, judged.opened, judged.changed)
+            events.add_improvement_events(session, judged.judged, info.gpu)
             events.add_nightly_event(session, report)
-        set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
+        is_open = any(job.state in UNFINISHED_JOB_STATES for job in jobs)
+        state = "comparing" if is_open and not is_last_try else "done"
+        set_night(session, info, state, report=asdict(report), at=datetime.now(UTC))
     return report
+
+
+def _with_notes(
+    reports: Sequence[KindReport], waiting: Sequence[queries.NightState]
+) -> list[KindReport]:
+    """Note the earlier nights that can't be continued on the report on their kind of GPU."""
+    noted = list(reports)
+    for night in waiting:
+        note = (
+            f"night {night.name} at {night.commit[:10]} lacks comparisons on {night.gpu}, which "
+            "is not available now"
+        )
+        log.warning("%s", note)
+        gpus = [report.gpu for report in noted]
+        if noted:
+            at = gpus.index(night.gpu) if night.gpu in gpus else 0
+            noted[at] = replace(noted[at], notes=(*noted[at].notes, note))
+    return noted
 
 
 def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
@@ -225,7 +423,7 @@ def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
 
 
 def _comparisons(
-    database: Database,
+    session: Session,
     info: NightInfo,
     commit: CommitInfo,
     suspects: Suspects,
@@ -237,12 +435,11 @@ def _comparisons(
     a series that may be fixed the last good commit, of a canary the head.
     """
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
-    with database.session() as session:
-        branch = queries.branch_of(session, commit.sha, commit.project)
-        for suspect in suspects.outliers[: rules.candidates]:
-            base = queries.trusted_base(session, suspect.series, branch=branch)
-            if base is not None and base != commit.sha and not base.startswith("pkg-"):
-                by_base[base][suspect.case] = None
+    branch = queries.branch_of(session, commit.sha, commit.project)
+    for suspect in suspects.outliers[: rules.candidates]:
+        base = queries.trusted_base(session, suspect.series, branch=branch)
+        if base is not None and base != commit.sha and not base.startswith("pkg-"):
+            by_base[base][suspect.case] = None
     for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):
         for base, suspect in suspects_of_kind[: rules.candidates]:
             if base != commit.sha:
@@ -257,45 +454,65 @@ def _comparisons(
 
 
 def _store_absent_kinds(
-    database: Database, suite: Suite, commit: CommitInfo, rules: Rules, present: set[str]
-) -> None:
-    """Store a run without a device for each kind of GPU that is expected but unavailable."""
+    database: Database,
+    pool: Pool,
+    suite: Suite,
+    commit: CommitInfo,
+    rules: Rules,
+    present: set[str],
+) -> list[NightInfo]:
+    """Store a run without a device for each kind of GPU that is expected but unavailable.
+
+    Return the nights of these kinds.
+    """
     with database.session() as session:
-        earlier = queries.night_states(
-            session, suite=suite.name, project=commit.project, limit=_RECENT_NIGHTS * 10
-        )
-        names = sorted({night.name for night in earlier}, reverse=True)[:_RECENT_NIGHTS]
         plans = {
             night.gpu: queries.run_info(session, night.run).plan
-            for night in reversed(earlier)
-            if night.name in names and night.gpu not in present
+            for night in reversed(_recent_nights(session, suite.name, commit))
+            if night.gpu not in present
         }
+    nights = []
     for gpu, plan in plans.items():
         key = night_key(rules.night, suite.name, gpu, commit)
-        if _stored(database, key) is not None:
+        known = _stored(database, key)
+        if known is not None:
+            nights.append(_info(known))
             continue
         named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
-        reason = f"no {gpu} was available"
+        reason = pool.refusal(gpu) or f"no {gpu} was available"
         with open_run(database, named, commit) as run:
             run.status = "interrupted"
             with database.session() as session:
                 jobs = [JobInfo(case, reason=reason) for case in plan]
                 add_jobs(session, run.info.uuid, jobs)
-        _set_state(
-            database, NightInfo(key, rules.night, suite.name, gpu, run.info.uuid), "measuring"
-        )
+        info = NightInfo(key, rules.night, suite.name, gpu, run.info.uuid)
+        _set_state(database, info, "measuring")
+        nights.append(info)
         log.warning("%s: %d cases wait for one", reason, len(plan))
+    return nights
 
 
-def _summary(session: Session, info: NightInfo, commit: CommitInfo, **concluded: Any) -> KindReport:
+def _summary(
+    session: Session,
+    info: NightInfo,
+    commit: CommitInfo,
+    *,
+    outcome: NightOutcome | None = None,
+    **concluded: Any,
+) -> KindReport:
+    """outcome None: by the missing results and comparisons."""
     run = queries.run_by_uuid_prefix(session, info.run)
     reasons: dict[str, int] = defaultdict(int)
     for job in queries.jobs_of(session, info.run, states=("no-device",)):
         reasons[job.reason] += 1
-    for outcome in queries.run_outcomes(session, [info.run]):
-        if outcome.status in ("failed", "incorrect"):
-            reasons[f"{outcome.status}: {outcome.detail}"] += outcome.cases
+    for row in queries.run_outcomes(session, [info.run]):
+        if row.status in ("failed", "incorrect"):
+            reasons[f"{row.status}: {row.detail}"] += row.cases
+    if outcome is None:
+        is_complete = not run.missing and not concluded.get("uncompared")
+        outcome = NightOutcome.COMPLETE if is_complete else NightOutcome.INCOMPLETE
     return KindReport(
+        outcome=outcome,
         night=info.name,
         suite=info.suite,
         gpu=info.gpu,
@@ -324,14 +541,17 @@ def _info(night: queries.NightState) -> NightInfo:
     return NightInfo(night.key, night.name, night.suite, night.gpu, night.run)
 
 
-def _set_state(database: Database, info: NightInfo, state: str) -> None:
+def _set_state(
+    database: Database, info: NightInfo, state: str, *, after: str | None = None
+) -> None:
     with database.session() as session:
-        set_night(session, info, state, at=datetime.now(UTC))
+        set_night(session, info, state, after=after, at=datetime.now(UTC))
 
 
 def _parse_report(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
     for name in ("opened", "fixed", "changed", "notes", "worse"):
         values[name] = tuple(values.get(name, ()))
-    values["not_compared"] = tuple(tuple(candidate) for candidate in values.get("not_compared", ()))
+    for name in ("not_compared", "uncompared"):
+        values[name] = tuple(tuple(row) for row in values.get(name, ()))
     return KindReport(**values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from flexq_bench.ci.policy import Waiver
@@ -26,6 +26,7 @@ class GateOutcome(StrEnum):
     AMBIGUOUS = "ambiguous"
     WAIVED = "waived"
     PASS = "pass"
+    SAME_CODE = "same code"  # passes without a measurement: both commits have the same code
     PROBE = "probe"  # a baseline of other cases, not judged itself
 
 
@@ -105,8 +106,11 @@ class GateReport:
 
     @property
     def compared(self) -> int:
-        """Number of cases with a verdict."""
-        return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
+        """Number of cases that were measured and have a verdict."""
+        return sum(
+            finding.verdict != Verdict.NO_DATA and finding.outcome is not GateOutcome.SAME_CODE
+            for finding in self.findings
+        )
 
     def with_outcome(self, outcome: GateOutcome) -> tuple[Finding, ...]:
         """Return the findings of one outcome, slowest first."""
@@ -121,16 +125,27 @@ def _slowness(finding: Finding) -> float:
     return -math.inf if finding.change is None else finding.change
 
 
+class NightOutcome(StrEnum):
+    """Outcome of a night on one kind of GPU."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"  # planned results or comparisons are missing
+    ABSENT = "absent"  # no such GPU was available
+    REFUSED = "refused"  # its workers were refused
+
+
 @dataclass(frozen=True, slots=True)
 class KindReport:
     """Result of a night on one kind of GPU.
 
-    reasons: number of cases that are missing or failed, by reason. candidates: outliers and
-    creeping series. verdicts: number of comparisons by verdict. notes: steps that were skipped, and
-    why. worse: a line for each case that the code made slower or wrong, worst first. change_points,
-    retracted: change points that the retrospective pass stored and retracted, over all series.
-    budget: most comparisons of outliers. not_compared: outliers beyond the budget, most suspicious
-    first: case, nights waited, distance from its history in sigmas.
+    outcome: a NightOutcome. reasons: number of cases that are missing or failed, by reason.
+    candidates: outliers and creeping series. verdicts: number of comparisons by verdict. notes:
+    steps that were skipped, and why. worse: a line for each case that the code made slower or
+    wrong, worst first. change_points, retracted: change points that the retrospective pass stored
+    and retracted, over all series. budget: most comparisons of outliers. not_compared: outliers
+    beyond the budget, most suspicious first: case, nights waited, distance from its history in
+    sigmas. comparisons: number of cases to compare. uncompared: those without a result: case,
+    commit to compare with, reason.
     """
 
     night: str
@@ -142,15 +157,18 @@ class KindReport:
     received: int
     statuses: dict[str, int]
     reasons: dict[str, int]
-    candidates: int
-    verdicts: dict[str, int]
-    opened: tuple[int, ...]
-    fixed: tuple[int, ...]
-    canaries: int
-    change_points: int
-    notes: tuple[str, ...]
+    candidates: int = 0
+    verdicts: dict[str, int] = field(default_factory=dict)
+    opened: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+    canaries: int = 0
+    change_points: int = 0
+    notes: tuple[str, ...] = ()
     worse: tuple[str, ...] = ()
     retracted: int = 0
     changed: tuple[str, ...] = ()  # alerts that moved or ended, with the reasons
     budget: int = MAX_CANDIDATES
     not_compared: tuple[tuple[str, int, float], ...] = ()
+    outcome: str = "complete"
+    comparisons: int = 0
+    uncompared: tuple[tuple[str, str, str], ...] = ()

@@ -1,7 +1,8 @@
 """Write the fleet's state: workers, jobs, and the leases of workers on jobs.
 
-Each call takes the writer's lock, like db.store. A job becomes done in the transaction that stores
-its record: whichever process is killed, no job has two results, and no result is lost.
+A job measures a case or compares two commits. Each call takes the writer's lock, like db.store. A
+job becomes done in the transaction that stores its result: whichever process is killed, no job has
+two results, and no result is lost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import bindparam, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
@@ -20,9 +22,11 @@ from flexq_bench.db.records import DeviceInfo, Record
 from flexq_bench.db.tables import DeviceOffset, Job, Measurement, Worker
 from flexq_bench.db.writer import Writer, stored_run_id
 
-# The other states are final: done; quarantined (too many workers died on it); no-device (no GPU of
-# the pool could run it).
+# The other states are final: done; quarantined (too many workers died on it); refused (the commits
+# can't be compared); no-device (no GPU of the pool could run it; queued again when there is one).
 OPEN_JOB_STATES = ("queued", "leased")
+UNFINISHED_JOB_STATES = (*OPEN_JOB_STATES, "no-device")
+MEASURE, COMPARE = "measure", "compare"  # kinds of jobs
 LIVE_WORKER_STATES = ("idle", "measuring")
 
 
@@ -30,13 +34,27 @@ LIVE_WORKER_STATES = ("idle", "measuring")
 class JobInfo:
     """A job to add. expected_s None: no similar case was measured before.
 
-    reason: why no device can run it; empty: a device can.
+    reason: why no device can run it; empty: a device can. content: commits and cases to compare;
+    None: the job measures a case.
     """
 
     case_key: str
     repetition: int = 1
     expected_s: float | None = None
     reason: str = ""
+    content: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonOutcome:
+    """The end of a job that compares. state: done, refused or quarantined; reason: of the others.
+
+    outcome: device and evidence; None: there are none.
+    """
+
+    state: str
+    reason: str = ""
+    outcome: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +70,7 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Heartbeat of a worker. case_key None: it is idle. temperature_c None: unknown.
+    """Heartbeat of a worker. case_key: of its job; None: it is idle. temperature_c None: unknown.
 
     finished: jobs finished since its start; measuring_s: seconds spent in cases.
     job: the job it measures, whose lease is renewed; None: it is idle.
@@ -86,6 +104,7 @@ def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
     rows = [
         {
             "run_id": run_id,
+            "kind": MEASURE if job.content is None else COMPARE,
             "case_key": job.case_key,
             "repetition": job.repetition,
             "state": "no-device" if job.reason else "queued",
@@ -93,6 +112,7 @@ def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
             "deaths": 0,
             "expected_s": job.expected_s,
             "reason": job.reason,
+            "content": job.content,
         }
         for job in jobs
         if (job.case_key, job.repetition) not in known
@@ -103,7 +123,7 @@ def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
 
 
 def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> None:
-    """Update the jobs without a lease to the devices and results there are now.
+    """Update the measuring jobs without a lease to the devices and results there are now.
 
     reasons: case key -> why no device can run it. A job whose case is not in it is queued again;
     one whose case already has a measurement becomes done. Raises NotFoundError.
@@ -113,7 +133,7 @@ def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> 
     measured = exists().where(
         Measurement.run_id == run_id, Measurement.case_key == Job.case_key, Job.repetition == 1
     )
-    idle = Job.run_id == run_id, Job.state.in_(("queued", "no-device"))
+    idle = Job.run_id == run_id, Job.kind == MEASURE, Job.state.in_(("queued", "no-device"))
     session.execute(update(Job).where(*idle, measured).values(state="done"))
     waiting = session.execute(select(Job.id, Job.case_key).where(*idle)).all()
     rows = [
@@ -131,6 +151,20 @@ def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> 
             .values(state=bindparam("state"), reason=bindparam("reason"))
         )
         session.connection().execute(statement, rows)
+
+
+def reopen_comparisons(session: Session, run_uuid: str) -> None:
+    """Queue the run's comparisons that had no device. Raises NotFoundError."""
+    lock_for_writing(session.connection())
+    session.execute(
+        update(Job)
+        .where(
+            Job.run_id == stored_run_id(session, run_uuid),
+            Job.kind == COMPARE,
+            Job.state == "no-device",
+        )
+        .values(state="queued", reason="")
+    )
 
 
 def abandon_jobs(session: Session, run_uuid: str, reason: str) -> None:
@@ -162,7 +196,7 @@ def claim_jobs(
     unconfirmed = (Job.state == JOB_LEASES.leased_state) & Job.worker.in_(list(own_workers))
     free = session.execute(
         select(Job.id, Job.attempts).where(
-            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), unconfirmed)
+            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at, until - at), unconfirmed)
         )
     ).all()
     JOB_LEASES.claim(
@@ -191,6 +225,24 @@ def finish_jobs(
     )
     writer.add_all(canonical(results[job]) for job in results if job in open_jobs)
     session.execute(update(Job).where(Job.id.in_(open_jobs)).values(state=state, lease_until=None))
+    return open_jobs
+
+
+def finish_comparisons(session: Session, outcomes: Mapping[int, ComparisonOutcome]) -> set[int]:
+    """Store the outcomes of open jobs that compare; return the ids of these jobs.
+
+    As with results, the first outcome of a job is kept.
+    """
+    lock_for_writing(session.connection())
+    open_jobs = set(
+        session.scalars(
+            select(Job.id).where(Job.id.in_(list(outcomes)), Job.state.in_(OPEN_JOB_STATES))
+        )
+    )
+    for job in open_jobs:
+        end = outcomes[job]
+        values = {"state": end.state, "reason": end.reason, "outcome": end.outcome}
+        session.execute(update(Job).where(Job.id == job).values(lease_until=None, **values))
     return open_jobs
 
 

@@ -1,14 +1,15 @@
 """Leases on rows: a holder has a row until the lease expires; then anybody may claim it.
 
 The same rules apply to jobs (held by workers) and requests (held by servers). A row is free if it
-is queued or its lease has expired. Every call requires the writer's lock.
+is queued, if its lease has expired, or if the lease ends much later than one that begins now: the
+clock was set back since. Every call requires the writer's lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, bindparam, or_, update
@@ -17,6 +18,12 @@ from sqlalchemy.orm import Session
 from flexq_bench.db.tables import Job, Request
 
 QUEUED = "queued"
+_MAX_LEASE_RATIO = 4  # holders may have other times than we have
+
+
+def is_current(until: datetime | None, at: datetime, lease: timedelta) -> bool:
+    """Return True if a lease is in force. lease: the duration of one that begins now."""
+    return until is not None and at <= until <= at + _MAX_LEASE_RATIO * lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +37,11 @@ class Leases:
     leased_state: str
     holder: str
 
-    def is_free(self, at: datetime) -> ColumnElement[bool]:
-        """Return the condition that a row is free at this time."""
+    def is_free(self, at: datetime, lease: timedelta) -> ColumnElement[bool]:
+        """Return the condition that a row is free. lease: as of `is_current`."""
         state, until = self._column("state"), self._column("lease_until")
-        return or_(state == QUEUED, (state == self.leased_state) & (until < at))
+        ended = or_(until < at, until > at + _MAX_LEASE_RATIO * lease)
+        return or_(state == QUEUED, (state == self.leased_state) & ended)
 
     def is_live(self, at: datetime) -> ColumnElement[bool]:
         """Return the condition that a row is leased at this time."""

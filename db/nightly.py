@@ -18,8 +18,8 @@ from flexq_bench.db.writer import stored_run_id
 
 NIGHT_STATES = (
     "measuring",  # its run is not complete
-    "comparing",  # measured; comparisons are not finished
-    "done",  # judged and reported
+    "comparing",  # measured; comparisons are not planned, or some have no outcome
+    "done",  # every planned comparison has an outcome; judged and reported
 )
 
 
@@ -40,9 +40,14 @@ def set_night(
     state: str,
     *,
     report: Mapping[str, Any] | None = None,
+    plan: Mapping[str, Any] | None = None,
+    after: str | None = None,
     at: datetime,
 ) -> None:
-    """Insert or update a nightly run. report None: the stored report is kept.
+    """Insert or update a nightly run.
+
+    report, plan None: the stored one is kept. plan: what is known of the planned comparisons
+    besides their jobs. after: change only a nightly run in this state.
 
     Raises RecordError if the state is unknown, NotFoundError if its run is not stored.
     """
@@ -53,9 +58,13 @@ def set_night(
     values: dict[str, Any] = {"state": state, "run_id": run_id, "updated_at": at}
     if report is not None:
         values["report"] = dict(report)
-    changed = session.execute(
-        update(Night).where(Night.key == info.key).values(values).returning(Night.id)
-    )
+    if plan is not None:
+        values["plan"] = dict(plan)
+    stored = update(Night).where(Night.key == info.key)
+    if after is not None:
+        session.execute(stored.where(Night.state == after).values(values))
+        return
+    changed = session.execute(stored.values(values).returning(Night.id))
     if changed.first() is None:
         row = {"key": info.key, "name": info.name, "suite": info.suite, "gpu": info.gpu}
         session.execute(insert(Night).values(row | {"report": {}} | values))

@@ -131,7 +131,10 @@ def claim_request(
     oldest = session.execute(
         select(*Request.__table__.columns, Run.uuid.label("run"))
         .outerjoin(Run, Request.run_id == Run.id)
-        .where(REQUEST_LEASES.is_free(at), or_(Request.gpu == "", Request.gpu.in_(gpus)))
+        .where(
+            REQUEST_LEASES.is_free(at, until - at),
+            or_(Request.gpu == "", Request.gpu.in_(gpus)),
+        )
         .order_by(Request.created_at, Request.id)
         .limit(1)
     ).one_or_none()

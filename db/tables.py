@@ -696,7 +696,7 @@ class Worker(Base):
 
 
 class Job(Base):
-    """One repetition of a planned case, with its lease and its attempts."""
+    """A repetition of a planned case, or a comparison of commits, with lease and attempts."""
 
     __tablename__ = "job"
     __table_args__ = (
@@ -707,8 +707,10 @@ class Job(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
-    case_key: Mapped[str]
-    repetition: Mapped[int] = mapped_column(BigInteger)  # index of the repetition, from 1
+    kind: Mapped[str] = mapped_column(server_default="measure")  # or "compare"
+    case_key: Mapped[str]  # of a comparison: base..head
+    # index of the repetition, from 1; of a comparison: of the part of its cases
+    repetition: Mapped[int] = mapped_column(BigInteger)
     state: Mapped[str]
     attempts: Mapped[int] = mapped_column(BigInteger)  # number of leases
     deaths: Mapped[int] = mapped_column(BigInteger)  # workers that died while they held it
@@ -716,7 +718,11 @@ class Job(Base):
     worker: Mapped[str | None]  # uuid of the last holder; null: never leased
     lease_until: Mapped[datetime | None]  # null: not leased
     heartbeat_at: Mapped[datetime | None]  # null: never leased
-    reason: Mapped[str]  # of the quarantine, the missing device, or the last death
+    reason: Mapped[str]  # of the quarantine, the refusal, the missing device, or the last death
+    # the commits and cases to compare; null: the job measures a case
+    content: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    # device and evidence of a comparison; null: it has no result, or the job measures a case
+    outcome: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class Request(Base):
@@ -793,6 +799,8 @@ class Night(Base):
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     state: Mapped[str]
     report: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: not judged yet
+    # what its jobs of comparisons don't say of the choice; null: nothing was chosen yet
+    plan: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     updated_at: Mapped[datetime]
 
 

@@ -229,6 +229,7 @@ def compared() -> Callable[..., Any]:
             correct=changes.get("correct", True),
             base_correct=changes.get("base_correct", True),
             same_binary=changes.get("same_binary", False),
+            same_code=changes.get("same_code", False),
         )
         return CaseComparison(
             case,

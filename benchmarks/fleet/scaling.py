@@ -33,7 +33,7 @@ from typing import Any
 from narrowing import NarrowingWorkers
 from prebuild import architecture, builds_of, compile_all
 
-from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.exchange import write_records
@@ -136,7 +136,14 @@ class Bench:
                 progress=lambda _: nullcontext(on_record),
             )
             if gpus > 1 and repeat == 1:
-                reports = [conclude(self._database, pool, info, commit, rules) for info in begun]
+                reports = conclude_nights(
+                    self._database,
+                    pool,
+                    begun,
+                    commit,
+                    rules,
+                    progress=lambda jobs: nullcontext(lambda job: None),
+                )
                 self.summary.setdefault("reports", []).extend(map(asdict, reports))
         except CancelledError:
             pass  # the night is stored as interrupted, with what it has

@@ -79,6 +79,12 @@ class InstantWorkers:
     def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self._events.append(Finished(member, Report(RESULT)))
 
+    def use(self, kind: str) -> None:
+        """Do nothing: they measure, and compare nothing."""
+
+    def compare(self, *arguments: object) -> None:
+        raise AssertionError("nothing is compared")
+
     def end(self, member: str, reason: str) -> None:
         raise AssertionError(f"{member} does not hang: {reason}")
 

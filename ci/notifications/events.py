@@ -215,13 +215,16 @@ def add_accuracy_gate_events(session: Session, records: Iterable[GateRecord]) ->
 
 
 def add_nightly_event(session: Session, report: KindReport, *, at: datetime | None = None) -> None:
-    """Add an event if a nightly run has missing, failed or wrong results on one kind of GPU."""
+    """Add an event if a nightly run is not complete on one kind of GPU, or has failed or wrong
+    results."""
     missing = report.planned - report.received
     failed, wrong = (report.statuses.get(status, 0) for status in ("failed", "incorrect"))
-    if not missing and not failed and not wrong:
+    uncompared = len(report.uncompared)
+    if not missing and not failed and not wrong and not uncompared:
         return
     problems = [
         *([f"{missing} of {report.planned} planned results are missing"] if missing else []),
+        *([f"{uncompared} of {report.comparisons} comparisons are missing"] if uncompared else []),
         *([f"{failed} cases failed"] if failed else []),
         *([f"{wrong} cases are wrong"] if wrong else []),
     ]

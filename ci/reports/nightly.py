@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from flexq_bench.ci.report_data import KindReport
@@ -15,8 +16,9 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
         yield "nothing was measured: the night was started at another commit on every kind of GPU"
     for report in reports:
         yield (
-            f"{report.night} {report.gpu} at {report.commit[:10]}: {report.received} of "
-            f"{report.planned} results, {_counts(report.verdicts) or 'nothing compared'}, "
+            f"{report.night} {report.gpu} at {report.commit[:10]}: {report.outcome}, "
+            f"{report.received} of {report.planned} results, "
+            f"{_counts(report.verdicts) or 'nothing compared'}, "
             f"{report.candidates} candidates, {report.canaries} canaries, "
             f"{report.change_points} new change points, {report.retracted} retracted "
             f"(run {report.run[:8]})"
@@ -28,6 +30,7 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
         yield from (f"  {line}" for line in _changed_alerts(report))
         for reason, count in _reasons(report):
             yield f"  {count} × {reason}"
+        yield from (f"  {line}" for line in _uncompared(report))
         yield from (f"  {line}" for line in _budget(report))
         for note in report.notes:
             yield f"  {note}"
@@ -37,23 +40,25 @@ def markdown(reports: Sequence[KindReport]) -> str:
     """Format reports as Markdown, with a row for each kind of GPU."""
     text = ["# Night " + ", ".join(sorted({report.night for report in reports})), ""]
     text += [
-        "| GPU | commit | results | compared | candidates | canaries | change points | alerts |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
+        "| GPU | commit | outcome | results | compared | candidates | canaries | change points "
+        "| alerts |",
+        "| --- | --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     for report in reports:
         alerts = ", ".join(
             [f"opened {n}" for n in report.opened] + [f"fixed {n}" for n in report.fixed]
         )
         text.append(
-            f"| {_cell(report.gpu)} | `{report.commit[:10]}` | {report.received} / "
-            f"{report.planned} | {_counts(report.verdicts)} | {report.candidates} | "
-            f"{report.canaries} | {report.change_points} | {alerts} |"
+            f"| {_cell(report.gpu)} | `{report.commit[:10]}` | {report.outcome} | "
+            f"{report.received} / {report.planned} | {_counts(report.verdicts)} | "
+            f"{report.candidates} | {report.canaries} | {report.change_points} | {alerts} |"
         )
     for report in reports:
         items = [f"- **{_cell(line)}**" for line in report.worse[:_MAX_LINES]]
         items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
         items += [f"- {_cell(line)}" for line in _changed_alerts(report)]
         items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
+        items += [f"- {_cell(line)}" for line in _uncompared(report)]
         items += [f"- {_cell(line)}" for line in _budget(report)]
         items += [f"- {_cell(note)}" for note in report.notes]
         if items:
@@ -77,6 +82,18 @@ def _budget(report: KindReport) -> list[str]:
         f"{len(waiting)} candidates were not compared, as the budget is {report.budget} "
         f"(--comparisons); the most suspicious are {shown}; the longest waits for {oldest} "
         f"night{'s' if oldest > 1 else ''}"
+    ]
+
+
+def _uncompared(report: KindReport) -> list[str]:
+    """Name the comparisons without a result, by commit and reason."""
+    cases: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for case, base, reason in report.uncompared:
+        cases[base, reason].append(case)
+    return [
+        f"{len(keys)} of {report.comparisons} comparisons have no result, with {base[:10]}: "
+        f"{reason} ({', '.join(keys[:3])}{', …' if keys[3:] else ''})"
+        for (base, reason), keys in cases.items()
     ]
 
 

@@ -57,7 +57,7 @@ def findings_table(report: GateReport) -> Table | None:
         finding
         for outcome in GateOutcome
         for finding in report.with_outcome(outcome)
-        if outcome is not GateOutcome.PASS or finding.verdict != "same"
+        if outcome not in (GateOutcome.PASS, GateOutcome.SAME_CODE) or finding.verdict != "same"
     ]
     if not shown:
         return None

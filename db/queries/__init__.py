@@ -22,6 +22,8 @@ from flexq_bench.db.queries.fleet import (
     RequestRow,
     WorkerRow,
     capability_of,
+    comparison_outcomes,
+    comparison_states,
     device_medians,
     device_offsets,
     devices,
@@ -67,6 +69,7 @@ from flexq_bench.db.queries.nightly import (
     night_states,
     run_outcomes,
     series_identity_of,
+    unfinished_nights,
     verdicts_of_commit,
 )
 from flexq_bench.db.queries.records import run_records, stored_records

@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
-from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.fleet import COMPARE, LIVE_WORKER_STATES, MEASURE
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.tables import (
@@ -49,9 +49,10 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job of a run; None as in db.tables.Job."""
+    """A job of a run; None as in db.tables.Job. device: uuid of its last holder's; None: none."""
 
     id: int
+    kind: str
     case_key: str
     repetition: int
     state: str
@@ -61,11 +62,13 @@ class JobRow:
     worker: str | None
     lease_until: datetime | None
     reason: str
+    content: dict[str, Any] | None
+    device: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of the jobs of a run.
+    """Progress of the measuring jobs of a run.
 
     states: number of jobs by state. expected_s: estimated seconds for the open jobs on one GPU;
     unknown: number of open jobs without an estimate.
@@ -117,29 +120,62 @@ def workers(session: Session, *, live: bool = False, limit: int | None = None) -
     return rows_of(session, WorkerRow, query)
 
 
-def jobs_of(session: Session, run_uuid: str, *, states: Sequence[str] = ()) -> list[JobRow]:
-    """Return the jobs of a run in plan order. states: only these; empty: all."""
-    query = (
-        select(*columns_of(JobRow, Job))
-        .join(Run, Job.run_id == Run.id)
-        .where(Run.uuid == run_uuid)
-        .order_by(Job.id)
-    )
+def jobs_of(
+    session: Session, run_uuid: str, *, states: Sequence[str] = (), kind: str = MEASURE
+) -> list[JobRow]:
+    """Return the jobs of one kind of a run in plan order. states: only these; empty: all."""
+    query = _jobs().where(Run.uuid == run_uuid, Job.kind == kind).order_by(Job.id)
     if states:
         query = query.where(Job.state.in_(list(states)))
     return rows_of(session, JobRow, query)
 
 
+def comparison_outcomes(session: Session, run_uuid: str) -> dict[int, dict[str, Any]]:
+    """Return device and evidence of the run's comparisons that have a result, by job."""
+    query = (
+        select(Job.id, Job.outcome)
+        .join(Run, Job.run_id == Run.id)
+        .where(Run.uuid == run_uuid, Job.kind == COMPARE, Job.state == "done")
+        .order_by(Job.id)
+    )
+    return {row.id: row.outcome for row in session.execute(query)}
+
+
+def comparison_states(session: Session, run_uuids: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Count the jobs that compare by state, for each of these runs that has some."""
+    query = (
+        select(Run.uuid, Job.state, func.count())
+        .join(Run, Job.run_id == Run.id)
+        .where(Run.uuid.in_(list(run_uuids)), Job.kind == COMPARE)
+        .group_by(Run.uuid, Job.state)
+        .order_by(Job.state)
+    )
+    states: dict[str, dict[str, int]] = defaultdict(dict)
+    for run, state, count in session.execute(query):
+        states[run][state] = count
+    return dict(states)
+
+
+def _jobs() -> Select[Any]:
+    # Outer joins: the last holder of a job of an earlier version may not be stored.
+    return (
+        select(*columns_of(JobRow, Job, device=Device.uuid))
+        .join(Run, Job.run_id == Run.id)
+        .outerjoin(Worker, Worker.uuid == Job.worker)
+        .outerjoin(Device, Device.id == Worker.device_id)
+    )
+
+
 def quarantined_jobs(session: Session, *, limit: int | None = None) -> list[tuple[str, JobRow]]:
     """Return jobs on which too many workers died, each with its run's uuid, newest first."""
     query = (
-        select(Run.uuid, *columns_of(JobRow, Job))
-        .join(Run, Job.run_id == Run.id)
+        _jobs()
+        .add_columns(Run.uuid)
         .where(Job.state == "quarantined")
         .order_by(Job.id.desc())
         .limit(limit)
     )
-    return [(run, JobRow(*values)) for run, *values in session.execute(query)]
+    return [(run, JobRow(*values)) for *values, run in session.execute(query)]
 
 
 def progress(
@@ -149,7 +185,7 @@ def progress(
 
     run_uuids None: all runs that are not finished.
     """
-    having_jobs = select(Job.run_id).distinct()
+    having_jobs = select(Job.run_id).where(Job.kind == MEASURE).distinct()
     query = (
         select(Run.id, *columns_of(Progress, Run, run=Run.uuid, commit=Commit.sha))
         .join(Commit, Run.commit_id == Commit.id)
@@ -173,7 +209,7 @@ def progress(
             func.sum(Job.expected_s),
             func.count(Job.expected_s),
         )
-        .where(Job.run_id.in_([row["id"] for row in rows]))
+        .where(Job.run_id.in_([row["id"] for row in rows]), Job.kind == MEASURE)
         .group_by(Job.run_id, Job.state)
         .order_by(Job.state)
     )

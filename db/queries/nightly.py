@@ -20,7 +20,7 @@ from flexq_bench.db.tables import ChangePoint, Commit, Decision, Measurement, Ni
 class NightState:
     """State of a nightly run on one GPU model, for commits of one project.
 
-    report: empty until the run is judged.
+    report: empty until the run is judged. plan: see set_night; None: not planned yet.
     """
 
     key: str
@@ -34,6 +34,7 @@ class NightState:
     state: str
     report: dict[str, Any]
     updated_at: datetime
+    plan: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def night_states(
     name: str | None = None,
     suite: str | None = None,
     project: str | None = None,
+    state: str | None = None,
     limit: int | None = None,
 ) -> list[NightState]:
     """Return nightly runs, latest first, then by GPU. None as a filter: all."""
@@ -73,12 +75,20 @@ def night_states(
         (Night.key, key),
         (Night.name, name),
         (Night.suite, suite),
+        (Night.state, state),
         (Commit.project, project),
     )
     for column, value in filters:
         if value is not None:
             query = query.where(column == value)
     return rows_of(session, NightState, query)
+
+
+def unfinished_nights(session: Session) -> list[NightState]:
+    """Return the nightly runs that are not done, latest first."""
+    states = ("measuring", "comparing")
+    nights = [night for state in states for night in night_states(session, state=state)]
+    return sorted(nights, key=lambda night: (night.name, night.gpu), reverse=True)
 
 
 def change_points_of(

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
-from flexq_bench.db.fleet import OPEN_JOB_STATES
+from flexq_bench.db.fleet import UNFINISHED_JOB_STATES
 from flexq_bench.db.leases import JOB_LEASES
 from flexq_bench.db.queries.filters import is_latest_attempt
 from flexq_bench.db.queries.rows import columns_of, rows_of
@@ -263,7 +263,7 @@ def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
     has_open_job = exists().where(
         Job.run_id == PlannedCase.run_id,
         Job.case_key == PlannedCase.case_key,
-        Job.state.in_((*OPEN_JOB_STATES, "no-device")),
+        Job.state.in_(UNFINISHED_JOB_STATES),
     )
     query = (
         select(PlannedCase.case_key)

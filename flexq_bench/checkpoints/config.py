@@ -43,7 +43,7 @@ PACKED, INT, FLOAT, MIXED = (
 )
 OWN = "flexq-bench"  # not a format of compressed-tensors
 DENSE_KV_BITS = 16
-_E4M3_BITS = 8
+_FP8_BITS = 8
 # Of Hugging Face's configuration: the model's origin, and the dtype for loading.
 _UNDECIDING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
@@ -189,7 +189,7 @@ class LayerEntry(_Strict):
         number = self.format
         if number.is_dense:
             return "dense"
-        if number.kind == "float" and number.bits == _E4M3_BITS:
+        if number.kind == "float" and number.bits == _FP8_BITS:
             return FLOAT
         if number.bits == 8 and number.is_integer and self.activation is not None:
             return INT
@@ -361,7 +361,9 @@ def _arguments(number: NumberFormat, k: int, *, dynamic: bool) -> QuantizationAr
     if number.clip != 1 or (number.group is not None and k % number.group):
         return None
     a_row: Literal["token", "channel"] = "token" if dynamic else "channel"
-    if number.kind == "float" and number.bits != _E4M3_BITS:
+    if number.kind == "float" and number.element != "e4m3":
+        return None
+    if number.scale != "fp16" or number.block_rows != 1:
         return None
     if number.kind not in ("symmetric", "asymmetric", "float"):
         return None

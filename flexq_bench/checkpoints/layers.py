@@ -1,10 +1,11 @@
 """A quantized layer as tensors of a checkpoint, and back, bit for bit.
 
-    weight             codes of 8 bits with quantized activations (INT8, E4M3), or a dense weight
+    weight             codes of 8 bits with quantized activations (INT8), of FP8, or a dense weight
     weight_packed      int32 [N, words]: other codes, from 0 up, in the layout of `packing`
     weight_tail        int8 [N, K - start]: codes of the last group, if it has 8 bits (Atom)
-    weight_scale       FP16 [N, groups]; INT8 for dual-grained weights
+    weight_scale       [row blocks, groups], of the format's scale type; INT8 of dual-grained ones
     weight_row_scale   FP16 [N, 1], of dual-grained weights
+    weight_matrix_scale  FP32 [1], which multiplies E4M3 scales
     weight_zero_point  the code that means 0: int32 [words, groups], packed along N; for codes
                        of 8 bits in `weight`: int8 [N, groups]
     weight_shape       int64 [2], N and K, with weight_packed
@@ -32,6 +33,7 @@ from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of
 from flexq_bench.kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
+from flexq_bench.kernels.formats.scales import SCALE_TYPES, per_row
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.rotation import BlockRotation, HadamardRotation, Rotation
 
@@ -66,12 +68,11 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
     else:
         tensors |= _encode_codes(operand, number, entry)
     if operand.scales is not None:
-        dual = number.kind == "dual"
-        tensors["weight_scale"] = operand.scales.to(torch.int8 if dual else torch.float16)
-        if dual and not torch.equal(tensors["weight_scale"].to(operand.scales), operand.scales):
-            raise CheckpointError("scales of dual-grained groups are integers up to 127")
+        tensors["weight_scale"] = _block_scales(operand.scales, number)
     if operand.row_scales is not None:
-        tensors["weight_row_scale"] = operand.row_scales
+        is_shared = number.scale == "e4m3"
+        name = "weight_matrix_scale" if is_shared else "weight_row_scale"
+        tensors[name] = operand.row_scales[0] if is_shared else operand.row_scales
     if operand.order is not None:
         tensors["weight_order"] = operand.order.to(torch.int32)
     if layer.bias is not None:
@@ -98,16 +99,23 @@ def decode(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> QuantizedL
     else:
         values, group = _decode_values(entry, number, tensors), number.group
         zeros = _decode_zeros(entry, number, tensors)
-    scales = tensors.get("weight_scale")
+    rows, scales = entry.shape[0], tensors.get("weight_scale")
+    if scales is not None:
+        scales = per_row(scales.to(SCALE_TYPES[number.scale]), number.block_rows, rows)
+    row_scales = tensors.get("weight_row_scale")
+    if "weight_matrix_scale" in tensors:
+        row_scales = tensors["weight_matrix_scale"].expand(rows, 1).contiguous()
     operand = Operand(
         values,
-        None if scales is None else scales.to(torch.float16),
+        scales,
         number.bits,
         group,
         zeros,
-        tensors.get("weight_row_scale"),
+        row_scales,
         entry.tail_bits,
         tensors.get("weight_order"),
+        element=number.element,
+        block_rows=number.block_rows,
     )
     activation = None if entry.activation is None else entry.activation.quantizer()
     return QuantizedLayer(operand, activation, tensors.get("bias"), _decode_rotation(tensors))
@@ -134,12 +142,16 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
         tensors["weight"] = (torch.float16 if number == FP16 else torch.float32, (n, k))
     else:
         dual = number.kind == "dual"
-        tensors["weight_scale"] = (torch.int8 if dual else torch.float16, (n, groups))
+        blocks = -(-n // (number.block_rows or n))
+        scale_type = torch.int8 if dual else SCALE_TYPES[number.scale]
+        tensors["weight_scale"] = (scale_type, (blocks, groups))
         if dual:
             tensors["weight_row_scale"] = (torch.float16, (n, 1))
+        if number.scale == "e4m3":
+            tensors["weight_matrix_scale"] = (torch.float32, (1,))
         head = tail_start_of(entry)
         if entry.storage == FLOAT:
-            tensors["weight"] = (torch.float8_e4m3fn, (n, k))
+            tensors["weight"] = (number.float_type.dtype, (n, k))
         elif entry.storage == INT:
             tensors["weight"] = (torch.int8, (n, head))
         else:
@@ -188,12 +200,22 @@ def tail_start_of(entry: LayerEntry) -> int:
 
 def _stored_format(operand: Operand) -> NumberFormat:
     try:
-        number = format_of(operand)
+        return format_of(operand)
     except ShapeError as error:
         raise CheckpointError(f"no checkpoint stores such a weight: {error}") from error
-    if number.scale != "fp16" or number.block_rows != 1 or number.element == "e5m2":
-        raise CheckpointError(f"checkpoints have FP16 scales of rows or groups, not {number.name}")
-    return number
+
+
+def _block_scales(scales: torch.Tensor, number: NumberFormat) -> torch.Tensor:
+    """Scales [rows, groups] as they are stored: once for each block of rows."""
+    if number.kind == "dual":
+        integers = scales.to(torch.int8)
+        if not torch.equal(integers.to(scales), scales):
+            raise CheckpointError("scales of dual-grained groups are integers up to 127")
+        return integers
+    stored = scales[:: number.block_rows or scales.shape[0]]
+    if not torch.equal(per_row(stored, number.block_rows, scales.shape[0]).float(), scales.float()):
+        raise CheckpointError(f"rows of a block of {number.name} have different scales")
+    return stored.contiguous()
 
 
 def _base(entry: LayerEntry) -> int:
@@ -307,7 +329,8 @@ def _check(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> None:
                 f"{name} is {_described(tensor.dtype, tuple(tensor.shape))}, must be "
                 f"{_described(dtype, shape)}"
             )
-        if dtype in (torch.float16, torch.float32) and not all_finite(tensor):
+        is_checked = dtype in (torch.float16, torch.float32) or name == "weight_scale"
+        if is_checked and not all_finite(tensor.float()):
             raise CheckpointError(f"{name} holds NaN or infinity")
     for name, faulty, why in _FAULTS:
         if name in tensors and faulty(entry, tensors[name]):
@@ -322,10 +345,11 @@ def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def _has_nan(entry: LayerEntry, weight: torch.Tensor) -> bool:
-    """Return True for a NaN in E4M3 without infinities: all bits are set except the sign."""
-    if weight.dtype != torch.float8_e4m3fn:
+    """Return True for a code of infinity or NaN, of which FP8 types have the highest ones."""
+    if entry.storage != FLOAT:
         return False
-    return bool(((weight.view(torch.uint8) & 0x7F) == 0x7F).any())
+    special_codes = entry.format.float_type.special_codes
+    return bool(((weight.view(torch.uint8) & 0x7F) > 0x7F - special_codes).any())
 
 
 def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:

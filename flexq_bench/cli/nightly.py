@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.report_data import KindReport
     from flexq_bench.db.records import Record
     from flexq_bench.fleet import PoolOptions
+    from flexq_bench.fleet.pool import OnCompared
     from flexq_bench.repository.project import Project
     from flexq_bench.runs.lifecycle import OnRecord
 
@@ -122,7 +123,8 @@ def nightly(
     commits, newest first.
 
     Exit code 0: none of the following; 1: a new alert (with --no-alert a regression) or a wrong
-    kernel; 4: planned results are missing; 5: a case failed; 130: interrupted (see --resume).
+    kernel; 4: planned results or comparisons are missing, or a kind of GPU is absent or refused;
+    5: a case failed; 130: interrupted (see --resume).
     """
     from flexq_bench.ci.nightly import Rules
 
@@ -205,8 +207,7 @@ def _measure(
     backfill: int,
 ) -> list[KindReport]:
     """Measure the night and compare its outliers on each kind of GPU, then fill earlier gaps."""
-    from flexq_bench.ci.nightly import conclude, measure_night
-    from flexq_bench.cli.progress import progress as shown_progress
+    from flexq_bench.ci.nightly import conclude_nights, measure_night
     from flexq_bench.fleet import open_pool
 
     suite, commit = measured.suite, measured.commit
@@ -223,11 +224,9 @@ def _measure(
             progress=partial(_measuring_progress, database, rules, suite.name),
         )
         _store_release_tags(database, rules.repository, commit.project)
-        reports = []
-        with shown_progress("comparing", len(nights)) as bar:
-            for info in nights:
-                reports.append(conclude(database, pool, info, commit, rules))
-                bar.advance(f"comparing: {info.gpu}")
+        reports = conclude_nights(
+            database, pool, nights, commit, rules, progress=_comparing_progress
+        )
     if measured.project is None:  # gaps of projects are filled by nights at their commits
         _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
     return reports
@@ -254,6 +253,14 @@ def _measuring_progress(
                 send_if_subscribed(database)
 
         yield on_record
+
+
+@contextmanager
+def _comparing_progress(jobs: int) -> Iterator[OnCompared]:
+    from flexq_bench.cli.progress import progress
+
+    with progress("comparing", jobs) as bar:
+        yield lambda job: bar.advance("comparing")
 
 
 def _judge_and_notify(
@@ -426,7 +433,7 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
         news = report.opened if alerting else report.worse
         if news or report.statuses.get("incorrect"):
             codes.append(ExitCode.REGRESSION)
-        if report.received < report.planned:
+        if report.received < report.planned or report.outcome != "complete":
             codes.append(ExitCode.MISSING)
         if report.statuses.get("failed"):
             codes.append(ExitCode.INFRASTRUCTURE)

@@ -68,12 +68,7 @@ def status(
         sections["runs"] = [row for row in sections["runs"] if row.run not in dead]
         sections["stalls"] = list(stalls(session))
     if as_json:
-        print_json(
-            {
-                name: [asdict(row) | _computed_fields(row) for row in rows]
-                for name, rows in sections.items()
-            }
-        )
+        print_json({name: [_as_data(row) for row in rows] for name, rows in sections.items()})
     else:
         for line in _lines(sections):
             say(console(), line)
@@ -138,13 +133,41 @@ def _resume(database: Database, run: RunSummary) -> str:
 
 
 def _read(session: Session) -> dict[str, list[Any]]:
-
+    nights = {n.key: n for n in queries.night_states(session, limit=_MAX_ROWS)}
+    nights |= {n.key: n for n in queries.unfinished_nights(session)}
+    comparisons = queries.comparison_states(session, [n.run for n in nights.values()])
     return {
         "runs": queries.progress(session, limit=_MAX_ROWS),
-        "nights": queries.night_states(session, limit=_MAX_ROWS),
+        "nights": [_Night(n, comparisons.get(n.run, {})) for n in nights.values()],
         "workers": queries.workers(session, live=True),
         "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MAX_ROWS),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class _Night:
+    """A nightly run. comparisons: number of its jobs that compare, by state."""
+
+    night: queries.NightState
+    comparisons: dict[str, int]
+
+    @property
+    def line(self) -> str:
+        night = self.night
+        outcome = f" ({night.report['outcome']})" if "outcome" in night.report else ""
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.comparisons.items()))
+        jobs = f", comparisons: {states}" if states else ""
+        return (
+            f"night {night.name} {night.suite} on {night.gpu}: {night.state}{outcome}{jobs}, "
+            f"run {night.run[:8]}"
+        )
+
+
+def _as_data(row: Any) -> dict[str, Any]:
+    """The JSON output of a row."""
+    if isinstance(row, _Night):
+        return asdict(row.night) | {"comparisons": row.comparisons}
+    return asdict(row) | _computed_fields(row)
 
 
 def _computed_fields(row: Any) -> dict[str, Any]:
@@ -159,10 +182,7 @@ def _computed_fields(row: Any) -> dict[str, Any]:
 
 def _lines(sections: dict[str, list[Any]]) -> list[str]:
     runs = [_run_line(row) for row in sections["runs"]]
-    nights = [
-        f"night {row.name} {row.suite} on {row.gpu}: {row.state}, run {row.run[:8]}"
-        for row in sections["nights"]
-    ]
+    nights = [row.line for row in sections["nights"]]
     workers = [_worker_line(row) for row in sections["workers"]]
     requests = [
         f"request {row.uuid[:8]} of {row.requester}: {row.state}, {row.cases} cases"

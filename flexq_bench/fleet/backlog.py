@@ -5,27 +5,49 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
-Shape = tuple[int, int]
+Shape = tuple[int, int] | tuple[str, str]
 _FLOOR_S = 1.0  # approximate time of measuring a floor
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to measure for a run. expected_s 0: unknown. attempt 0: never leased."""
+    """A case to measure, or commits to compare, for a run. expected_s 0: unknown.
+
+    attempt 0: never leased. device: that it was leased to before; empty: none.
+    """
 
     id: int
     run: str  # uuid
-    case: Case
+    task: Case | CompareJob
     repetition: int = 1
     expected_s: float = 0.0
     attempt: int = 0
+    device: str = ""
 
     @property
     def shape(self) -> Shape:
-        return (self.case.gemm.n, self.case.gemm.k)
+        """Shape of the weights; of a comparison its commits, which are built once on a node."""
+        if isinstance(self.task, CompareJob):
+            return (self.task.base, self.task.head)
+        return (self.task.gemm.n, self.task.gemm.k)
+
+    @property
+    def name(self) -> str:
+        """Key of the case; of a comparison its commits."""
+        return self.task.name if isinstance(self.task, CompareJob) else self.task.key
+
+    @property
+    def measures_floor(self) -> bool:
+        return isinstance(self.task, Case) and is_probe(self.task.kernel)
+
+    @property
+    def work(self) -> tuple[str, object]:
+        """Equal for the repetitions of a case, which go to different devices."""
+        return self.run, self.id if isinstance(self.task, CompareJob) else self.task.key
 
     def with_attempt(self, attempt: int) -> Job:
         return replace(self, attempt=attempt)
@@ -42,14 +64,16 @@ class Backlog:
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
         self._waiting: dict[Shape, list[Job]] = {}  # the next job is the last of its list
         self._seconds: dict[Shape, float] = {}
-        self._tried: dict[tuple[str, str], set[str]] = {}
+        self._tried: dict[tuple[str, object], set[str]] = {}
         by_shape: dict[Shape, list[Job]] = {}
         for job in jobs:
+            if job.device:
+                self._tried.setdefault(job.work, set()).add(job.device)
             by_shape.setdefault(job.shape, []).append(job)
         for shape, members in by_shape.items():
             members.reverse()  # the next one is last; a stable sort keeps the order of the plan
             self._waiting[shape] = sorted(
-                members, key=lambda job: (is_probe(job.case.kernel), job.expected_s)
+                members, key=lambda job: (job.measures_floor, job.expected_s)
             )
             self._seconds[shape] = sum(job.expected_s for job in members)
         self._count = sum(map(len, self._waiting.values()))
@@ -73,8 +97,8 @@ class Backlog:
 
         last: the shape that the worker measured before. busy: shapes that other workers are
         measuring. Shapes without a worker are preferred, then shared shapes for which another floor
-        measurement pays off. devices: the number of devices; repetitions of a case go to different
-        devices as long as some have not measured it.
+        measurement pays off. devices: the number of devices; repetitions of a case, and further
+        attempts at a job, go to different devices as long as some have not tried it.
         """
         for shape in self._preferred(last, busy):
             job = self._pop(shape, device, devices)
@@ -106,7 +130,7 @@ class Backlog:
             return None
         job = jobs.pop(index)
         if job.repetition > 1 or devices > 1:
-            self._tried.setdefault((job.run, job.case.key), set()).add(device)
+            self._tried.setdefault(job.work, set()).add(device)
         self._seconds[shape] -= job.expected_s
         self._count -= 1
         if not jobs:
@@ -114,5 +138,5 @@ class Backlog:
         return job
 
     def _is_excluded(self, job: Job, device: str, devices: int) -> bool:
-        tried = self._tried.get((job.run, job.case.key), ())
+        tried = self._tried.get(job.work, ())
         return device in tried and len(tried) < devices

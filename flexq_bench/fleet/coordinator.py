@@ -11,28 +11,46 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
-from flexq_bench.db.engine import Database
+from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError, FileMovedError
-from flexq_bench.db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
+from flexq_bench.db.fleet import (
+    COMPARE,
+    MEASURE,
+    OPEN_JOB_STATES,
+    Beat,
+    ComparisonOutcome,
+    WorkerInfo,
+)
+from flexq_bench.db.leases import is_current
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tuning import ChoiceInfo, choices_of
-from flexq_bench.errors import FlexqError, InfrastructureError
+from flexq_bench.errors import FlexqError, InfrastructureError, one_line
 from flexq_bench.fleet.backlog import Backlog, Job, Shape
-from flexq_bench.fleet.pool import Work
-from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined, quarantine_detail
+from flexq_bench.fleet.compare_jobs import Compared, CompareJob, ComparisonWork
+from flexq_bench.fleet.pool import OnCompared, Work
+from flexq_bench.fleet.retry_policy import (
+    MAX_DEATHS,
+    comparison_quarantine,
+    is_quarantined,
+    quarantine_detail,
+)
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Workers
 from flexq_bench.fleet.write_buffer import WriteBuffer
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Measured
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import failed
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 _MAX_POLL_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
@@ -45,7 +63,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _WorkerState:
-    """A ready worker and its job. is_stale: it still measures a job whose run was stopped.
+    """A ready worker and its job. is_stale: it still has a job whose run was stopped.
 
     choices_sent: the number of its kind's tuning choices that it has.
     """
@@ -76,6 +94,7 @@ class _Kind:
 class Coordinator:
     """Assigns the jobs of runs to workers and stores their results.
 
+    The jobs of one call measure or compare; before, workers of the other kind are replaced.
     commit: of the code that the workers run. on_record: called with each result after it is stored;
     its exceptions end the measurement. clock: seconds, monotonic.
     """
@@ -94,12 +113,16 @@ class Coordinator:
         self._times, self._on_record, self._clock = times, on_record, clock
         self._buffer = WriteBuffer(database, times, clock=clock)
         self._states: dict[str, _WorkerState] = {}
+        self._kind_of_jobs = MEASURE
+        self._gpus: dict[str, str] = {}  # kind of device by run
         self._works: dict[str, Work] = {}
         self._cases: dict[str, dict[str, Case]] = {}
+        self._repositories: dict[str, Path] = {}
+        self._on_compared: OnCompared = lambda job: None
         self._runs: dict[str, RunInfo] = {}
         self._kinds: dict[str, _Kind] = {}
         self._choices: dict[tuple[str, str], list[ChoiceInfo]] = {}
-        self._returning: dict[int, tuple[Job, ReadyWorker]] = {}
+        self._returning: dict[int, tuple[Job, ReadyWorker, str]] = {}
         self._leased_elsewhere = False  # another coordinator leases jobs of these works
         self._backlog_is_stale = False  # another coordinator leased or finished some of its jobs
         self._next_beat = self._next_reload = 0.0
@@ -124,13 +147,68 @@ class Coordinator:
         on_record. Unfinished measurements are then lost; their jobs become free when their leases
         expire.
         """
+        self.use(MEASURE)
         self._works = {work.run.info.uuid: work for work in works}
+        self._gpus = {uuid: work.gpu for uuid, work in self._works.items()}
         self._cases = {
             uuid: {case.key: case for case in work.cases} for uuid, work in self._works.items()
         }
         # Without the plan, of which every record of a run would otherwise hold a copy.
         self._runs = {uuid: replace(work.run.info, plan=()) for uuid, work in self._works.items()}
-        self._kinds = {work.gpu: _Kind() for work in works}
+        self._carry_out()
+
+    def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
+        """Carry out the stored comparisons of these runs, as `carry_out` does.
+
+        on_compared: called with each job that has an outcome, after this is stored.
+        """
+        self.use(COMPARE)
+        self._works, self._runs = {}, {}
+        self._gpus = {work.run: work.gpu for work in works}
+        self._repositories = {work.run: work.repository for work in works}
+        self._on_compared = on_compared
+        self._carry_out()
+
+    def compare_now(
+        self, gpu: str, job: CompareJob, repository: Path, rules: InterleaveRules | None
+    ) -> list[CaseComparison]:
+        """Compare on a device of this kind, without a stored job; return its result.
+
+        If a worker is lost, another one compares. Raises the error of the comparison,
+        InfrastructureError after MAX_DEATHS lost workers or if the kind has no device.
+        """
+        self.use(COMPARE)
+        reason = "see `flexq-bench status`"
+        for _ in range(MAX_DEATHS):
+            self.gather()
+            idle = (u for u, s in self._states.items() if s.ready.gpu == gpu and s.is_idle)
+            worker = next(idle, None)
+            if worker is None:
+                raise InfrastructureError(f"no {gpu} is free: {reason}")
+            state = self._states[worker]
+            self._workers.compare(worker, job, repository, rules)
+            state.is_stale, state.since = True, self._clock()  # it has no job of a run
+            while state.is_stale and worker in self._states:
+                for event in self._workers.poll(_MAX_POLL_S):
+                    self._handle_all([event])
+                    if isinstance(event, Finished) and event.worker == worker:
+                        compared: Compared = event.answer
+                        return compared.result()
+                    if isinstance(event, Lost) and event.worker == worker:
+                        reason = event.reason
+                self._end_overdue()
+                self._buffer.flush({}, self._due_beats())
+        raise InfrastructureError(f"a comparison on {gpu} ended: {reason}")
+
+    def use(self, kind: str) -> None:
+        """Replace the workers by those for jobs of this kind."""
+        if kind != self._kind_of_jobs:
+            self._workers.use(kind)
+            self._kind_of_jobs = kind
+            self._handle_all(self._workers.poll(0.0))
+
+    def _carry_out(self) -> None:
+        self._kinds = {gpu: _Kind() for gpu in self._gpus.values()}
         try:
             self._reload_backlog()
             self._exchange()  # before the first wait, so that ready workers start at once
@@ -193,19 +271,36 @@ class Coordinator:
 
     def _store_result(self, event: Finished) -> None:
         state = self._states[event.worker]
-        self._add_choices(state.ready, event.answer.choices)
+        if not isinstance(event.answer, Compared):
+            self._add_choices(state.ready, event.answer.choices)
         if state.job is None:
             state.is_stale = False
             return
         job, state.job = state.job, None
         state.finished += 1
         state.measuring_s += self._clock() - state.since
+        if isinstance(event.answer, Compared):
+            self._store_comparison(job, state.ready, event.answer)
+            return
         state.temperature_c = event.answer.measured.temperature_c
-        self._buffer.add_result(job.id, self._record(job, state.ready, event.answer.measured))
+        if isinstance(job.task, Case):
+            record = self._record(job, job.task, state.ready, event.answer.measured)
+            self._buffer.add_result(job.id, record)
 
-    def _record(self, job: Job, ready: ReadyWorker, measured: Measured) -> Record:
+    def _store_comparison(self, job: Job, ready: ReadyWorker, compared: Compared) -> None:
+        outcome = compared.outcome(ready.worker.device)
+        if outcome is not None:
+            self._buffer.add_outcome(job.id, outcome)
+        elif compared.error is not None:
+            self._return(job, ready, one_line(compared.error), death=True)
+
+    def _return(self, job: Job, ready: ReadyWorker, reason: str, *, death: bool) -> None:
+        self._buffer.return_job(job.id, reason, death=death)
+        self._returning[job.id] = job, ready, reason
+
+    def _record(self, job: Job, case: Case, ready: ReadyWorker, measured: Measured) -> Record:
         return build_record(
-            job.case,
+            case,
             measured,
             self._runs[job.run],
             self._commit,
@@ -233,6 +328,8 @@ class Coordinator:
     def _remove(self, event: Lost) -> None:
         state = self._states.pop(event.worker)
         self._buffer.end_worker(event.worker, event.reason)
+        if not event.reason:
+            return
         job = state.job
         log.warning(
             "a worker of %s is lost: %s",
@@ -241,16 +338,16 @@ class Coordinator:
             extra={"worker": event.worker, "job": job.id if job else None},
         )
         if job is not None:
-            self._buffer.return_job(job.id, event.reason, death=not event.blameless)
-            self._returning[job.id] = job, state.ready
+            self._return(job, state.ready, event.reason, death=not event.blameless)
 
     def _end_overdue(self) -> None:
         now = self._clock()
         for state in self._states.values():
             if state.job is None and not state.is_stale:
                 continue
-            # The first case of a process includes compilation.
-            limit = self._times.case + (0.0 if state.finished else self._times.start)
+            # The first job of a process includes compilation.
+            usual = self._times.compare if self._kind_of_jobs == COMPARE else self._times.case
+            limit = usual + (0.0 if state.finished else self._times.start)
             if now - state.since > limit:
                 state.since = now
                 self._workers.end(state.ready.uuid, f"no result after {limit:.0f} s: it hangs")
@@ -264,12 +361,26 @@ class Coordinator:
             elif kind.missing_since is None:
                 kind.missing_since = now
                 log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
-            elif now - kind.missing_since > self._times.device:
+            elif now - kind.missing_since > self._times.device and not self._workers.arriving:
+                if self._has_worker_elsewhere(gpu):
+                    kind.missing_since = now
+                    self._leased_elsewhere = self._backlog_is_stale = True
+                    continue
                 reason = f"no {gpu} came within {self._times.device:.0f} s"
-                for work in self._works.values():
-                    if work.gpu == gpu:
-                        self._buffer.abandon_jobs(work.run.info.uuid, reason)
+                for run, gpu_of_run in self._gpus.items():
+                    if gpu_of_run == gpu:
+                        self._buffer.abandon_jobs(run, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
+
+    def _has_worker_elsewhere(self, gpu: str) -> bool:
+        """Return True if another coordinator has a live worker of this kind, for the same jobs."""
+
+        def is_alive(session: Session) -> bool:
+            silent_since = database_time(session) - timedelta(seconds=self._times.lease)
+            workers = queries.workers(session, live=True)
+            return any(w.gpu == gpu and w.heartbeat_at >= silent_since for w in workers)
+
+        return self._buffer.read(is_alive) is not False  # None: the database is unavailable
 
     def _exchange(self) -> None:
         assignments = self._assign_jobs()
@@ -287,6 +398,8 @@ class Coordinator:
             return
         for record in flushed.stored.values():
             self._on_record(record)
+        for compared in flushed.compared:
+            self._on_compared(compared)
         for job_id, deaths in flushed.deaths.items():
             self._requeue(*self._returning.pop(job_id), deaths)
 
@@ -317,28 +430,36 @@ class Coordinator:
         return assignments
 
     def _start(self, state: _WorkerState, job: Job) -> None:
-        choices = self._choices_for(state.ready)
-        new_choices, state.choices_sent = choices[state.choices_sent :], len(choices)
         state.job, state.since, state.last = job, self._clock(), job.shape
         log.info(
             "%s, attempt %d, on %s",
-            job.case.key,
+            job.name,
             job.attempt,
             state.ready.gpu,
             extra={"run": job.run, "job": job.id, "worker": state.ready.uuid},
         )
-        self._workers.start(state.ready.uuid, job.case, new_choices)
+        if isinstance(job.task, CompareJob):
+            self._workers.compare(state.ready.uuid, job.task, self._repositories[job.run])
+            return
+        choices = self._choices_for(state.ready)
+        new_choices, state.choices_sent = choices[state.choices_sent :], len(choices)
+        self._workers.start(state.ready.uuid, job.task, new_choices)
 
-    def _requeue(self, job: Job, ready: ReadyWorker, deaths: int) -> None:
+    def _requeue(self, job: Job, ready: ReadyWorker, reason: str, deaths: int) -> None:
         if not is_quarantined(deaths):
             self._kinds[ready.gpu].backlog.put_back(job)
             return
-        detail = quarantine_detail(deaths)
+        comparing = isinstance(job.task, CompareJob)
+        detail = comparison_quarantine(deaths, reason) if comparing else quarantine_detail(deaths)
+        log.warning("%s is %s", job.name, detail, extra={"run": job.run, "job": job.id})
+        if isinstance(job.task, CompareJob):
+            self._buffer.add_outcome(job.id, ComparisonOutcome("quarantined", detail))
+            return
         device = ready.worker.device
         backend: Backend = "cuda" if device.backend == "cuda" else "cpu"
-        measured = failed(job.case, detail, backend=backend, seed=0)
-        log.warning("%s is %s", job.case.key, detail, extra={"run": job.run, "job": job.id})
-        self._buffer.add_result(job.id, self._record(job, ready, measured), quarantined=True)
+        measured = failed(job.task, detail, backend=backend, seed=0)
+        record = self._record(job, job.task, ready, measured)
+        self._buffer.add_result(job.id, record, quarantined=True)
 
     def _due_beats(self) -> list[Beat]:
         if self._clock() < self._next_beat:
@@ -350,7 +471,7 @@ class Coordinator:
         return [
             Beat(
                 uuid,
-                state.job.case.key if state.job else None,
+                state.job.name if state.job else None,
                 state.temperature_c,
                 state.finished,
                 state.measuring_s,
@@ -377,9 +498,14 @@ class Coordinator:
         now = self._buffer.read(database_time)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
         self._leased_elsewhere = self._backlog_is_stale = False
-        for uuid, work in self._works.items():
+        for uuid, gpu in self._gpus.items():
             rows = self._buffer.read(
-                partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
+                partial(
+                    queries.jobs_of,
+                    run_uuid=uuid,
+                    states=OPEN_JOB_STATES,
+                    kind=self._kind_of_jobs,
+                )
             )
             if rows is None or now is None:
                 self._leased_elsewhere = True  # unknown, so read again
@@ -387,12 +513,19 @@ class Coordinator:
             for row in rows:
                 if row.id in own_jobs:
                     continue
-                is_leased = row.lease_until is not None and row.lease_until >= now
+                is_leased = is_current(row.lease_until, now, timedelta(seconds=self._times.lease))
                 if is_leased and row.worker not in self._states:
                     self._leased_elsewhere = True
                     continue
-                case, expected = self._cases[uuid][row.case_key], row.expected_s or 0.0
-                waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
+                task: Case | CompareJob = (
+                    self._cases[uuid][row.case_key]
+                    if row.content is None
+                    else CompareJob.from_data(row.content)
+                )
+                expected, device = row.expected_s or 0.0, row.device or ""
+                waiting[gpu].append(
+                    Job(row.id, uuid, task, row.repetition, expected, device=device)
+                )
         for gpu, jobs in waiting.items():
             self._kinds[gpu].backlog = Backlog(jobs)
         # Reading 100,000 jobs takes long.

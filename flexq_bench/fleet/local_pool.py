@@ -8,31 +8,53 @@ from __future__ import annotations
 import logging
 import platform
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
-from flexq_bench.db.dialects import database_time
-from flexq_bench.db.engine import Database
+from flexq_bench.db import queries
+from flexq_bench.db.dialects import database_time, lock_for_writing
+from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
-from flexq_bench.db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
-from flexq_bench.db.records import Record, RunInfo
-from flexq_bench.errors import UsageError
-from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure.ab import InterleaveRules, Suffices, compare_commits, compare_project
+from flexq_bench.db.fleet import (
+    COMPARE,
+    OPEN_JOB_STATES,
+    Beat,
+    ComparisonOutcome,
+    WorkerInfo,
+    beat,
+    claim_jobs,
+    end_worker,
+    finish_comparisons,
+    register_worker,
+    return_jobs,
+)
+from flexq_bench.db.records import DeviceInfo, Record, RunInfo
+from flexq_bench.errors import UsageError, one_line
+from flexq_bench.fleet.compare_jobs import Compared, CompareJob, ComparisonWork
+from flexq_bench.fleet.pool import Kind, OnCompared, Work
+from flexq_bench.fleet.retry_policy import comparison_quarantine, is_quarantined
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.measure.ab import InterleaveRules, compare_commits, compare_project
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.repository.project import Project, revision
 from flexq_bench.runs.lifecycle import OnRecord, store_results
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
+from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.runs.worker import MeasuredCase, Worker
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 HEARTBEAT_INTERVAL = timedelta(seconds=20)
+LEASE = timedelta(seconds=Times().lease)  # of a comparison; renewed by each heartbeat
+_POLL_INTERVAL_S = 1.0  # while another process has leased the remaining comparisons
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +66,15 @@ class LocalPool:
     repository.
     """
 
-    def __init__(self, measurer: Measurer, device: str, project: Project | None = None) -> None:
-        self._measurer, self._device, self._project = measurer, device, project
+    def __init__(
+        self,
+        database: Database,
+        measurer: Measurer,
+        device: str,
+        project: Project | None = None,
+    ) -> None:
+        self._database, self._measurer = database, measurer
+        self._device, self._project = device, project
         self._worker = measurer.worker
 
     @property
@@ -77,24 +106,31 @@ class LocalPool:
         project = "" if self._project is None else self._project.name
         return Machine(self._measurer.backend, device_info(self._device), project)
 
-    def compare(
+    def refusal(self, gpu: str) -> str:
+        return ""
+
+    def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
+        def compare(job: CompareJob, work: ComparisonWork) -> list[CaseComparison]:
+            return self.compare_now(work.gpu, job, work.repository)
+
+        carry_out_comparisons(self._database, self._worker, works, compare, on_compared)
+
+    def compare_now(
         self,
         gpu: str,
+        job: CompareJob,
         repository: Path,
-        base: str,
-        head: str,
-        cases: Sequence[Case],
-        *,
-        suffices: Suffices | None = None,
+        rules: InterleaveRules | None = None,
     ) -> list[CaseComparison]:
-        device, rules = self._device, InterleaveRules(suffices=suffices)
+        device, rules = self._device, rules or InterleaveRules()
+        pair = (job.base, job.head)
         if self._project is not None:
-            first, second = (revision(self._project, sha) for sha in (base, head))
+            first, second = (revision(self._project, sha) for sha in pair)
             compared = compare_project(
-                self._project, first, second, cases, device=device, rules=rules
+                self._project, first, second, job.cases, device=device, rules=rules
             )
             return list(compared)
-        return list(compare_commits(repository, base, head, cases, device=device, rules=rules))
+        return list(compare_commits(repository, *pair, job.cases, device=device, rules=rules))
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         (kind,) = self.kinds
@@ -106,26 +142,108 @@ class LocalPool:
         return kind
 
 
+def carry_out_comparisons(
+    database: Database,
+    worker: Worker,
+    works: Sequence[ComparisonWork],
+    compare: Callable[[CompareJob, ComparisonWork], Iterable[CaseComparison]],
+    on_compared: OnCompared,
+) -> None:
+    """Carry out the stored comparisons of runs on this process's device, one after the other.
+
+    Jobs that another process has leased are waited for. Raises InfrastructureError if the database
+    stays unavailable. An exception that ends the comparison returns its job.
+    """
+    work_of = {work.run: work for work in works}
+    with registered_worker(database, worker) as presence:
+        claim = partial(_claim, runs=tuple(work_of), worker=presence.name)
+        while (claimed := run_transaction(database, claim)) is not None:
+            if not isinstance(claimed, _Claimed):
+                time.sleep(_POLL_INTERVAL_S)
+                continue
+            presence.job, presence.task = claimed.id, claimed.job.name
+            try:
+                compared = Compared.by(partial(compare, claimed.job, work_of[claimed.run]))
+            except BaseException:
+                with suppress(DatabaseError), database.session() as session:
+                    return_jobs(session, {claimed.id: "the run was stopped"}, death=False)
+                raise
+            end = partial(_end, job=claimed.id, compared=compared, device=worker.device)
+            if run_transaction(database, end):
+                on_compared(claimed.id)
+            presence.job = presence.task = None
+            presence.finished += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    id: int
+    run: str
+    job: CompareJob
+
+
+def _claim(session: Session, *, runs: Sequence[str], worker: str) -> _Claimed | bool | None:
+    """Lease a comparison of these runs; None: all have an outcome, True: others are leased."""
+    lock_for_writing(session.connection())  # first, as waiting for the lock takes time
+    now, is_open = database_time(session), None
+    for run in runs:
+        rows = queries.jobs_of(session, run, states=OPEN_JOB_STATES, kind=COMPARE)
+        for row in sorted(rows, key=lambda row: row.deaths):
+            is_open = True
+            claims = {row.id: worker}
+            if claim_jobs(session, claims, until=now + LEASE, at=now, own_workers=(worker,)):
+                assert row.content is not None  # it compares
+                return _Claimed(row.id, run, CompareJob.from_data(row.content))
+    return is_open
+
+
+def _end(session: Session, *, job: int, compared: Compared, device: DeviceInfo) -> bool:
+    """Store the end of a comparison, or queue it again; return True if it has an outcome."""
+    outcome = compared.outcome(device)
+    if outcome is None:
+        assert compared.error is not None  # it has no outcome
+        reason = one_line(compared.error)
+        deaths = return_jobs(session, {job: reason}, death=True)[job]
+        if not is_quarantined(deaths):
+            return False
+        outcome = ComparisonOutcome("quarantined", comparison_quarantine(deaths, reason))
+    finish_comparisons(session, {job: outcome})
+    return True
+
+
+@dataclass(slots=True)
+class Presence:
+    """A registered worker. name: its uuid. job: whose lease is renewed; task: what it does."""
+
+    name: str
+    job: int | None = None
+    task: str | None = None
+    finished: int = 0
+
+
 @contextmanager
 def registered_worker(
     database: Database, worker: Worker, *, every: timedelta = HEARTBEAT_INTERVAL
-) -> Iterator[None]:
+) -> Iterator[Presence]:
     """Register a worker and send heartbeats during the block; mark it as stopped at the end.
+
+    A heartbeat renews the lease on the job that the block sets.
 
     A heartbeat that could not be stored is not repeated: the next one follows. Raises
     DatabaseError if the worker can't be registered.
     """
-    name = str(uuid.uuid4())
+    presence = Presence(str(uuid.uuid4()))
+    name = presence.name
     info = WorkerInfo(name, platform.node(), worker.pid, worker.device, worker.environment)
     with database.session() as session:
         register_worker(session, info, at=database_time(session))
     ended = threading.Event()
     thread = threading.Thread(
-        target=_send_heartbeats, args=(database, name, every, ended), name="presence", daemon=True
+        target=_send_heartbeats, args=(database, presence, every, ended), daemon=True
     )
     thread.start()
     try:
-        yield
+        yield presence
     finally:
         ended.set()
         thread.join()
@@ -137,13 +255,14 @@ def registered_worker(
 
 
 def _send_heartbeats(
-    database: Database, name: str, every: timedelta, ended: threading.Event
+    database: Database, presence: Presence, every: timedelta, ended: threading.Event
 ) -> None:
-    heartbeat = Beat(name, None, None, 0, 0.0)
     while not ended.wait(every.total_seconds()):
+        finished, task, job = presence.finished, presence.task, presence.job
+        heartbeat = Beat(presence.name, task, None, finished, 0.0, job)
         try:
             with database.session() as session:
                 now = database_time(session)
-                beat(session, [heartbeat], until=now + every, at=now)
+                beat(session, [heartbeat], until=now + LEASE, at=now)
         except DatabaseError as error:
             log.warning("no heartbeat was stored: %s", error)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from flexq_bench.db.records import Record, RunInfo
+from flexq_bench.fleet.compare_jobs import CompareJob, ComparisonWork
 from flexq_bench.kernels.contract import Backend, Capability
-from flexq_bench.measure.ab import Suffices
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
+OnCompared = Callable[[int], None]  # called with the id of a job
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of device in a pool, and the number of its workers."""
+    """A kind of device in a pool, and the numbers of its workers and devices."""
 
     gpu: str  # SKU; the model name of a CPU
     backend: Backend
     capability: Capability | None  # None: a CPU
     workers: int = 1
+    devices: int = 1  # a CPU has several workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +70,30 @@ class Pool(Protocol):
         """One device of this kind, in the form that verdicts use."""
         ...
 
-    def compare(
+    def refusal(self, gpu: str) -> str:
+        """Return why workers, perhaps of this kind of device, did not start; empty: none failed."""
+        ...
+
+    def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
+        """Carry out the stored comparisons of runs that have no outcome yet.
+
+        Each outcome is stored when it arrives; then on_compared is called. A comparison of a kind
+        without a device becomes a job without a device. Raises InfrastructureError, and any
+        exception of on_compared.
+        """
+        ...
+
+    def compare_now(
         self,
         gpu: str,
+        job: CompareJob,
         repository: Path,
-        base: str,
-        head: str,
-        cases: Sequence[Case],
-        *,
-        suffices: Suffices | None = None,
+        rules: InterleaveRules | None = None,
     ) -> Sequence[CaseComparison]:
         """Compare two commits by interleaved A/B measurement on one device of this kind.
 
-        suffices: see InterleaveRules.
-
-        Raises what compare_commits raises, InfrastructureError if no such device is free.
+        rules None: the default. Raises what compare_commits raises, InfrastructureError if no such
+        device is free.
         """
         ...
 

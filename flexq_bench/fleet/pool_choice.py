@@ -74,7 +74,7 @@ def open_pool(
     """
     with ExitStack() as stack:
         if options.is_local:
-            pool = stack.enter_context(_local_pool(options))
+            pool = stack.enter_context(_local_pool(database, options))
             if registers:
                 stack.enter_context(registered_worker(database, pool.worker))
             yield pool
@@ -118,7 +118,7 @@ def device_name(backend: Backend | None, device: str | None) -> str:
 
 
 @contextmanager
-def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
+def _local_pool(database: Database, options: PoolOptions) -> Iterator[LocalPool]:
     if options.gpus or options.repeat > 1:
         raise UsageError(
             "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
@@ -129,7 +129,7 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
         # A meter allocates device memory, which would disturb a measurement by another process.
         with device_alone(uuid):
             meter = Meter(device, seed=seed, tuning=options.tuning)
-        yield LocalPool(InProcessMeter(meter), device)
+        yield LocalPool(database, InProcessMeter(meter), device)
         return
     times = parse_times(options.times)
     kernels = adopted()
@@ -138,4 +138,4 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
     with ExitStack() as stack:
         with device_alone(uuid):
             measurer = stack.enter_context(ProcessMeter(processes, kernels))
-        yield LocalPool(measurer, device, options.project)
+        yield LocalPool(database, measurer, device, options.project)

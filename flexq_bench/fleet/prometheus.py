@@ -36,6 +36,12 @@ def prometheus_text(session: Session) -> str:
         nights.setdefault((night.suite, night.gpu), night)
         if night.state == "done":
             done.setdefault((night.suite, night.gpu), night)
+    unfinished = queries.unfinished_nights(session)
+    states = queries.comparison_states(session, [night.run for night in unfinished])
+    comparisons: Counter[tuple[str, str]] = Counter()
+    for night in unfinished:
+        for state, count in states.get(night.run, {}).items():
+            comparisons[night.gpu, state] += count
     parts = (
         _metric(
             "flexq_jobs",
@@ -98,6 +104,25 @@ def prometheus_text(session: Session) -> str:
                     (now - night.updated_at).total_seconds(),
                 )
                 for night in done.values()
+            ),
+        ),
+        _metric(
+            "flexq_unfinished_night_seconds",
+            "Seconds since an unfinished night's state last changed, by that state.",
+            (
+                (
+                    {"night": n.name, "suite": n.suite, "gpu": n.gpu, "state": n.state},
+                    (now - n.updated_at).total_seconds(),
+                )
+                for n in unfinished
+            ),
+        ),
+        _metric(
+            "flexq_comparisons",
+            "Jobs that compare commits, of unfinished nights, by state.",
+            (
+                ({"gpu": gpu, "state": state}, count)
+                for (gpu, state), count in sorted(comparisons.items())
             ),
         ),
         _metric(

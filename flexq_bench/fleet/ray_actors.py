@@ -1,4 +1,4 @@
-"""Ray actors of one class, one per slot of a cluster: started, called, and replaced if lost.
+"""Ray actors, one per slot of a cluster: started, called, and replaced if lost.
 
 Subclasses are `RayWorkers`, which measures cases, and `RayEvaluators` in
 `flexq_bench.accuracy.ray_evaluation`.
@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -31,14 +31,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Actor:
-    """An actor on a slot. uuid empty: it is not ready yet. gpu: its SKU; empty: unknown."""
+    """An actor on a slot. uuid empty: it is not ready yet. beat_at: time of the last question."""
 
     slot: Slot
     handle: Any
     pending: Any  # ObjectRef of the call in progress; None: it is idle
     since: float
     uuid: str = ""
-    gpu: str = ""
+    beat: Any = None  # ObjectRef of the answer to a question whether it is alive; None: not asked
+    beat_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -54,7 +55,9 @@ class RayActors(ABC):
     """Actors on all devices of a cluster, including nodes that join later.
 
     address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs. actor:
-    the class of the actors, called with the backend and the arguments. most: the largest number of
+    the class of the actors, called with the backend and the arguments; `replace_class` changes it.
+    Actors of a class with a method `beat` are asked for it while they work, and are lost if they
+    don't answer for the duration of a lease. most: the largest number of
     actors; None: no limit. A subclass names the first method that is called on every actor
     (`greeting`), and converts its result to the worker of a Joined (`introduced`).
 
@@ -81,6 +84,7 @@ class RayActors(ABC):
         self._actors: dict[Slot, Actor] = {}
         self._failures: dict[Slot, _SlotFailures] = {}
         self._slots: tuple[Slot, ...] = ()
+        self._one_per_host = False
         self._events: list[Event] = []
         self._next_scan = 0.0
         self._open = ExitStack()
@@ -124,8 +128,24 @@ class RayActors(ABC):
     @property
     def refusals(self) -> tuple[str, ...]:
         """Reasons why slots have no actor."""
+        return self._reasons_of(self._failures)
+
+    def refusals_of(self, gpu: str) -> tuple[str, ...]:
+        """Reasons why slots, perhaps of this SKU, were given up.
+
+        Ray's name of a GPU is a part of its SKU; that of a CPU is not known.
+        """
+        given_up = (slot for slot, t in self._failures.items() if is_given_up(t.count))
+        words = set(re.split(r"\W+", gpu))
+        return self._reasons_of(
+            slot
+            for slot in given_up
+            if words.issuperset(slot.accelerator.split("-")) or not slot.accelerator
+        )
+
+    def _reasons_of(self, slots_without: Iterable[Slot]) -> tuple[str, ...]:
         ready = {slot for slot, actor in self._actors.items() if actor.uuid}
-        reasons = (t.reason for slot, t in self._failures.items() if slot not in ready)
+        reasons = (self._failures[slot].reason for slot in slots_without if slot not in ready)
         return tuple(dict.fromkeys(filter(None, reasons)))
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
@@ -145,6 +165,7 @@ class RayActors(ABC):
         elif not self._events:
             time.sleep(min(timeout_s, self._times.scan))
         self._end_late_starts()
+        self._end_silent()
         events, self._events = self._events, []
         return events
 
@@ -173,35 +194,24 @@ class RayActors(ABC):
         """Kill an actor's process, idle or not; a Lost follows."""
         self._lose(self._actor(worker), reason, blameless=False)
 
-    def run_in_place_of_worker(self, gpu: str, actor: type, method: str, *arguments: Any) -> Any:
-        """Call a method of an actor of another class, on the slot of an idle actor.
+    def replace_class(self, actor: type, *arguments: object, one_per_host: bool) -> None:
+        """End all actors; others of this class, called with these arguments, take their slots.
 
-        gpu: SKU of the slot's device. The idle actor is ended, and replaced after the call. The
-        other class gets the same constructor arguments. Raises what the method raises,
-        InfrastructureError if no actor is idle.
+        one_per_host: only the first slot of each node. A Lost without a reason follows for each.
         """
-        import ray
-
-        idle = next(
-            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.pending is None),
-            None,
-        )
-        if idle is None:
-            raise InfrastructureError(f"no {gpu} is free: see `flexq-bench status`")
-        slot = idle.slot
-        self._lose(idle, "its GPU was given to a comparison", blameless=True)
-        self._failures.pop(slot, None)
-        handle = slot.create(actor, *self._arguments)
-        try:
-            return ray.get(getattr(handle, method).remote(*arguments))
-        except ray.exceptions.RayActorError as error:
-            raise InfrastructureError(f"a comparison on {gpu} ended: {reason_of(error)}") from error
-        finally:
-            ray.kill(handle)
+        self._class, self._arguments, self._one_per_host = actor, arguments, one_per_host
+        for ended in list(self._actors.values()):
+            self._end(ended)
+            if ended.uuid:
+                self._events.append(Lost(ended.uuid, "", blameless=True))
+        self._scan()
 
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self._times.scan
-        self._slots = slots(self.backend, local=self._address == LOCAL)[: self._most]
+        found = slots(self.backend, local=self._address == LOCAL)
+        if self._one_per_host:
+            found = tuple(slot for slot in found if slot.number == 0)
+        self._slots = found[: self._most]
 
     def _start_missing(self) -> None:
         now = time.monotonic()
@@ -253,11 +263,31 @@ class RayActors(ABC):
                 )
                 self._lose(actor, reason, blameless=True)
 
-    def _lose(self, actor: Actor, reason: str, *, blameless: bool) -> None:
+    def _end_silent(self) -> None:
+        """Ask the working actors whether they are alive, and end those that do not answer."""
+        if not hasattr(self._class, "beat"):
+            return
+        import ray
+
+        now = time.monotonic()
+        for actor in list(self._actors.values()):
+            if not actor.uuid or actor.pending is None:
+                actor.beat = None
+            elif actor.beat is None or ray.wait([actor.beat], timeout=0)[0]:
+                if now - actor.beat_at >= self._times.beat:
+                    actor.beat, actor.beat_at = actor.handle.beat.remote(), now
+            elif now - actor.beat_at > self._times.lease:
+                reason = f"its process on {actor.slot.host} is silent for {self._times.lease:.0f} s"
+                self._lose(actor, reason, blameless=False)
+
+    def _end(self, actor: Actor) -> None:
         import ray
 
         ray.kill(actor.handle)
         del self._actors[actor.slot]
+
+    def _lose(self, actor: Actor, reason: str, *, blameless: bool) -> None:
+        self._end(actor)
         failures = self._failures_of(actor.slot)
         failures.reason = reason
         failures.count += 1

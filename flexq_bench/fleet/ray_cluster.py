@@ -36,6 +36,7 @@ _CLIENT = "ray://"
 _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_MODE = "RAY_AUTH_MODE"
 _TOKEN_FILE = ".ray/auth_token"
+_OTHER_VERSIONS = "Version mismatch"  # how Ray's message begins
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
@@ -67,6 +68,8 @@ class Slot:
             "num_cpus": 0 if self.backend == "cuda" else 1,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
         }
+        if hasattr(actor, "beat"):
+            options["max_concurrency"] = 2  # answers it during another call
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
         return ray.remote(actor).options(**options).remote(self.backend, *arguments)
@@ -229,6 +232,12 @@ def _scratch_folder() -> Iterator[Path]:
 
 def _explain(address: str, error: Exception) -> str:
     reason = library_reason(error)
+    if _OTHER_VERSIONS in str(error):
+        versions = " ".join(str(error).split()).removeprefix(_OTHER_VERSIONS)
+        return (
+            f"the Ray cluster at {address} has other versions than this machine: "
+            f"{versions.strip(' :.')}: install the same version of Ray and of Python on both"
+        )
     if address == LOCAL:
         return f"Ray did not start on this machine ({reason}): see `flexq-bench doctor`"
     token = ", that this machine has its token (~/.ray/auth_token)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,14 +15,22 @@ from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
-from flexq_bench.db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
+from flexq_bench.db.fleet import (
+    MEASURE,
+    JobInfo,
+    add_jobs,
+    forget_silent_workers,
+    reopen_jobs,
+)
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.fleet.compare_jobs import CompareJob, ComparisonWork
 from flexq_bench.fleet.coordinator import Coordinator
-from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.fleet.ray_workers import ComparerActor, RayWorkers
+from flexq_bench.fleet.pool import Kind, OnCompared, Work
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.measure.ab import Suffices
+from flexq_bench.fleet.workers import ReadyWorker
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.results.device_offsets import store_offsets
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
@@ -101,6 +109,8 @@ class RayPool:
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
         self._on_record = on_record
+        self._coordinator.use(MEASURE)
+        self._coordinator.gather()
         try:
             for work in works:
                 self._declare(work)
@@ -109,27 +119,27 @@ class RayPool:
         finally:
             self._store_offsets(works)
 
+    def refusal(self, gpu: str) -> str:
+        return "; ".join(self._workers.refusals_of(gpu))
+
     def machine(self, gpu: str) -> Machine:
-        ready = next(worker for worker in self._coordinator.workers if worker.gpu == gpu)
+        of_kind = (worker for worker in self._coordinator.workers if worker.gpu == gpu)
+        ready = next(of_kind, None)
+        if ready is None:
+            raise InfrastructureError(f"no {gpu} is there: see `flexq-bench status`")
         return Machine(self._workers.backend, ready.worker.device)
 
-    def compare(
+    def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
+        self._coordinator.compare(works, on_compared)
+
+    def compare_now(
         self,
         gpu: str,
+        job: CompareJob,
         repository: Path,
-        base: str,
-        head: str,
-        cases: Sequence[Case],
-        *,
-        suffices: Suffices | None = None,
+        rules: InterleaveRules | None = None,
     ) -> list[CaseComparison]:
-        self._coordinator.gather()
-        arguments = (repository, base, head, tuple(cases), suffices)
-        compared: list[CaseComparison] = self._workers.run_in_place_of_worker(
-            gpu, ComparerActor, "compare", *arguments
-        )
-        self._coordinator.gather()
-        return compared
+        return self._coordinator.compare_now(gpu, job, repository, rules)
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         kinds = {kind.gpu: kind for kind in self.kinds}
@@ -148,12 +158,18 @@ class RayPool:
         return kinds[first.gpu]
 
     def _all_kinds(self) -> list[Kind]:
-        workers = self._coordinator.workers
-        count = Counter(ready.gpu for ready in workers)
-        worker_of = {ready.gpu: ready.worker for ready in workers}
+        by_gpu: dict[str, list[ReadyWorker]] = defaultdict(list)
+        for ready in self._coordinator.workers:
+            by_gpu[ready.gpu].append(ready)
         return [
-            Kind(gpu, self._workers.backend, worker_of[gpu].capability, count[gpu])
-            for gpu in sorted(count)
+            Kind(
+                gpu,
+                self._workers.backend,
+                ready[0].worker.capability,
+                len(ready),
+                len({one.device for one in ready}),
+            )
+            for gpu, ready in sorted(by_gpu.items())
         ]
 
     def _declare(self, work: Work) -> None:

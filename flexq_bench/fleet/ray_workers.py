@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from flexq_bench.db.fleet import COMPARE
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError, MeasureError
+from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker, Report
@@ -22,13 +26,14 @@ from flexq_bench.kernels.errors import SourceError
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.ab import InterleaveRules, Suffices, compare_commits
+from flexq_bench.measure.ab import InterleaveRules, compare_commits
+from flexq_bench.measure.device import capability, describe_environment, device_info, find_device
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopt, log_failures
+from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
-from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
@@ -40,7 +45,7 @@ class WorkerDescription:
 
     worker: Worker
     sources: str
-    software: str
+    software: str = ""
 
 
 class MeterActor:
@@ -123,26 +128,35 @@ class ComparerActor:
         log_failures()
         self._device, self._seed = _device_of(backend), seed
 
-    def compare(
-        self,
-        repository: Path,
-        base: str,
-        head: str,
-        cases: Sequence[Case],
-        suffices: Suffices | None,
-    ) -> list[CaseComparison]:
-        rules, seed = InterleaveRules(suffices=suffices), self._seed
-        compared = compare_commits(
-            repository, base, head, cases, device=self._device, seed=seed, rules=rules
+    def describe(self) -> WorkerDescription:
+        device = find_device(self._device)
+        environment = describe_environment(device, open_handle(device))
+        worker = Worker(device_info(self._device), environment, capability(device), os.getpid())
+        return WorkerDescription(worker, source_hash(ROOT))
+
+    def beat(self) -> None:
+        """Answer, also during a comparison, whose processes this one only waits for."""
+
+    def compare(self, job: CompareJob, repository: Path, rules: InterleaveRules | None) -> Compared:
+        """Compare on the device. An error that a comparison can have is the answer, not raised."""
+        compare = partial(
+            compare_commits,
+            repository,
+            job.base,
+            job.head,
+            job.cases,
+            device=self._device,
+            seed=self._seed,
+            rules=rules or InterleaveRules(),
         )
-        return list(compared)
+        return Compared.by(compare)
 
 
 class RayWorkers(RayActors):
     """The implementation of `Workers` on Ray.
 
-    actor: the class of the actors, called with backend, seed, tuning and the sources of external
-    kernels. Other arguments and errors: see RayActors.
+    actor, comparer: the classes of the actors that measure and that compare, called with backend,
+    seed, tuning and the sources of external kernels. Other arguments and errors: see RayActors.
     """
 
     greeting = "describe"
@@ -156,11 +170,22 @@ class RayWorkers(RayActors):
         tuning: Tuning = Tuning.REMEMBERED,
         times: Times | None = None,
         actor: type = MeterActor,
+        comparer: type = ComparerActor,
         kernels_from: tuple[KernelSource, ...] = (),
     ) -> None:
-        arguments = (seed, tuning, *((kernels_from,) if kernels_from else ()))
-        super().__init__(address, actor, *arguments, backend=backend, times=times or Times())
+        self._of_workers = (seed, tuning, *((kernels_from,) if kernels_from else ()))
+        super().__init__(address, actor, *self._of_workers, backend=backend, times=times or Times())
+        self._meter, self._comparer = actor, comparer
         self._sources = source_hash(ROOT)
+
+    def use(self, kind: str) -> None:
+        comparing = kind == COMPARE
+        # A comparison needs its device alone, and the slots of a CPU share it.
+        self.replace_class(
+            self._comparer if comparing else self._meter,
+            *self._of_workers,
+            one_per_host=comparing and self.backend == "cpu",
+        )
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
         """Refuse a worker that runs other code than this process."""
@@ -170,11 +195,15 @@ class RayWorkers(RayActors):
             raise InfrastructureError(
                 f"{host} has other code of flexq-bench than this machine: install this commit there"
             )
-        actor.gpu = description.worker.device.sku
         return ReadyWorker(actor.uuid, description.worker, description.software)
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self.call(worker, "measure", case, tuple(choices))
+
+    def compare(
+        self, worker: str, job: CompareJob, repository: Path, rules: InterleaveRules | None = None
+    ) -> None:
+        self.call(worker, "compare", job, repository, rules)
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         reasons: dict[str, str] = self.call_and_wait(worker, "memory_obstacles", tuple(cases))

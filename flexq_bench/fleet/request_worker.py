@@ -30,6 +30,7 @@ from flexq_bench.db.requests import (
     set_request_run,
 )
 from flexq_bench.errors import CancelledError, InfrastructureError, MeasureError, UsageError
+from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.fleet.requests import (
     BISECT,
@@ -45,7 +46,7 @@ from flexq_bench.fleet.retry_policy import (
     is_quarantined,
     quarantine_detail,
 )
-from flexq_bench.measure.ab import Suffices
+from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import is_published, repository_of
@@ -211,9 +212,10 @@ def _compare_function(
         # Renewed before the comparison, so that a server that dies during it counts as a death.
         leased.renew(has_result=comparisons > 0)
         comparisons += 1
-        ends, cases = (bisection.good, commit), [bisection.case]
+        rules = InterleaveRules(suffices=suffices)
+        job = CompareJob(bisection.good, commit, (bisection.case,))
         with leased.renewing(MAX_COMPARISON_S):
-            (result,) = pool.compare(kind.gpu, repository, *ends, cases, suffices=suffices)
+            (result,) = pool.compare_now(kind.gpu, job, repository, rules)
         return result
 
     return compare

@@ -5,7 +5,11 @@
 | the worker's process dies or hangs        | requeued, its number of deaths plus one    |
 | the worker reports a broken device        | requeued                                   |
 | its node is lost, or the run is stopped   | requeued                                   |
+| a comparison fails on the device          | requeued, its number of deaths plus one    |
 | the job has `MAX_DEATHS` deaths           | quarantined: `failed` is its result        |
+| code that can't be compared anywhere      | refused                                    |
+
+A job is requeued for another device of its kind, as long as one has not tried it.
 
 A lost worker is replaced at once; if its device fails again, after pauses that double each time.
 After `MAX_FAILURES` in a row no run waits for the device any more, but it is still retried.
@@ -39,6 +43,8 @@ _NODE_DIED = "its node has died"  # part of Ray's message
 PLANNING_REFUSALS = (FlexqError, WorkloadError, KernelError)
 MEASURING_REFUSALS = (MeasureError,)
 REVISION_REFUSALS = (UsageError, BrokenRevisionError, WorkloadError, KernelError)
+# Errors of a job that compares which any other device would raise too: the code is their cause.
+COMPARISON_REFUSALS = (BrokenRevisionError, WorkloadError, KernelError)
 
 
 def is_quarantined(deaths: int) -> bool:
@@ -49,6 +55,11 @@ def is_quarantined(deaths: int) -> bool:
 def quarantine_detail(deaths: int) -> str:
     """The detail of a quarantined job's result."""
     return f"quarantined: {deaths} workers ended while they measured it"
+
+
+def comparison_quarantine(deaths: int, reason: str) -> str:
+    """The reason of a quarantined job that compares. reason: of its last failure."""
+    return f"given up after {deaths} attempts, the last: {reason}"
 
 
 def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> bool:

@@ -15,14 +15,16 @@ class Times:
     """Timeouts and intervals; set with `--times lease=120,case=600` or FLEXQ_BENCH_TIMES.
 
     start: until a worker is ready. case: until a result; then the worker's process is replaced.
-    beat: interval of heartbeats, which renew leases. lease: a job whose lease was not renewed for
-    this time can be leased to another worker. device: until a GPU of a kind with queued jobs
-    becomes available (again). scan: interval of checks for new nodes. database: longest outage of
-    the database.
+    compare: the same for a comparison of up to 16 cases, with the builds of its commits. beat:
+    interval of heartbeats, which renew leases. lease: a job whose lease was not renewed for this
+    time can be leased to another worker. device: until a GPU of a kind with queued jobs becomes
+    available (again), if no process is being started. scan: interval of checks for new nodes.
+    database: longest outage of the database.
     """
 
     start: float = 180.0
     case: float = 300.0
+    compare: float = 3600.0
     beat: float = 10.0
     lease: float = 60.0
     device: float = 120.0

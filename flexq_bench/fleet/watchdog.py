@@ -9,6 +9,7 @@ from datetime import datetime
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Session
+from flexq_bench.db.fleet import COMPARE, MEASURE, UNFINISHED_JOB_STATES
 from flexq_bench.runs.owner_process import is_dead
 
 # Twice the time limit of a case (flexq_bench.fleet.timeouts).
@@ -81,14 +82,19 @@ def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str
 
 
 def _nights(session: Session, now: datetime) -> Iterator[Stall]:
-    latest: set[tuple[str, str]] = set()
-    for night in queries.night_states(session, limit=100):  # the latest first
-        key = (night.suite, night.gpu)
+    for night in queries.unfinished_nights(session):
         idle_s = (now - night.updated_at).total_seconds()
-        if key not in latest and night.state != "done" and idle_s >= MIN_NIGHT_STALL_S:
-            reason = f"it is {night.state} at {night.commit[:10]} (nightly {night.suite} --resume)"
-            yield Stall("night", f"{night.name} on {night.gpu}", idle_s, reason)
-        latest.add(key)
+        if idle_s < MIN_NIGHT_STALL_S:
+            continue
+        kind = MEASURE if night.state == "measuring" else COMPARE
+        jobs = queries.jobs_of(session, night.run, states=UNFINISHED_JOB_STATES, kind=kind)
+        reasons = ", ".join(dict.fromkeys(job.reason for job in jobs if job.reason))
+        reason = (
+            f"it is {night.state} at {night.commit[:10]}, {len(jobs)} jobs wait"
+            f"{f' ({reasons})' if reasons else ''} (nightly {night.suite} --resume, or the next "
+            "night)"
+        )
+        yield Stall("night", f"{night.name} on {night.gpu}", idle_s, reason)
 
 
 def _requests(session: Session, now: datetime) -> Iterator[Stall]:

@@ -1,13 +1,16 @@
-"""The interface between the coordinator and worker processes: cases to start, events to handle."""
+"""The interface between the coordinator and worker processes: jobs to start, events to handle."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from flexq_bench.db.tuning import ChoiceInfo
+from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.measure import Measured
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
 
@@ -48,7 +51,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A worker finished a call. answer: a Report, or the result of another class of actors."""
+    """A worker finished a call. answer: a Report, a Compared, or another class's result."""
 
     worker: str  # uuid
     answer: Any
@@ -56,7 +59,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker process ended. blameless: not because of its job (its node or device failed)."""
+    """A worker process ended. blameless: not because of its job (its node or device failed).
+
+    reason empty: it was idle, and was replaced by a process for jobs of another kind.
+    """
 
     worker: str  # uuid
     reason: str
@@ -67,7 +73,17 @@ Event = Joined | Finished | Lost
 
 
 class Workers(Protocol):
-    """Workers, each on its own device. Lost workers are replaced."""
+    """Workers, each on its own device. Lost workers are replaced.
+
+    All carry out jobs of one kind, at first those that measure.
+    """
+
+    def use(self, kind: str) -> None:
+        """Replace the workers by processes for jobs of this kind (`measure`, `compare`).
+
+        A Lost without a reason follows for each that is replaced.
+        """
+        ...
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         """Return the events since the last call; wait at most timeout_s for the first one."""
@@ -77,6 +93,15 @@ class Workers(Protocol):
         """Start a case on an idle worker; a Finished or a Lost follows.
 
         choices: configurations chosen by other workers and not sent to this one yet.
+        """
+        ...
+
+    def compare(
+        self, worker: str, job: CompareJob, repository: Path, rules: InterleaveRules | None = None
+    ) -> None:
+        """Start a comparison on an idle worker; a Finished or a Lost follows.
+
+        rules None: the default.
         """
         ...
 

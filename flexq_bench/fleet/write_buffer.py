@@ -14,11 +14,13 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import UNAVAILABLE, DatabaseError
 from flexq_bench.db.fleet import (
     Beat,
+    ComparisonOutcome,
     WorkerInfo,
     abandon_jobs,
     beat,
     claim_jobs,
     end_worker,
+    finish_comparisons,
     finish_jobs,
     register_worker,
     return_jobs,
@@ -51,6 +53,7 @@ class _Pending:
     ended: list[tuple[str, str]] = field(default_factory=list)
     results: dict[int, Record] = field(default_factory=dict)
     quarantined: dict[int, Record] = field(default_factory=dict)
+    compared: dict[int, ComparisonOutcome] = field(default_factory=dict)
     returned: list[ReturnedJob] = field(default_factory=list)
     abandoned: list[tuple[str, str]] = field(default_factory=list)
     choices: list[ChoiceInfo] = field(default_factory=list)
@@ -63,13 +66,14 @@ class _Pending:
 class Flushed:
     """Results of one transaction.
 
-    claimed: attempt number of each leased job. stored: record of each finished job. deaths: number
-    of worker deaths of each returned job.
+    claimed: attempt number of each leased job. stored: record of each finished job that measured.
+    deaths: number of worker deaths of each returned job. compared: finished jobs that compared.
     """
 
     claimed: Mapping[int, int]
     stored: Mapping[int, Record]
     deaths: Mapping[int, int]
+    compared: frozenset[int] = frozenset()
 
 
 class WriteBuffer:
@@ -101,6 +105,10 @@ class WriteBuffer:
     def add_result(self, job: int, record: Record, *, quarantined: bool = False) -> None:
         """Finish a job. quarantined: the record holds the reason for quarantine."""
         (self._pending.quarantined if quarantined else self._pending.results)[job] = record
+
+    def add_outcome(self, job: int, outcome: ComparisonOutcome) -> None:
+        """Finish a job that compares."""
+        self._pending.compared[job] = outcome
 
     def return_job(self, job: int, reason: str, *, death: bool) -> None:
         self._pending.returned.append(ReturnedJob(job, reason, death))
@@ -151,7 +159,8 @@ class WriteBuffer:
         """Jobs whose result or return is not written yet."""
         pending = self._pending
         returned = {returned_job.job for returned_job in pending.returned}
-        return returned | pending.results.keys() | pending.quarantined.keys()
+        finished = (pending.results, pending.quarantined, pending.compared)
+        return returned.union(*finished)
 
     @property
     def unwritten_records(self) -> tuple[Record, ...]:
@@ -180,6 +189,7 @@ class WriteBuffer:
         for results, state in ((pending.results, "done"), (pending.quarantined, "quarantined")):
             if results:
                 stored |= finish_jobs(session, results, state=state)
+        compared = finish_comparisons(session, pending.compared) if pending.compared else set()
         deaths: dict[int, int] = {}
         for death in (False, True):
             reasons = {job.job: job.reason for job in pending.returned if job.death is death}
@@ -197,7 +207,7 @@ class WriteBuffer:
             else {}
         )
         records = {**pending.results, **pending.quarantined}
-        return Flushed(claimed, {job: records[job] for job in stored}, deaths)
+        return Flushed(claimed, {job: records[job] for job in stored}, deaths, frozenset(compared))
 
     def _handle_outage(self, error: DatabaseError) -> None:
         now = self._clock()

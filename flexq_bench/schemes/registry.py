@@ -26,6 +26,7 @@ from flexq_bench.schemes.dgq import Dgq, DgqOptions
 from flexq_bench.schemes.duquant import DuQuant, DuQuantOptions
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.flexq import Flexq, FlexqOptions
+from flexq_bench.schemes.floats import FloatOptions, Floats, SmallFloatOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -36,7 +37,6 @@ from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
 from flexq_bench.schemes.uniform import FULL_BITS, Dense, Uniform, UniformOptions
-from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
 from flexq_bench.workloads.names import unknown
 
 Bits = Mapping[str, str]  # named parts of the pattern that matched
@@ -96,6 +96,22 @@ def _uniform(bits: Bits) -> UniformOptions:
     return UniformOptions(w_bits, a_bits)
 
 
+# Formats of weights and activations. MXFP6 has E2M3, the more accurate type of normal values.
+_FLOATS = {
+    "fp8": ("fp8/row", "fp8/row"),
+    "fp8-block": ("fp8/128x128", "fp8/128"),
+    "mxfp4": ("mxfp4", "mxfp4"),
+    "mxfp6": ("mxfp6-e2m3", "mxfp6-e2m3"),
+    "mxfp8": ("mxfp8", "mxfp8"),
+    "nvfp4": ("nvfp4", "nvfp4"),
+}
+
+
+def _floats(parts: Bits) -> FloatOptions:
+    weight, activation = _FLOATS[parts["weight"]]
+    return FloatOptions(weight, {"16": "fp16", "8": "mxfp8"}.get(parts["a"], activation))
+
+
 _FAMILIES: tuple[_Family, ...] = (
     _Family(
         "fp16",
@@ -134,10 +150,27 @@ _FAMILIES: tuple[_Family, ...] = (
     ),
     _Family(
         r"fp(?P<w>[56])",
-        SmallFloat,
+        Floats,
         lambda bits: SmallFloatOptions(int(bits["w"])),
         ("fp6", "fp5", "fp6[gptq=true]", "fp6[group=128]"),
         "weights as small floats, one scale per output channel",
+    ),
+    _Family(
+        r"(?P<weight>fp8|fp8-block|mxfp4|mxfp6|mxfp8|nvfp4)(?:-a(?P<a>16|(?<=mxfp[46]-a)8))?",
+        Floats,
+        _floats,
+        (
+            "fp8",
+            "fp8-a16",
+            "fp8-block",
+            "mxfp4",
+            "mxfp4-a16",
+            "mxfp6",
+            "mxfp8",
+            "nvfp4",
+            "nvfp4-a16",
+        ),
+        "FP8 of channels and tokens or of blocks, OCP MX, NVFP4; -a16: FP16 activations",
     ),
     _Family(
         r"awq-w(?P<w>[2-8])a16",

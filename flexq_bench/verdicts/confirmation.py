@@ -27,6 +27,7 @@ from flexq_bench.verdicts.alert_rule import (
 from flexq_bench.verdicts.process_modes import ProcessModes, process_modes
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
+SAME_CODE = "the same code in both commits, so nothing was measured"
 CORRECTED = "a wrong result is corrected, so times are not compared"
 
 
@@ -38,7 +39,8 @@ class Comparison:
     random effect: that of the buffers, or of the pair of processes if each commit has its own.
     base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step that
     A/A runs of this series can detect. correct: no result was wrong, or base's alone if
-    base_correct is False. same_binary: both commits compiled to the same machine code.
+    base_correct is False. same_binary: both commits compiled to the same machine code. same_code:
+    nothing was measured, because the judging process found the same code in both commits.
     """
 
     base_us: ArrayLike
@@ -50,6 +52,7 @@ class Comparison:
     correct: bool = True
     base_correct: bool = True
     same_binary: bool = False
+    same_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,8 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
     """
     blocks = judged_blocks(comparison)
     n_blocks, n_placements = blocks.ratios.size, blocks.labels.size
+    if comparison.same_code:
+        return _undecided(Verdict.SAME, SAME_CODE, n_blocks, n_placements)
     if not comparison.correct:
         return _undecided(Verdict.INCORRECT, "a result is wrong", n_blocks, n_placements)
     if not comparison.base_correct:

@@ -58,15 +58,17 @@ def record_night(
     commits: Mapping[str, CommitInfo],
     *,
     alerting: bool,
+    devices: Sequence[DeviceInfo] = (),
     at: datetime | None = None,
 ) -> Night:
     """Judge comparisons together and store the verdicts.
 
     A comparison whose measured numbers were judged before changes nothing and opens no alert again.
 
-    commits: by sha, every base and head. alerting: open, join and close alerts; False for commits
-    outside the watched branch, such as a pull request. at None: now. Comparisons of a commit with
-    itself are stored in the A/A calibration.
+    commits: by sha, every base and head. devices: that measured each comparison, all of the
+    machine's kind; empty: the machine's device. alerting: open, join and close alerts; False for
+    commits outside the watched branch, such as a pull request. at None: now. Comparisons of a
+    commit with itself are stored in the A/A calibration.
     """
     moment = at or datetime.now(UTC)
     series = [machine.series_of(compared.case) for compared in comparisons]
@@ -76,8 +78,9 @@ def record_night(
         weight_bits=[identity["weight_bits"] for identity in series],
     )
     new: dict[str, Judged] = {}
-    for result, identity in zip(judged, series, strict=True):
-        info = _decision(result, identity, machine, commits, moment, watched=alerting)
+    used = devices or [machine.device] * len(comparisons)
+    for result, identity, device in zip(judged, series, used, strict=True):
+        info = _decision(result, identity, device, commits, moment, watched=alerting)
         if add_decision(session, info):
             new[info.uuid] = result
     if any(result.is_canary for result in judged):
@@ -93,7 +96,7 @@ def record_night(
 def _decision(
     judged: Judged,
     series: Mapping[str, object],
-    machine: ComparisonDevice,
+    device: DeviceInfo,
     commits: Mapping[str, CommitInfo],
     at: datetime,
     *,
@@ -107,7 +110,7 @@ def _decision(
     name = " ".join(
         (
             f"{alert_rule.DETECTOR} {alert_rule.DETECTOR_VERSION} {compared.base} {compared.head}",
-            f"{machine.device.uuid} {fingerprint(measured)}",
+            f"{device.uuid} {fingerprint(measured)}",
         )
     )
     return DecisionInfo(
@@ -115,7 +118,7 @@ def _decision(
         series=series,
         base=commits[compared.base],
         head=commits[compared.head],
-        device=machine.device,
+        device=device,
         watched=watched,
         detector=alert_rule.DETECTOR,
         detector_version=alert_rule.DETECTOR_VERSION,

@@ -141,6 +141,8 @@ class Operand:
             return torch.cat([_indexable(part) for part in parts]).view(parts[0].dtype)
 
         first = operands[0]
+        if first.block_rows != 1 and len(operands) > 1:  # a block ends where an operand does
+            first = replace(first, block_rows=1)
         values = concatenated("values")
         assert values is not None  # every operand has them
         return replace(

@@ -49,7 +49,10 @@ def per_row(of_blocks: torch.Tensor, block_rows: int | None, rows: int) -> torch
     """Repeat values [row blocks, groups] for each row of a block: [rows, groups]."""
     if block_rows == 1:
         return of_blocks
-    return of_blocks.repeat_interleave(block_rows or rows, dim=0)[:rows]
+    # FP8 as bytes, which torch can repeat on every device
+    plain = of_blocks.view(torch.uint8) if of_blocks.itemsize == 1 else of_blocks
+    repeated = plain.repeat_interleave(block_rows or rows, dim=0)[:rows]
+    return repeated.view(of_blocks.dtype)
 
 
 def block_scales(

@@ -126,10 +126,10 @@ def compiler_version() -> str:
 
 
 def _cached(path: Path, key: str) -> bytes | None:
-    """Read machine code from the cache; None: the file is missing or its hash does not match."""
+    """Read machine code from the cache; None: there is no readable file, or its hash differs."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return None
     code, trailer = content[:-_TRAILER_BYTES], content[-_TRAILER_BYTES:]
     if code and trailer == _trailer(key, code):

@@ -15,13 +15,22 @@ def source_hash(folder: Path, source: str) -> str:
     Equal hashes, defines, options and compilers give equal machine code. Raises OSError if the
     source is missing.
     """
-    texts: dict[str, bytes] = {}
-    _read(folder, source, texts)
+    texts = included_files(folder, source)
     digest = hashlib.sha256()
     for name in sorted(texts):
         content = texts[name]
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def included_files(folder: Path, source: str) -> dict[str, bytes]:
+    """Contents of a source in `folder` and of the files there that it includes, by path.
+
+    Raises OSError if the source is missing.
+    """
+    texts: dict[str, bytes] = {}
+    _read(folder, source, texts)
+    return texts
 
 
 def _read(folder: Path, name: str, texts: dict[str, bytes]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,7 @@ def damaged(tiny_llama, tmp_path):
 
     def make(folder, damage):
         source = open_checkpoint(folder)
+        shutil.rmtree(tmp_path / "damaged", ignore_errors=True)  # of an earlier damage
         extension = Extension(
             scheme=source.scheme,
             kv_bits=source.kv_bits,

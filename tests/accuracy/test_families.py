@@ -532,7 +532,14 @@ def run_all_verbs(cli, tiny_llama, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("architecture", WHOLE_MODELS)
+# Sliding windows, fused layers, and norms after the layers.
+FAST = ("Gemma3ForCausalLM", "Phi3ForCausalLM", "OPTForCausalLM")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [*FAST, *(pytest.param(a, marks=pytest.mark.slow) for a in WHOLE_MODELS if a not in FAST)],
+)
 def test_odd_model_passes_all_verbs(odd_model, run_all_verbs, architecture):
     report = run_all_verbs(odd_model(architecture))
 

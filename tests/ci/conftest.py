@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # its helper: made_nights
 from made_nights import SUITE, MadePool, unseen
 
 from flexq_bench.ci.gate_perf import gate_perf
-from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.ci.policy import load_policy
 from flexq_bench.ci.report_data import GateReport
 from flexq_bench.db.engine import Database
@@ -65,6 +65,6 @@ def a_night(database, commits, sha, compared, monkeypatch):
         pool = pool or MadePool(database, commit, compared, us, gpus)
         rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
         infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
-        return pool, [conclude(database, pool, info, commit, rules) for info in infos]
+        return pool, conclude_nights(database, pool, infos, commit, rules, progress=unseen)
 
     return run

@@ -6,9 +6,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from flexq_bench.db.records import DeviceInfo
+from flexq_bench.fleet.local_pool import carry_out_comparisons
 from flexq_bench.measure import Measured
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
+from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Group, Shape, Suite
 
@@ -24,6 +26,7 @@ class Kind:
     gpu: str
     backend: str = "cpu"
     capability: None = None
+    devices: int = 1
 
 
 def unseen(total):
@@ -38,6 +41,7 @@ class MadePool:
         self.database, self.commit, self.us = database, commit, us
         self.kinds = [Kind(gpu) for gpu in gpus]
         self.measured, self.contests, self._compared = [], [], compared
+        self.refusals = {}
 
     def measure(self, works, on_record):
         for one in works:
@@ -49,10 +53,22 @@ class MadePool:
                 record = build_record(case, found, one.run.info, self.commit, machine.device, {})
                 one.run.add(record)
 
+    def refusal(self, gpu):
+        return self.refusals.get(gpu, "")
+
     def machine(self, gpu):
         return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
 
-    def compare(self, gpu, repository, base, head, cases):
+    def compare(self, works, on_compared):
+        for work in works:
+            worker = Worker(self.machine(work.gpu).device, {"host": "here"}, None, 1)
+
+            def compare(job, work):
+                return self.compare_now(work.gpu, job.base, job.head, job.cases)
+
+            carry_out_comparisons(self.database, worker, [work], compare, on_compared)
+
+    def compare_now(self, gpu, base, head, cases):
         self.contests.append((base, head, [case.key for case in cases]))
         order = {sha: int(sha, 16) for sha in (base, head)}
         return [

@@ -35,6 +35,7 @@ UNDECIDED = {"ratio": 1.02, "noise": 0.05}
         ("flexq-w6a6", {}, "", "pass", ExitCode.PASS),
         ("flexq-w6a6", {"ratio": 1.05}, "", "regression", ExitCode.REGRESSION),
         ("flexq-w6a6", {"ratio": 1.05, "same_binary": True}, "", "pass", ExitCode.PASS),
+        ("flexq-w6a6", {"placements": 0, "same_code": True}, "", "same code", ExitCode.PASS),
         ("flexq-w6a6", UNDECIDED, "", "ambiguous", ExitCode.AMBIGUOUS),
         ("flexq-w6a6", UNDECIDED, limit("flexq-*", 50), "pass", ExitCode.PASS),
         # neither a limit nor a waiver accepts wrong results

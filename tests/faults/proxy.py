@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import threading
@@ -16,14 +17,16 @@ _LOOK_S = 0.02
 class Proxy:
     """Listens on a TCP port and forwards to a server's Unix socket, or to a TCP port.
 
-    delay_s: before each piece that is forwarded. drops: forward nothing, in silence. refuses: take
-    no connection. loses_commits: so many COMMITs are forwarded and their answers are not, then the
-    connection is cut: who sent one can't know what became of it.
+    server: may be replaced, by one that takes over. delay_s: before each piece that is forwarded.
+    loses: share of pieces that never arrive, which ends their connection. drops: forward nothing,
+    in silence. refuses: take no connection. loses_commits: so many COMMITs are forwarded and their
+    answers are not, then the connection is cut: who sent one can't know what became of it.
     """
 
     def __init__(self, server: Path | tuple[str, int], host: str = "127.0.0.1") -> None:
-        self._server = server
+        self.server = server
         self.delay_s, self.drops, self.refuses, self.loses_commits = 0.0, False, False, 0
+        self.loses, self._chance = 0.0, random.Random(0)
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, 0))
@@ -42,6 +45,7 @@ class Proxy:
         """Forward all from now on; connections that lost something meanwhile end."""
         dropped = self.drops
         self.delay_s, self.drops, self.refuses, self.loses_commits = 0.0, False, False, 0
+        self.loses = 0.0
         if dropped:
             self.cut()
 
@@ -69,11 +73,11 @@ class Proxy:
             threading.Thread(target=self._forward, args=pair, daemon=True).start()
 
     def _connected(self) -> socket.socket:
-        if isinstance(self._server, tuple):
-            return socket.create_connection(self._server)
+        if isinstance(self.server, tuple):
+            return socket.create_connection(self.server)
         server = socket.socket(socket.AF_UNIX)
         try:
-            server.connect(str(self._server))
+            server.connect(str(self.server))
         except OSError:
             server.close()
             raise
@@ -92,6 +96,8 @@ class Proxy:
                         raise ConnectionError
                     if self.delay_s:
                         time.sleep(self.delay_s)
+                    if self._chance.random() < self.loses:
+                        raise ConnectionError
                     (server if side is client else client).sendall(data)
                     if side is client and b"COMMIT" in data and self.loses_commits:
                         self.loses_commits -= 1

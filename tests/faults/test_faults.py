@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -164,36 +165,6 @@ def test_file_deleted_or_replaced(bench, tmp_path, is_replaced):
     bench.check()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a file system of a few megabytes is not permitted here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@in_a_file
-def test_disk_full(bench, small_disk):
-    bench.url = bench.direct = str(small_disk / "flexq.sqlite")
-    open_database(bench.url).close()
-    pid, _ = under_way(bench)
-    with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
-        while filler.write(b"\0" * 4096):
-            pass
-
-    code = bench.wait(pid)
-    (small_disk / "filler").unlink()
-    assert code in (ExitCode.INFRASTRUCTURE, ExitCode.PASS)  # it may have been at its end
-    assert code == ExitCode.PASS or "the disk is full" in bench.said()
-    bench.finish()
-    bench.check()
-
-
 def server_stopped(bench: Bench) -> None:
     bench.server.handle.stop()
     time.sleep(random.Random(bench.seed).uniform(0.5, 3))
@@ -281,6 +252,12 @@ def traffic_delayed(bench: Bench) -> None:
     bench.proxy.heal()
 
 
+def network_slow_and_lossy(bench: Bench) -> None:
+    bench.proxy.delay_s, bench.proxy.loses = 0.03, 0.02
+    time.sleep(6)
+    bench.proxy.heal()
+
+
 def acknowledgements_of_commits_lost(bench: Bench) -> None:
     for _ in range(3):
         bench.proxy.loses_commits = 1
@@ -292,7 +269,7 @@ def acknowledgements_of_commits_lost(bench: Bench) -> None:
     "fault",
     [
         *(server_stopped, server_takes_no_writes, server_hangs, connections_cut),
-        *(statements_time_out, traffic_dropped, traffic_delayed),
+        *(statements_time_out, traffic_dropped, traffic_delayed, network_slow_and_lossy),
         acknowledgements_of_commits_lost,
     ],
     ids=lambda fault: fault.__name__,
@@ -305,27 +282,60 @@ def test_outage_of_the_server_is_survived(bench, fault):
     bench.check()
 
 
-@pytest.fixture(scope="session", params=["+3600s", "-3600s"])
-def skewed(request: pytest.FixtureRequest) -> Iterator[Launcher]:
-    library = os.environ.get("FAKETIME") or next(
-        map(str, Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None
+@dataclass(frozen=True)
+class OtherClock:
+    """A launcher of coordinators with a clock of the host that `set_ahead` moves."""
+
+    launcher: Launcher
+    file: Path
+
+    def set_ahead(self, seconds: int) -> None:
+        self.file.write_text(str(seconds))
+
+
+@pytest.fixture(scope="session")
+def other_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherClock]:
+    folder = tmp_path_factory.mktemp("clock")
+    source, library, file = (
+        Path(__file__).with_name("clock.c"),
+        folder / "clock.so",
+        folder / "ahead",
     )
-    if library is None:
-        pytest.skip("no faketime: apt install faketime, or FAKETIME=its library")
-    warm = Launcher(LD_PRELOAD=library, FAKETIME=request.param, FAKETIME_DONT_FAKE_MONOTONIC="1",
-                    DONT_FAKE_MONOTONIC="1")  # fmt: skip
-    yield warm
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler, which builds the clock")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    file.write_text("0")
+    warm = Launcher(LD_PRELOAD=str(library), FAULT_CLOCK=str(file))
+    yield OtherClock(warm, file)
     warm.close()
 
 
 @on_a_server
-def test_host_clock_skewed(bench, skewed):
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_host_clock_skewed(bench, other_clock, ahead_s):
+    other_clock.set_ahead(ahead_s)
     first = under_way(bench)
-    second = bench.start(skewed)
+    second = bench.start(other_clock.launcher)
     os.kill(first[0], signal.SIGKILL)
 
     bench.wait(first[0])
-    assert bench.wait(second[0], skewed) == ExitCode.PASS
+    assert bench.wait(second[0], other_clock.launcher) == ExitCode.PASS
+    bench.check()
+
+
+def test_host_clock_jumps_while_one_of_two_is_killed(bench, other_clock):
+    """Forward, back to before the run began, or both; leases of the killed one remain."""
+    chance = random.Random(f"clock {bench.seed}")
+    other_clock.set_ahead(chance.choice([0, 7200]))
+    first = under_way(bench, other_clock.launcher)
+    second = bench.start(other_clock.launcher, busy_s=BUSY_TIMEOUT_S)
+    os.kill(first[0], signal.SIGKILL)
+    for ahead_s in chance.sample([-7200, -60, 60, 3600], 2):
+        other_clock.set_ahead(ahead_s)
+        time.sleep(chance.uniform(0.2, 1))
+
+    bench.wait(first[0], other_clock.launcher)
+    assert bench.wait(second[0], other_clock.launcher) == ExitCode.PASS
     bench.check()
 
 

@@ -24,6 +24,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.db.store import begin_run
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.timeouts import Times
@@ -57,8 +58,9 @@ class Clock:
 class ScriptedWorkers:
     """Workers that answer by a script: a result, a loss, or None: never.
 
-    kinds: number of workers by SKU. script: called with the worker and the case. replaces: replace
-    a lost worker at once. lost_in_memory_query: number of workers that die in memory_obstacles.
+    kinds: number of workers by SKU. script: called with the worker and the case; compares: with a
+    worker and a comparison. replaces: replace a lost worker at once. lost_in_memory_query: number
+    of workers that die in memory_obstacles.
     """
 
     kinds: Mapping[str, int]
@@ -67,7 +69,9 @@ class ScriptedWorkers:
     replaces: bool = True
     arriving: int = 0
     lost_in_memory_query: int = 0
-    started: list[tuple[str, Case]] = field(default_factory=list)
+    compares: Callable[[ReadyWorker, CompareJob], Compared | Lost | None] | None = None
+    started: list[tuple[str, Any]] = field(default_factory=list)
+    used: list[str] = field(default_factory=list)
     sent_choices: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
     _members: dict[str, ReadyWorker] = field(default_factory=dict)
@@ -103,14 +107,30 @@ class ScriptedWorkers:
         elif isinstance(answer, Lost):
             self._lose(member, answer.reason, answer.blameless)
 
+    def use(self, kind: str) -> None:
+        self.used.append(kind)
+        for member in list(self._members):
+            self._lose(member, "", True, replaces=True)
+
+    def compare(self, member: str, job: CompareJob, repository: Path, rules: Any = None) -> None:
+        assert self.compares is not None
+        self.started.append((member, job))
+        answer = self.compares(self._members[member], job)
+        if isinstance(answer, Compared):
+            self._events.append(Finished(member, answer))
+        elif isinstance(answer, Lost):
+            self._lose(member, answer.reason, answer.blameless)
+
     def end(self, member: str, reason: str) -> None:
         self.ended.append((member, reason))
         self._lose(member, reason, False)
 
-    def _lose(self, uuid: str, reason: str, blameless: bool) -> None:
+    def _lose(
+        self, uuid: str, reason: str, blameless: bool, *, replaces: bool | None = None
+    ) -> None:
         member = self._members.pop(uuid)
         self._events.append(Lost(uuid, reason, blameless))
-        if self.replaces:
+        if self.replaces if replaces is None else replaces:
             self._join(member.device, member.gpu)
 
     def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:

@@ -49,7 +49,7 @@ def test_short_last_job_of_a_shape_is_not_shared():
 
 def test_repetition_goes_to_a_gpu_without_that_case():
     [job] = jobs(A)
-    backlog = Backlog([job, Job(2, job.run, job.case, repetition=2)])
+    backlog = Backlog([job, Job(2, job.run, job.task, repetition=2)])
     take(backlog, device="d0", devices=2)
 
     assert take(backlog, A, device="d0", devices=2) is None

@@ -81,31 +81,6 @@ def check_nothing_lost_nor_doubled(path, kinds, cases):
     assert results == dict.fromkeys(kinds, cases)
 
 
-def test_results_are_complete_after_a_killed_worker_and_node(
-    simulated, a_cluster, add_node, tmp_path
-):
-    kinds = ("GeForce-RTX-3090-Ti", "A100")
-    nodes = {kind: add_node(a_cluster, kind, 1) for kind in kinds}
-    path = tmp_path / "flexq.sqlite"
-
-    def on_record(record):
-        seen.append(record)
-        if len(seen) == 5:
-            kill_a_worker(path, random.Random(0))
-        if len(seen) == 25:
-            a_cluster.remove_node(nodes["A100"])
-            add_node(a_cluster, "A100", 1)
-
-    seen = []
-    with open_database(str(path)) as database:
-        simulated.measure(a_cluster.address, database, kinds, 30, 0.02, on_record)
-        with database.session() as session:
-            ended = {worker.state for worker in queries.workers(session)}
-
-    assert ended == {"stopped", "lost"}
-    check_nothing_lost_nor_doubled(path, kinds, 30)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_1000_cases_survive_all_kinds_of_kills(simulated, a_cluster, add_node, tmp_path):

@@ -156,6 +156,7 @@ def test_repository_with_packages_of_our_rooms_passes_its_tests(acme):
     assert "1 passed" in printed
 
 
+@pytest.mark.slow
 def test_repository_with_packages_of_our_rooms_is_measured(acme, program):
     sizes = ("--m", "1", "--n", "64", "--k", "64", "--backend", "cpu")
 

@@ -98,6 +98,7 @@ def test_installed_program_lists_kernels_and_suites(installed):
     assert {"smoke", "nightly", "paper-fig10"} <= {suite["suite"] for suite in suites}
 
 
+@pytest.mark.slow
 def test_installed_program_stores_a_run_in_a_new_database(installed):
     installed("db", "upgrade", "--db", "results.sqlite")
 

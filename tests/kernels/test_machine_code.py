@@ -23,9 +23,8 @@ from flexq_bench.kernels.resource_table import (
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.machine_code import innermost_loops, instructions
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
-from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
+from flexq_bench.kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS, TARGETS
 
-ONE_IN_EIGHT = slice(None, None, 8)  # of all builds, which take ten minutes of one core
 HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
@@ -37,9 +36,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured(toolchain):
-    """The largest build of each source for every target, and for Hopper, which has most, others."""
-    others = measure_resources(all_builds()[ONE_IN_EIGHT], ("sm_90",))
-    return sorted({*measure_table(whole=()), *others})
+    """The largest build of each source for one target, in turn; compiling all takes minutes."""
+    rows = []
+    for place, source in enumerate(sorted({build.source for build in all_builds()})):
+        of_source = [(b, t) for t in TARGETS for b in largest_builds(t) if b.source == source]
+        build, target = of_source[place % len(of_source)]
+        rows += measure_resources([build], (target,))
+    return sorted(rows)
 
 
 def test_no_build_spills_on_any_target(measured):
@@ -95,25 +98,32 @@ def test_every_source_is_some_kernels():
     assert {build.source for build in all_builds()} == set(sources)
 
 
-@pytest.mark.parametrize("target", RUN_TARGETS)
-@pytest.mark.parametrize(
-    ("label", "function", "instruction"),
-    [
-        ("flexq-w6a6", "flexq_btc", "BMMA"),
-        ("flexq-w6a8", "flexq_btc", "BMMA"),
-        ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
-        ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
-        ("abq-w6a6", "abq", "BMMA"),
-        ("abq-w8a8", "abq", "BMMA"),
-        ("w8a16", "weight_only", "HMMA"),
-        ("w4a16", "weight_only", "HMMA"),
-        ("fp6-w6a16", "weight_only", "HMMA"),
-        ("fp5-w5a16", "weight_only", "HMMA"),
-        ("dgq-w4a8", "flexq_imma", "IMMA"),
-        ("group-w4a8", "flexq_imma", "IMMA"),
-        ("atom-w4a4", "flexq_imma", "IMMA"),
-    ],
-)
+ON_TENSOR_CORES = [
+    ("flexq-w6a6", "flexq_btc", "BMMA"),
+    ("flexq-w6a8", "flexq_btc", "BMMA"),
+    ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
+    ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
+    ("abq-w6a6", "abq", "BMMA"),
+    ("abq-w8a8", "abq", "BMMA"),
+    ("w8a16", "weight_only", "HMMA"),
+    ("w4a16", "weight_only", "HMMA"),
+    ("fp6-w6a16", "weight_only", "HMMA"),
+    ("fp5-w5a16", "weight_only", "HMMA"),
+    ("dgq-w4a8", "flexq_imma", "IMMA"),
+    ("group-w4a8", "flexq_imma", "IMMA"),
+    ("atom-w4a4", "flexq_imma", "IMMA"),
+]
+
+
+def on_tensor_cores():
+    """Every kernel on every target; the fast tests have each kernel on one of them."""
+    for place, kernel in enumerate(ON_TENSOR_CORES):
+        for number, target in enumerate(RUN_TARGETS):
+            is_fast = number == place % len(RUN_TARGETS)
+            yield pytest.param(*kernel, target, marks=() if is_fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("label", "function", "instruction", "target"), [*on_tensor_cores()])
 def test_a_kernel_runs_on_its_tensor_core(label, function, instruction, target):
     every = resolve(label, "cuda").builds()
     of_function = [b for b in every if b.block is not None and b.block.function == function]
@@ -149,13 +159,13 @@ def test_every_build_compiles_where_none_ever_ran(target):
 
 
 # Which of a kernel's builds: all of them take minutes.
-ONE_IN_FOUR, ALL = slice(None, None, 4), slice(None)
+ONE_IN_EIGHT, ALL = slice(None, None, 8), slice(None)
 
 
 @pytest.mark.parametrize(
     ("label", "some"),
     [
-        ("flexq-imma-w6a6", ONE_IN_FOUR),
+        ("flexq-imma-w6a6", ONE_IN_EIGHT),
         *(
             pytest.param(label, ALL, marks=pytest.mark.slow)
             for label in ("flexq-imma-w6a6", "dual-w6a8", "dgq-w4a8", "group-w4a8", "atom-w4a4")
@@ -191,7 +201,7 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label):
 @pytest.mark.parametrize(
     ("label", "some"),
     [
-        ("flexq-imma-w6a6", ONE_IN_FOUR),
+        ("flexq-imma-w6a6", ONE_IN_EIGHT),
         pytest.param("flexq-imma-w6a6", ALL, marks=pytest.mark.slow),
         pytest.param("flexq-imma-w6a8", ALL, marks=pytest.mark.slow),
     ],
@@ -208,11 +218,12 @@ def test_sums_of_clusters_begin_again_by_one_ffma(label, some):
     assert of_clusters
 
 
-def test_cluster_step_has_few_instructions_besides_scaling():
+@pytest.mark.parametrize("some", [slice(1), pytest.param(ALL, marks=pytest.mark.slow)])
+def test_cluster_step_has_few_instructions_besides_scaling(some):
     """Instructions and tensor cores take turns: what is no FFMA costs as much."""
     clusters = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]
     # The loop depends on these two settings only.
-    configs = {(c.row_warpgroups, c.tokens): c for c in clusters}.values()
+    configs = [*{(c.row_warpgroups, c.tokens): c for c in clusters}.values()][some]
 
     for config in configs:
         loops = innermost_loops(compile_build(config.build(SIX_BITS), "sm_90"))[config.function]

@@ -59,6 +59,7 @@ def test_shapes_that_were_not_timed_lose_little(untuned_loss, lost):
     assert statistics.mean(worst.values()) < 0.079, worst
 
 
+@pytest.mark.slow
 def test_shapes_that_were_not_timed_lose_little_for_many_tokens(untuned_loss):
     """At each number of tokens; the cost model alone loses 2 to 5 % in the mean."""
     lost = {kernel: untuned_loss.left_out_cases(kernel) for kernel in untuned_loss.OF_CASES}

@@ -167,7 +167,7 @@ def loaded_package(folder, source):
 
 
 @pytest.fixture
-def measured(a_meter, a_case, monkeypatch, tmp_path):
+def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
     """The result of a kernel whose code is imported after the clocks are watched."""
     monkeypatch.syspath_prepend(str(tmp_path))
     for owner, name in (
@@ -202,7 +202,8 @@ def measured(a_meter, a_case, monkeypatch, tmp_path):
 
     def run(source, loaded=loaded_file, declared=DECLARED, **changes):
         kernel = loaded(tmp_path, f"{PREAMBLE}{source}{declared}")
-        protocol = replace(a_meter().protocol, min_samples=200, **changes)
+        few = {"min_samples": 120, "min_placements": 3}
+        protocol = replace(fast, **(few | changes))
         here = a_meter(kernel, protocol=protocol)
         here.device_info = replace(here.device_info, l2_bytes=1 << 20)
         return here.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
@@ -242,7 +243,10 @@ def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     source, said = TRICKS[name]
     # Alone in a sample, as on a slow machine, a launch that ends with the next one's start is not
     # late: it computes the buffers of the next.
-    longer = {"target_sample_us": 2000.0} if name == "late, when an object ends" else {}
+    longer = {
+        "late, when an object ends": {"target_sample_us": 2000.0},
+        "by content, in another process": {"min_samples": 200, "min_placements": 5},
+    }.get(name, {})
 
     result = measured(source, **longer)
 

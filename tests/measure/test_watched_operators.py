@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from torch.profiler import ProfilerActivity, profile
 
 from flexq_bench.measure import tampering
 
 
+@pytest.mark.slow
 def test_every_operator_that_a_measurement_calls_is_watched(a_meter, a_case, fake_linear):
     kernel = fake_linear()
     with profile(activities=[ProfilerActivity.CPU]) as profiled:

@@ -83,9 +83,9 @@ def a_result():
 
 
 @pytest.fixture
-def a_pool():
+def a_pool(database):
     """a_pool(script): this process as a pool, which measures by the script."""
-    return lambda script: LocalPool(InProcessMeter(ScriptedMeter(script)), "cpu")
+    return lambda script: LocalPool(database, InProcessMeter(ScriptedMeter(script)), "cpu")
 
 
 @pytest.fixture

@@ -45,23 +45,26 @@ def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, re
     assert bool(torch.isfinite(model(text).logits).all())
 
 
+IN_HALF = ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]")
+
+
 def in_half_precision():
-    """Every architecture in two turns, which exchange data types; the fast tests have one turn of
-    one architecture for each layer map."""
+    """Every architecture in two turns, which exchange data types; the fast tests have one scheme
+    of one architecture for each layer map."""
     maps = set()
     for place, (architecture, names) in enumerate(ARCHITECTURES.items()):
-        is_fast = names not in maps
+        if names not in maps:
+            yield architecture, place % 2, (IN_HALF[place % 4],)
         maps.add(names)
-        yield pytest.param(architecture, place % 2, marks=() if is_fast else pytest.mark.slow)
-        yield pytest.param(architecture, (place + 1) % 2, marks=pytest.mark.slow)
+        for turn in (0, 1):
+            yield pytest.param(architecture, turn, IN_HALF, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("architecture", "turn"), [*in_half_precision()])
+@pytest.mark.parametrize(("architecture", "turn", "schemes"), [*in_half_precision()])
 def test_half_precision_models_of_any_architecture_can_be_quantized(
-    architecture, turn, calibration, text, build
+    architecture, turn, schemes, calibration, text, build
 ):
-    names = ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]")
-    for place, name in enumerate(names):
+    for place, name in enumerate(schemes):
         if architecture == "FalconForCausalLM" and name.startswith("abq"):
             continue  # its attention gives no maps to train on, and says so
         dtype = (torch.float16, torch.bfloat16)[(place // 2 + turn) % 2]

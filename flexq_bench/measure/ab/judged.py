@@ -15,6 +15,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
+from flexq_bench.measure.ab.same_code import same_code, without_measurement
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
@@ -36,12 +37,20 @@ def compare_judged(
 
     Both sides are measured with base's program; only the code under test is head's (see
     judged_tree). Probes, to which the other kernels are compared, are base's on both sides. This
-    process checks results and times (see judged_sides). The workers of each side get a clean
+    process checks results and times (see judged_sides), and finds cases with the same code, most of
+    which are not measured (see same_code). The workers of each side get a clean
     environment with a private cache. Raises MissingResultsError if base can't judge head.
     """
     repository = repository_of(repository)
     first, second = resolve_pair(repository, base, head)
     tree = judged_tree(repository, first.commit, second.commit)
+    is_cpu = options.get("device", "cuda").startswith("cpu")
+    same = same_code(repository, first.commit, tree.commit, tree.changed, cases, is_cpu=is_cpu)
+    unmeasured = without_measurement(same, first.name, second.name)
+    yield from unmeasured.values()
+    cases = [case for case in cases if case not in unmeasured]
+    if not cases:
+        return
     with ExitStack() as stack:
         judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         folder = stack.enter_context(worktree(repository, first.commit))

@@ -26,12 +26,13 @@ _NAMED = 5  # files named by a note, at most
 class JudgedTree:
     """A commit that is on no branch, or base if head changes nothing under test.
 
-    runs_code_of_head: in the worker's process; False if only device code differs. notes: about
-    changes of head that are not used.
+    runs_code_of_head: in the worker's process; False if only device code differs. changed: paths of
+    the files that differ from base's. notes: about changes of head that are not used.
     """
 
     commit: str
     runs_code_of_head: bool
+    changed: frozenset[str]
     notes: tuple[str, ...]
 
 
@@ -67,6 +68,7 @@ def judged_tree(repository: Path, base: str, head: str) -> JudgedTree:
     return JudgedTree(
         commit=_commit(repository, files, base, head) if changed else base,
         runs_code_of_head=any(_runs(path) for path in changed),
+        changed=frozenset(changed),
         notes=tuple(_notes(repository, base, head, links)),
     )
 

@@ -13,6 +13,7 @@ from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
+from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import described, program_root
@@ -87,6 +88,10 @@ def compare_judged_project(
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
+        same = kernels if is_same_project(project, base, head) else ()
+        unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
+        yield from unmeasured.values()
+        kernels = [case for case in kernels if case not in unmeasured]
         yield from compare_cases(
             [
                 (

@@ -106,16 +106,16 @@ def two_commits(repository):
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "as it is")
     source = repository.path / "kernels" / "cpu" / "bitplane.py"
-    launch = "    def gemm("
+    multiply = "    def multiply("
     text = source.read_text()
-    assert text.count(launch) == 1
+    assert text.count(multiply) == 1
     twice = (
-        "    def gemm(self, *given, **named):\n"
-        "        self.once(*given, **named)\n"
-        "        self.once(*given, **named)\n\n"
+        "    def multiply(self, *given):\n"
+        "        self.once(*given)\n"
+        "        return self.once(*given)\n\n"
         "    def once("
     )
-    source.write_text(text.replace(launch, twice))
+    source.write_text(text.replace(multiply, twice))
     repository.git("commit", "-q", "-a", "-m", "twice")
 
     def run(cases, rules):

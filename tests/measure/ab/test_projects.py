@@ -94,6 +94,7 @@ def kernel(x, w, out):
 """
 
 
+@pytest.mark.slow
 def test_kernel_file_imports_the_module_in_its_folder(theirs, git):
     """Another file of the project has a module of the same name in its folder."""
     for name in ("attention", "mlp"):

@@ -135,6 +135,8 @@ def test_worker_that_dies_while_waiting_is_an_error(compared, running, tmp_path,
 def test_judged_comparison_starts_no_worker_ahead(repository, command, started, monkeypatch):
     monkeypatch.setattr("flexq_bench.measure.ab.course.can_start_beside", lambda _device: True)
     base = repository.commit(refuse="not this case")
+    (repository.path / "kernels").mkdir()
+    (repository.path / "kernels" / "other.py").write_text("code = 1\n")
     head = repository.commit(refuse="nor this one")
 
     (found,) = compare_judged(

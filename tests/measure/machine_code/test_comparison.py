@@ -211,6 +211,7 @@ def test_local_changes_are_judged_for_the_working_tree(repository, compare):
     assert report.head == f"{base}-dirty"
 
 
+@pytest.mark.slow
 def test_spill_in_a_source_of_this_project_is_found(repository, compare):
     for package in ("kernels", "workloads"):
         shutil.copytree(

@@ -1,0 +1,185 @@
+"""Cases whose code is the same in two commits, as this process finds: they need no measurement.
+
+Compared are the files that a worker could run, not what a worker says of itself. Files may differ
+in what neither Python nor the CUDA compiler sees: comments, blank lines, and docstrings, which
+base's code, with which head's is equal then, is trusted not to run.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+
+from flexq_bench.kernels.runtime.sources import included_files
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.machine_code.revision_builds import open_revision
+from flexq_bench.repository.git import git_output, run_git
+from flexq_bench.repository.project import Project, ProjectRevision
+from flexq_bench.repository.worktrees import worktree
+from flexq_bench.stats.baseline import BASELINE
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import calibrates
+
+_MEASURED_SHARE = 0.1  # of the cases with the same code
+_DEVICE_CODE = ("kernels", "csrc")
+_TEXTS = (".md", ".rst")  # files of a repository that no build compiles
+_HAS_LINES = re.compile(r'\bassert\b|__LINE__|\bR"')  # code that comments may change, or hide in
+# Strings and characters, which may contain the signs of a comment; comments; the end of the file.
+_CUDA_TOKEN = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>//[^\n]*|/\*.*?\*/)""",
+    re.DOTALL,
+)
+
+
+def without_measurement(same: Collection[Case], base: str, head: str) -> dict[Case, CaseComparison]:
+    """Results of cases with the same code, but for a random tenth, which is to be measured.
+
+    base, head: commits, which also seed the draw. A commit has no such results against itself: that
+    comparison measures noise.
+    """
+    if base == head or not same:
+        return {}
+    ordered = sorted(same, key=lambda case: case.key)
+    draw = random.Random(f"{base} {head}")
+    measured = {case for case in ordered if draw.random() < _MEASURED_SHARE}
+    comparison = Comparison((), (), (), same_code=True)
+    return {
+        case: CaseComparison(case, base, head, comparison, confirm(comparison))
+        for case in ordered
+        if case not in measured
+    }
+
+
+def same_code(
+    repository: Path,
+    base: str,
+    head: str,
+    changed: Iterable[str],
+    cases: Sequence[Case],
+    *,
+    is_cpu: bool,
+) -> frozenset[Case]:
+    """Cases whose kernels are the same code in two trees of this project.
+
+    base, head: commits; base is trusted. changed: paths of all files that differ. A change of any
+    Python or data file counts for all kernels, because all are imported by each process; a change
+    of device code counts for the kernels that compile it. Raises InfrastructureError if git fails,
+    or if base can't list its builds.
+    """
+    differing = [path for path in changed if not _is_same_file(repository, base, head, path)]
+    if not all(map(_is_device_code, differing)):
+        return frozenset()
+    if is_cpu or not differing:
+        return frozenset(cases)
+    compiled = _kernels_that_compile(repository, base, head, differing)
+    if compiled is None:
+        return frozenset()
+    # Changes of measured kernels are compared with those of the anchors.
+    return frozenset(
+        case
+        for case in cases
+        if case.label not in compiled and case.kernel != BASELINE and not calibrates(case.kernel)
+    )
+
+
+def is_same_project(project: Project, base: ProjectRevision, head: ProjectRevision) -> bool:
+    """Return True if two commits of a project have the same files, but for pages of text.
+
+    All files of the repository count: a kernel, or its build, may read any of them.
+    """
+    trees = [
+        {
+            entry
+            for entry in git_output(
+                project.root, "ls-tree", "-r", "-z", "--full-tree", revision.checkout
+            ).split("\0")
+            if not entry.endswith(_TEXTS)
+        }
+        for revision in (base, head)
+    ]
+    return trees[0] == trees[1]
+
+
+def _is_device_code(path: str) -> bool:
+    return PurePosixPath(path).parts[:2] == _DEVICE_CODE and not path.endswith(".py")
+
+
+def _is_same_file(repository: Path, base: str, head: str, path: str) -> bool:
+    texts = []
+    for commit in (base, head):
+        shown = run_git(repository, "cat-file", "blob", f"{commit}:{path}")
+        if shown.returncode != 0:
+            return False  # only one of them has it
+        texts.append(shown.stdout)
+    old, new = texts
+    if path.endswith(".py"):
+        return _same_python(old, new)
+    return old == new or (
+        _is_device_code(path) and _without_comments(old) == _without_comments(new)
+    )
+
+
+def _same_python(old: str, new: str) -> bool:
+    try:
+        return _python_tree(old) == _python_tree(new)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _python_tree(text: str) -> str:
+    """The syntax tree without docstrings and positions."""
+    tree = ast.parse(text.encode("utf-8", "surrogateescape"))
+    for node in ast.walk(tree):
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def _without_comments(text: str) -> tuple[str, ...]:
+    """Lines of CUDA C++ that the compiler sees, with their tokens apart by at most one space.
+
+    A text in which a line's number, or a raw string, may matter is returned as it is.
+    """
+    joined = text.replace("\\\r\n", "").replace("\\\n", "")
+    if _HAS_LINES.search(joined) or "??/" in joined:
+        return (text,)
+    bare = _CUDA_TOKEN.sub(lambda found: found["text"] or " ", joined)
+    lines = (" ".join(line.split()) for line in bare.splitlines())
+    return tuple(filter(None, lines))
+
+
+def _kernels_that_compile(
+    repository: Path, base: str, head: str, changed: Collection[str]
+) -> frozenset[str] | None:
+    """Labels of base's kernels whose builds include a changed file; None: it may be any."""
+    with ExitStack() as stack:
+        folders = [stack.enter_context(worktree(repository, commit)) for commit in (base, head)]
+        environment = stack.enter_context(clean_environment())
+        revision = stack.enter_context(open_revision(f"base {base[:10]}", folders[0], environment))
+        revision.labels()
+        builds = revision.builds()
+        top = PurePosixPath(*_DEVICE_CODE)
+        names = {str(PurePosixPath(path).relative_to(top)) for path in changed}
+        files_of = {
+            build.build.source: {
+                name
+                for folder in folders
+                if (folder / top / build.build.source).is_file()
+                for name in included_files(folder / top, build.build.source)
+            }
+            for build in builds
+        }
+    if not names <= set().union(*files_of.values()):  # compiled in another way, or not at all
+        return None
+    return frozenset(
+        label
+        for build in builds
+        if files_of[build.build.source] & names
+        for label in (*build.kernels, *build.default_of)
+    )

@@ -1,0 +1,359 @@
+"""Comparisons as jobs: stored when they arrive, retried on another GPU, resumed by anybody."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.db import queries
+from flexq_bench.db.fleet import add_jobs
+from flexq_bench.errors import BrokenRevisionError, InfrastructureError
+from flexq_bench.fleet.compare_jobs import (
+    MAX_CASES,
+    Compared,
+    CompareJob,
+    ComparisonWork,
+    job_infos,
+    outcome_data,
+    stored_comparisons,
+)
+from flexq_bench.fleet.local_pool import carry_out_comparisons
+from flexq_bench.fleet.workers import Lost
+from flexq_bench.verdicts import CaseComparison, Comparison, confirm
+
+BASE, HEAD = "b" * 40, "c" * 40
+
+
+def comparison_of(case, us=20.0):
+    blocks = Comparison(
+        base_us=(20.0, 20.1, 20.2, 20.3) * 6,
+        head_us=(us, us + 0.1, math.nan, math.inf) * 6,
+        placement=tuple(i // 2 for i in range(24)),
+    )
+    return CaseComparison(case, BASE, HEAD, blocks, confirm(blocks), base_config={"block_n": 64})
+
+
+def right(member, job):
+    return Compared(tuple(comparison_of(case) for case in job.cases))
+
+
+@pytest.fixture
+def compare_work(table, a_case):
+    """compare_work("H200", 3): the work with a job for each of three cases."""
+
+    def make(gpu, count, *, devices=99):
+        work = table.work(gpu, [])
+        job = CompareJob(BASE, HEAD, tuple(a_case(m) for m in range(1, count + 1)))
+        with table.database.session() as session:
+            add_jobs(session, work.run.info.uuid, job_infos([job], devices))
+        return ComparisonWork(work.run.info.uuid, gpu, Path("/nowhere"))
+
+    return make
+
+
+def jobs_of(table, work):
+    with table.database.session() as session:
+        return queries.jobs_of(session, work.run, kind="compare")
+
+
+def states_of(table, work):
+    return [job.state for job in jobs_of(table, work)]
+
+
+def ignore(job):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("cases", "devices", "sizes"),
+    [(2, 8, [1, 1]), (50, 4, [13, 13, 13, 11]), (50, 1, [16, 16, 16, 2]), (1, 1, [1]), (0, 4, [])],
+)
+def test_cases_are_divided_between_the_devices(a_case, cases, devices, sizes):
+    job = CompareJob(BASE, HEAD, tuple(a_case(m) for m in range(1, cases + 1)), "theirs")
+
+    infos = list(job_infos([job], devices))
+
+    parts = [CompareJob.from_data(info.content) for info in infos]
+    assert [len(part.cases) for part in parts] == sizes
+    assert tuple(case for part in parts for case in part.cases) == job.cases
+    assert {(part.base, part.head, part.project) for part in parts} <= {(BASE, HEAD, "theirs")}
+    assert len({(info.case_key, info.repetition) for info in infos}) == len(infos)
+    assert max(sizes, default=0) <= MAX_CASES
+
+
+def test_stored_comparison_is_restored_exactly(table, gpus, compare_work, a_case):
+    work = compare_work("H200", 2, devices=1)
+
+    table.coordinator(gpus({"H200": 1}, compares=right)).compare([work], ignore)
+
+    with table.database.session() as session:
+        outcomes = queries.comparison_outcomes(session, work.run)
+    asked = {job.id: CompareJob.from_data(job.content) for job in jobs_of(table, work)}
+    stored = stored_comparisons(asked, outcomes)
+    # NaN is not equal to itself.
+    assert repr(stored.comparisons) == repr([comparison_of(a_case(m)) for m in (1, 2)])
+    assert [device.uuid for device in stored.devices] == ["H200 0"] * 2
+
+
+def test_all_gpus_of_all_kinds_compare(table, gpus, compare_work):
+    works = [compare_work("H200", 4), compare_work("A100", 2)]
+    workers = gpus({"H200": 2, "A100": 1}, compares=right)
+    seen = []
+
+    table.coordinator(workers).compare(works, seen.append)
+
+    assert [set(states_of(table, work)) for work in works] == [{"done"}] * 2
+    first = [workers._members[member].device for member, _ in workers.started[:3]]
+    assert sorted(first) == ["A100 0", "H200 0", "H200 1"]
+    assert sorted(seen) == sorted(job.id for work in works for job in jobs_of(table, work))
+
+
+@pytest.mark.parametrize("blameless", [True, False])
+def test_comparison_of_a_lost_worker_goes_to_another_gpu(table, gpus, compare_work, blameless):
+    tried = []
+
+    def first_gpu_dies(member, job):
+        tried.append(member.device)
+        if member.device == "H200 0":
+            return Lost(member.uuid, "its node has died", blameless)
+        return right(member, job)
+
+    work = compare_work("H200", 1)
+    table.coordinator(gpus({"H200": 2}, compares=first_gpu_dies)).compare([work], ignore)
+
+    [job] = jobs_of(table, work)
+    assert (tried, job.state, job.attempts) == (["H200 0", "H200 1"], "done", 2)
+    assert job.deaths == (0 if blameless else 1)
+
+
+def test_error_of_a_device_is_retried_on_another_gpu(table, gpus, compare_work):
+    tried = []
+
+    def no_git_on_the_first(member, job):
+        tried.append(member.device)
+        if member.device == "H200 0":
+            return Compared(error=InfrastructureError("no git here"))
+        return right(member, job)
+
+    work = compare_work("H200", 1)
+    table.coordinator(gpus({"H200": 2}, compares=no_git_on_the_first)).compare([work], ignore)
+
+    assert tried == ["H200 0", "H200 1"]
+    assert states_of(table, work) == ["done"]
+
+
+def test_comparison_that_fails_three_times_has_its_reason(table, gpus, compare_work):
+    works = [compare_work("H200", 1), compare_work("A100", 1)]
+
+    def fails_on_one_kind(member, job):
+        if member.gpu == "H200":
+            return Compared(error=InfrastructureError("no git here"))
+        return right(member, job)
+
+    table.coordinator(gpus({"H200": 2, "A100": 1}, compares=fails_on_one_kind)).compare(
+        works, ignore
+    )
+
+    [job], [other] = (jobs_of(table, work) for work in works)
+    assert (job.state, job.deaths, other.state) == ("quarantined", 3, "done")
+    assert "no git here" in job.reason
+
+
+def test_code_that_cannot_be_compared_is_refused_at_once(table, gpus, compare_work):
+    workers = gpus(
+        {"H200": 2}, compares=lambda m, job: Compared(error=BrokenRevisionError("does not build"))
+    )
+    work = compare_work("H200", 1)
+
+    table.coordinator(workers).compare([work], ignore)
+
+    [job] = jobs_of(table, work)
+    assert (job.state, job.reason, len(workers.started)) == ("refused", "does not build", 1)
+
+
+def test_frozen_comparison_is_ended_and_retried(table, gpus, compare_work, clock):
+    frozen = []
+
+    def first_is_frozen(member, job):
+        frozen.append(member.uuid)
+        return None if len(frozen) == 1 else right(member, job)
+
+    work = compare_work("H200", 1)
+    workers = gpus({"H200": 2}, compares=first_is_frozen)
+
+    table.coordinator(workers).compare([work], ignore)
+
+    [job] = jobs_of(table, work)
+    assert (job.state, job.deaths) == ("done", 1)
+    assert workers.ended[0][0] == frozen[0] != frozen[1]
+
+
+def test_last_gpu_of_a_kind_lost_leaves_other_kinds(table, gpus, compare_work):
+    works = [compare_work("H200", 2), compare_work("A100", 2)]
+
+    def one_kind_dies(member, job):
+        if member.gpu == "A100":
+            return Lost(member.uuid, "its node has died", blameless=True)
+        return right(member, job)
+
+    workers = gpus({"H200": 1, "A100": 1}, compares=one_kind_dies, replaces=False)
+    table.coordinator(workers).compare(works, ignore)
+
+    assert states_of(table, works[0]) == ["done"] * 2
+    assert {(job.state, job.reason) for job in jobs_of(table, works[1])} == {
+        ("no-device", "no A100 came within 3 s")
+    }
+
+
+@pytest.mark.parametrize("locally", [False, True])
+def test_killed_comparison_is_resumed_by_another_coordinator(
+    table, gpus, compare_work, monkeypatch, locally
+):
+    work = compare_work("H200", 5)
+    answers = iter([1, 2, 3])
+
+    def until_killed(member, job):
+        if next(answers, None) is None:
+            raise SystemExit
+        return right(member, job)
+
+    killed = table.coordinator(gpus({"H200": 1}, compares=until_killed))
+    monkeypatch.setattr(killed, "_abort", lambda: None)  # SIGKILL leaves no time for it
+    with pytest.raises(SystemExit):
+        killed.compare([work], ignore)
+    assert sorted(states_of(table, work)) == ["done"] * 3 + ["leased", "queued"]
+    with table.database.session() as session:
+        session.connection().exec_driver_sql("UPDATE job SET lease_until = '2020-01-01 00:00:00'")
+    seen = []
+
+    workers = gpus({"H200": 1}, compares=right)
+    if locally:
+        worker = next(iter(workers._members.values())).worker
+        carry_out_comparisons(
+            table.database, worker, [work], lambda job, _: right(None, job).result(), seen.append
+        )
+    else:
+        table.coordinator(workers).compare([work], seen.append)
+
+    assert states_of(table, work) == ["done"] * 5
+    assert len(seen) == 2
+
+
+def test_second_coordinator_waits_for_leased_comparisons(table, gpus, compare_work, monkeypatch):
+    """Here the first one is dead, so the second one takes its job when the lease has expired."""
+    work = compare_work("H200", 2)
+
+    def killed(member, job):
+        raise SystemExit
+
+    first = table.coordinator(gpus({"H200": 1}, compares=killed))
+    monkeypatch.setattr(first, "_abort", lambda: None)
+    with pytest.raises(SystemExit):
+        first.compare([work], ignore)
+    workers = gpus({"H200": 1}, compares=right)
+
+    table.coordinator(workers).compare([work], ignore)
+
+    assert states_of(table, work) == ["done"] * 2
+    assert len(workers.started) == 2
+
+
+def test_stopped_comparison_returns_its_lease(table, gpus, compare_work):
+    work = compare_work("H200", 3)
+
+    def stop(job):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        table.coordinator(gpus({"H200": 2}, compares=right)).compare([work], stop)
+
+    assert "leased" not in states_of(table, work)
+
+
+def test_workers_are_replaced_between_measuring_and_comparing(table, gpus, compare_work, a_case):
+    workers = gpus({"H200": 2}, compares=right)
+    coordinator = table.coordinator(workers)
+    measured, compared = table.work("H200", [a_case(m) for m in (1, 2, 3)]), compare_work("H200", 2)
+
+    coordinator.carry_out([measured])
+    coordinator.compare([compared], ignore)
+    before = {member for member, _ in workers.started}
+    coordinator.carry_out([measured])
+
+    assert workers.used == ["compare", "measure"]
+    assert before.isdisjoint(workers._members)
+    with table.database.session() as session:
+        ended = [worker for worker in queries.workers(session) if worker.state == "lost"]
+    assert ended == []  # they were not needed any more
+
+
+def test_comparison_without_a_job_survives_a_lost_worker(table, gpus, a_case):
+    answers = iter([Lost("", "killed"), None])
+    workers = gpus({"H200": 1}, compares=lambda m, job: next(answers) or right(m, job))
+    job = CompareJob(BASE, HEAD, (a_case(),))
+    coordinator = table.coordinator(workers)
+
+    [result] = coordinator.compare_now("H200", job, Path("/nowhere"), None)
+
+    assert result.case == a_case()
+    with pytest.raises(InfrastructureError, match="no A100 is free"):
+        coordinator.compare_now("A100", job, Path("/nowhere"), None)
+
+
+def test_comparison_without_a_job_raises_its_error(table, gpus, a_case):
+    workers = gpus({"H200": 1}, compares=lambda m, job: Compared(error=BrokenRevisionError("bad")))
+
+    with pytest.raises(BrokenRevisionError, match="bad"):
+        table.coordinator(workers).compare_now(
+            "H200", CompareJob(BASE, HEAD, (a_case(),)), Path("/nowhere"), None
+        )
+
+
+def test_outcome_has_no_numbers_that_json_lacks(a_case, gpus):
+    device = next(iter(gpus({"H200": 1})._members.values())).worker.device
+
+    json.dumps(outcome_data([comparison_of(a_case())], device), allow_nan=False)
+
+
+def test_kind_is_not_given_up_while_its_workers_start(table, gpus, compare_work, clock):
+    work = compare_work("H200", 1)
+    workers = gpus({}, compares=right)
+    workers.arriving, began, poll = 1, clock.now, workers.poll
+
+    def late(timeout_s):
+        if clock.now > began + 10 and workers.arriving:  # `device` is three seconds
+            workers.arriving = 0
+            workers._join("H200 0", "H200")
+        return poll(timeout_s)
+
+    workers.poll = late
+    table.coordinator(workers).compare([work], ignore)
+
+    assert states_of(table, work) == ["done"]
+
+
+def test_kind_is_not_given_up_while_another_coordinator_has_it(
+    table, gpus, compare_work, monkeypatch
+):
+    """The other one still registers as alive, so the job is not taken from it."""
+    work = compare_work("H200", 1)
+    other = table.coordinator(gpus({"H200": 1}, compares=right))
+    other.gather()
+    asked = []
+
+    def poll(timeout_s):
+        if table.clock.now > 1000 + 8:
+            asked.append(states_of(table, work))
+            other.compare([work], ignore)
+        return type(workers).poll(workers, timeout_s)
+
+    workers = gpus({})
+    waiting = table.coordinator(workers)
+    workers.poll = poll
+    waiting.compare([work], ignore)
+
+    assert asked[0] == ["queued"]
+    assert states_of(table, work) == ["done"]
