@@ -293,7 +293,10 @@ class _Course:
         """Estimate the pairs of processes that each case will take, by what is known of it now."""
         if self._on_progress is None:
             return
+        first_stage = min(self._rules.stages)
         for pair in pairs:
+            if pair.processes < first_stage and not pair.problem:
+                continue
             result = self._lane_of[id(pair)].experiment.result(pair)
             if pair.problem or self._rules.is_enough(result):
                 self._expected[id(pair)] = pair.processes

@@ -210,9 +210,13 @@ def test_interrupted_worker_gets_no_request():
     class Hangs:
         def ask(self, what, **_arguments):
             asked.append(what)
-            if what == "prepare":
-                raise KeyboardInterrupt
             return {"needed": 1, "free": 2}
+
+        def send(self, what, **_arguments):
+            asked.append(what)
+
+        def receive(self):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure_blocks(
