@@ -115,6 +115,15 @@ def gate(folder: Path, head: str, seed: int, more: list[str]) -> tuple[int, floa
     return ran.returncode, took, json.loads(report.read_text())
 
 
+def line(case: dict[str, Any]) -> str:
+    """What is known of a case, except where it is the same."""
+    if case["verdict"] == "same" or case["change_percent"] is None:
+        return ""
+    low, change, high = (case[f"{name}_percent"] for name in ("low", "change", "high"))
+    bounds = f"{change:+.2f} % ({low:+.2f} … {high:+.2f})"
+    return f"  {case['case']}: {case['verdict']} {bounds} after {case['pairs']} pairs\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernel", default="torch", choices=list(SHAPES))
@@ -140,6 +149,7 @@ def main() -> None:
                     if case["outcome"] == "regression"
                 )
                 sys.stdout.write(f"{head}: exit {code}, {took:.1f} s, {report['headline']}\n")
+                sys.stdout.write("".join(map(line, report["cases"])))
                 sys.stdout.flush()
     sys.stdout.write("\n| head | exit codes | seconds | pairs of all cases | regressions |\n")
     sys.stdout.write("| --- | --- | ---: | ---: | --- |\n")

@@ -267,6 +267,7 @@ def _case(finding: Finding) -> dict[str, object]:
         "limit_percent": finding.limit,
         "owner": finding.owner,
         "pairs": finding.pairs,
+        "pairs_needed": finding.pairs_needed,
         "stopped_early": finding.stopped_early,
         "waiver": None
         if waiver is None
