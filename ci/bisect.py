@@ -15,15 +15,16 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
-from flexq_bench.measure.ab import Suffices
+from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
-from flexq_bench.verdicts.alert_rule import CONFIDENCE, LOOKS
+from flexq_bench.verdicts.alert_rule import CONFIDENCE
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
 
-_CONFIDENCE = 1 - (1 - CONFIDENCE) / LOOKS  # of each bound of a step, in each look
+# Of each bound of a step, at each stage.
+_CONFIDENCE = 1 - (1 - CONFIDENCE) / len(InterleaveRules().stages)
 _EXIT_CODES_WITHOUT_SEARCH = {
     Verdict.SAME: ExitCode.PASS,
     Verdict.AMBIGUOUS: ExitCode.AMBIGUOUS,
@@ -106,13 +107,15 @@ def bisect(
     *,
     on_step: Callable[[BisectionStep], None],
     on_resume: Callable[[int], None],
+    prepare: Callable[[Sequence[str]], None] = lambda _commits: None,
 ) -> BisectReport:
     """Find the commit that changed a case, by binary search with comparisons to `good`.
 
     commits: after good, oldest first; the last one is bad. compare: measures a commit against good,
     until its second argument (InterleaveRules.suffices) is satisfied. journal: results of the same
     search if it was interrupted; deleted at the end. on_step: called with each result; on_resume:
-    with the number of results in the journal. A commit that can't be measured (BrokenRevisionError,
+    with the number of results in the journal; prepare: before a commit is measured, with those that
+    may be next. A commit that can't be measured (BrokenRevisionError,
     UsageError, or WorkloadError of its project file), or gives no data twice, is skipped; for the
     bad commit the error is raised. Raises InfrastructureError if the machine fails, because
     skipping commits for this reason would change the suspects.
@@ -156,7 +159,7 @@ def bisect(
         on_step(step)
         return step
 
-    location = search(good, commits, measure, steps)
+    location = search(good, commits, measure, steps, prepare)
     journal.delete()
     return BisectReport(case, good, bad, ends, location, total_change)
 
@@ -199,29 +202,27 @@ def search(
     commits: Sequence[str],
     measure: Callable[[str], BisectionStep],
     known: Mapping[str, BisectionStep] | None = None,
+    prepare: Callable[[Sequence[str]], None] = lambda _commits: None,
 ) -> ChangeLocation:
     """Find the commit that made the change.
 
     good: unchanged. commits: after it, oldest first, the last one changed. measure: compares a
-    commit with good. known: results of an interrupted search, not measured again. Of several
-    changes, finds one at which the level crosses half of the total. Raises ValueError without
-    commits.
+    commit with good. known: results of an interrupted search, not measured again. prepare: see
+    bisect. Of several changes, finds one at which the level crosses half of the total. Raises
+    ValueError without commits.
     """
     if not commits:
         raise ValueError("there is no commit to search")
     steps = dict(known or {})
     low, high = -1, len(commits) - 1
     while True:
-        unskipped = [
-            i
-            for i in range(low + 1, high)
-            if commits[i] not in steps or steps[commits[i]].outcome is not StepOutcome.SKIPPED
-        ]
-        if not unskipped:
+        middle = _middle(commits, steps, low, high)
+        if middle is None:
             break
-        middle = min(unskipped, key=lambda i: (abs(2 * i - low - high), i))
         commit = commits[middle]
         if commit not in steps:
+            halves = (_middle(commits, steps, *half) for half in ((low, middle), (middle, high)))
+            prepare([commits[i] for i in halves if i is not None and commits[i] not in steps])
             steps[commit] = measure(commit)
         outcome = steps[commit].outcome
         if outcome is StepOutcome.CHANGED:
@@ -235,13 +236,25 @@ def search(
     )
 
 
+def _middle(
+    commits: Sequence[str], steps: Mapping[str, BisectionStep], low: int, high: int
+) -> int | None:
+    """The index nearest to the middle, between two others, that was not skipped; None: none."""
+    unskipped = [
+        i
+        for i in range(low + 1, high)
+        if commits[i] not in steps or steps[commits[i]].outcome is not StepOutcome.SKIPPED
+    ]
+    return min(unskipped, key=lambda i: (abs(2 * i - low - high), i), default=None)
+
+
 def step_of(
     commit: str, comparison: Comparison, total_change: float, detail: str = ""
 ) -> BisectionStep:
     """Classify a commit by its comparison with good. total_change: ln(bad / good).
 
     The threshold is half of the total; if it lies within the bounds, the commit is skipped. Each
-    bound has a third of 1 % error, because up to three looks ask the same question
+    bound has a sixth of 1 % error, because up to six stages ask the same question
     (`side_is_clear`).
     """
     confirmed = confirm(comparison, confidence=_CONFIDENCE)

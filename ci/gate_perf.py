@@ -104,6 +104,7 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
         pairs=confirmation.placements,
         stopped_early=confirmation.stopped_early,
         waiver=waiver,
+        pairs_needed=None if judged is None else judged.compared.pairs_needed,
     )
 
 
@@ -112,6 +113,8 @@ def _outcome(judged: Judged, limit: float) -> GateOutcome:
     if judged.evidence.comparison.same_code:
         return GateOutcome.SAME_CODE
     if confirmation.verdict is Verdict.NO_DATA:
+        if judged.compared.pairs_needed is not None:  # its time was not spent on it
+            return GateOutcome.AMBIGUOUS
         is_corrected = not judged.evidence.comparison.base_correct
         return GateOutcome.PASS if is_corrected else GateOutcome.MISSING
     if confirmation.verdict is Verdict.INCORRECT:

@@ -69,7 +69,8 @@ class Waiting:
             worker.request_identity()
             worker.check_identity()
             reply_s = time.perf_counter() - self.begun
-            side.prepare(worker, None)
+            side.begin_prepare(worker, None)
+            side.end_prepare(worker)
             checked_s = time.perf_counter() - self.begun
             side.place(worker, 0, None)
             times = [side.sample(worker).time_us]

@@ -73,7 +73,7 @@ class Candidate:
 
 def most_pairs(rules: InterleaveRules) -> int:
     """Pairs of processes after the last look."""
-    return rules.pairs_of(rules.looks - 1).stop
+    return rules.most_pairs
 
 
 def candidate_of(
@@ -92,7 +92,7 @@ def decide(night: list[Candidate], rules: InterleaveRules) -> list[tuple[Confirm
 
     def measure(candidates: Sequence[Candidate], pairs: int) -> None:
         for candidate in candidates:
-            candidate.pairs = pairs
+            candidate.pairs = max(candidate.pairs, pairs)
 
     for _ in look_by_look(night, rules, measure, Candidate.judge):
         pass

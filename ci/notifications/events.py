@@ -21,7 +21,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.outbox import DeliveryRow, EventInfo, add_event
-from flexq_bench.db.records import GateRecord
+from flexq_bench.db.records import GateRecord, Record
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
@@ -237,6 +237,27 @@ def add_nightly_event(session: Session, report: KindReport, *, at: datetime | No
         lines=_truncated([f"{count} × {reason}" for reason, count in report.reasons.items()]),
         gpus=[report.gpu],
         content={"night": report.night, "suite": report.suite, "run": report.run},
+        at=at,
+    )
+
+
+def add_wrong_result_event(
+    session: Session, night: str, suite: str, record: Record, *, at: datetime | None = None
+) -> bool:
+    """Add an event of the first wrong result of a night on a kind of GPU, before the night ends.
+
+    Return False if there is one already: the night's own event counts all of them.
+    """
+    return _add(
+        session,
+        key=f"nightly {night} {suite} {record.gpu} {record.commit.sha} wrong",
+        kind="nightly",
+        severity="critical",
+        subject=f"Night {night} ({suite}) has a wrong result on {record.gpu}",
+        lines=[f"{record.case}: {record.detail}", "the night goes on, and its report names all"],
+        content={"night": night, "suite": suite, "case": record.case},
+        kernels=[record.kernel],
+        gpus=[record.gpu],
         at=at,
     )
 

@@ -67,6 +67,8 @@ def findings_table(report: GateReport) -> Table | None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for finding in shown:
         reason = finding.verdict if finding.change is not None else finding.reason
+        if finding.need and finding.change is not None:
+            reason = f"{reason}: {finding.need}"
         if finding.stopped_early:
             reason = f"{reason}: {_STOPPED_EARLY}"
         why = reason if finding.waiver is None else f"{reason}: {finding.waiver.reason}"
@@ -198,6 +200,8 @@ def _reason(finding: Finding) -> str:
     """Return the reason or cause that a row's numbers do not show; empty: there is none."""
     if finding.change is None:
         return finding.reason
+    if finding.need:
+        return finding.need
     if finding.cause in (Cause.NONE, Cause.CODE):
         return _STOPPED_EARLY if finding.stopped_early else ""
     detail = finding.reason.partition("; ")[2]
@@ -263,6 +267,7 @@ def _case(finding: Finding) -> dict[str, object]:
         "limit_percent": finding.limit,
         "owner": finding.owner,
         "pairs": finding.pairs,
+        "pairs_needed": finding.pairs_needed,
         "stopped_early": finding.stopped_early,
         "waiver": None
         if waiver is None

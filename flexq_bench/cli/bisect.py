@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexq_bench.cli.compare import progress
+from flexq_bench.cli.compare import search_progress
 from flexq_bench.cli.external import KernelSourceOptions, use_project
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
@@ -66,6 +68,9 @@ def bisect(
     from flexq_bench.ci.reports import bisect as reports
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
+    from flexq_bench.measure.ab.worker_pairs import can_start_beside
+    from flexq_bench.measure.external_kernels import program_root
+    from flexq_bench.measure.launcher import forking_launcher
     from flexq_bench.repository import project as projects
 
     sources.use_kernels()
@@ -75,11 +80,15 @@ def bisect(
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
         run_comparison = partial(_compared_in_project, opened.project)
+        build: Callable[[str], object] | None = partial(_build, opened.project)
+        program: Path | None = program_root()
     else:
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
         commits = commits_between(folder, first, last)
         run_comparison = partial(compare_commits, folder)
+        build = None  # the commits of this program need no build
+        program = None  # each commit has its own
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
     device_name, seed = place.device_name(), interleaving.seed
@@ -89,41 +98,42 @@ def bisect(
     if fresh:
         journal.delete()
     out = console(stderr=as_json)
-    # Comparison of the ends and a binary search between them; skipped commits add more.
-    comparisons_left = 1 + (len(commits) - 1).bit_length()
+    with (
+        search_progress(len(commits), rules.processes) as shown,
+        forking_launcher(program) as launcher,
+        built_ahead(build if can_start_beside(device_name) else None) as prepare,
+    ):
 
-    def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
-        nonlocal comparisons_left
-        with progress(rules.blocks_at_first * comparisons_left) as on_block:
+        def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
             (compared,) = run_comparison(
                 first,
                 commit,
                 [case],
                 device=device_name,
                 seed=seed,
-                on_block=on_block,
+                on_progress=shown.of_commit(commit),
+                launcher=launcher,
                 rules=replace(rules, suffices=suffices),
             )
-        comparisons_left = max(comparisons_left - 1, 1)
-        return compared
+            return compared
 
-    def resumed(count: int) -> None:
-        nonlocal comparisons_left
-        comparisons_left = max(comparisons_left - count, 1)
-        say(out, f"resuming with {count} results of an interrupted search")
+        def resumed(count: int) -> None:
+            shown.skip(count)
+            say(out, f"resuming with {count} results of an interrupted search")
 
-    try:
-        report = find_change(
-            case,
-            first,
-            commits,
-            compare,
-            journal,
-            on_step=lambda step: say(out, reports.step_line(step)),
-            on_resume=resumed,
-        )
-    except KeyboardInterrupt:
-        raise typer.Exit(say_interrupted("the same command")) from None
+        try:
+            report = find_change(
+                case,
+                first,
+                commits,
+                compare,
+                journal,
+                on_step=lambda step: say(out, reports.step_line(step)),
+                on_resume=resumed,
+                prepare=prepare,
+            )
+        except KeyboardInterrupt:
+            raise typer.Exit(say_interrupted("the same command")) from None
     if as_json:
         print_json(reports.as_plain(report, folder))
     else:
@@ -142,6 +152,35 @@ def bisect(
 def _options(**values: str | None) -> list[str]:
     """Options with values, for a command that goes on in the same way."""
     return [part for name, value in values.items() if value for part in (f"--{name}", value)]
+
+
+@contextmanager
+def built_ahead(
+    build: Callable[[str], object] | None,
+) -> Iterator[Callable[[Sequence[str]], None]]:
+    """A function that builds commits in the background; None: none needs or may be built there.
+
+    Failures are ignored: the comparison of such a commit builds it again, and reports them.
+    """
+    if build is None:
+        yield lambda _commits: None
+        return
+    threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="builds")
+
+    def start(commits: Sequence[str]) -> None:
+        for commit in commits:
+            threads.submit(build, commit)
+
+    try:
+        yield start
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _build(project: Project, commit: str) -> None:
+    from flexq_bench.repository.project_builds import built_tree
+
+    built_tree(project.at(commit), commit)
 
 
 def _compared_in_project(

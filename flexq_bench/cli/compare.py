@@ -27,6 +27,7 @@ from flexq_bench.cli.options import (
     InterleavingOptions,
     JsonFlag,
     RepositoryOption,
+    SpendingOptions,
     case_option,
 )
 from flexq_bench.cli.output import console, plain, print_json, print_unbroken, say
@@ -43,8 +44,10 @@ from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
+    from flexq_bench.cli.progress import Progress
     from flexq_bench.kernels.contract import Backend
-    from flexq_bench.measure.ab import Block, InterleaveRules
+    from flexq_bench.measure.ab import InterleaveRules
+    from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
     from flexq_bench.verdicts import CaseComparison
 
 
@@ -78,21 +81,26 @@ def compare(
     place: DeviceOptions,
     repository: RepositoryOption = ".",
     interleaving: InterleavingOptions,
+    spending: SpendingOptions,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show which cases are slower in HEAD than in BASE.
 
     Two commits, or two kernels, are measured interleaved on one device: base, head, head, base,
-    with fresh buffers and fresh processes. Of two stored runs only the stored times are compared.
+    with fresh buffers and fresh processes. All results of HEAD are checked before anything is
+    timed; a wrong one ends the comparison. Of two stored runs only the stored times are compared.
 
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     sources.use_kernels()
+    rules = spending.applied_to(interleaving.rules)
     if sources.project is not None:
         comparison = _of_project(sources.project, base, head, suite, cases, place)
-        raise typer.Exit(code_with_failures(_measure(comparison, interleaving, as_json=as_json)))
+        raise typer.Exit(
+            code_with_failures(_measure(comparison, interleaving, rules, as_json=as_json))
+        )
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
@@ -104,7 +112,7 @@ def compare(
         comparison = _of_commits(Path(repository), base, head, suite, cases, place)
     else:
         comparison = _of_kernels(base, head, suite, cases, place)
-    raise typer.Exit(code_with_failures(_measure(comparison, interleaving, as_json=as_json)))
+    raise typer.Exit(code_with_failures(_measure(comparison, interleaving, rules, as_json=as_json)))
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
@@ -233,13 +241,21 @@ def _cases(suite: Suite, device: str, kernels: Sequence[str]) -> tuple[Case, ...
     return cases
 
 
-def _measure(comparison: _Comparison, interleaving: InterleavingOptions, *, as_json: bool) -> int:
+def _measure(
+    comparison: _Comparison,
+    interleaving: InterleavingOptions,
+    rules: InterleaveRules,
+    *,
+    as_json: bool,
+) -> int:
     """Measure and print a comparison; returns the exit code."""
-    rules, cases = interleaving.rules, comparison.cases
-    with progress(len(cases) * rules.blocks_at_first) as on_block:
+    with progress() as on_progress:
         results = list(
             comparison.compare(
-                device=comparison.device, seed=interleaving.seed, rules=rules, on_block=on_block
+                device=comparison.device,
+                seed=interleaving.seed,
+                rules=rules,
+                on_progress=on_progress,
             )
         )
     return _show(comparison, results, rules, as_json=as_json)
@@ -271,7 +287,11 @@ def _show(
         "cases": [report.as_plain(result) for result in confirmed],
     }
     sides = f"{comparison.head} against {comparison.base}, interleaved on {comparison.device}"
-    lines = [*report.problem_lines(confirmed), f"{sides}: {report.counts_line(verdicts)}"]
+    lines = [
+        *report.problem_lines(confirmed),
+        *report.undecided_lines(confirmed),
+        f"{sides}: {report.counts_line(verdicts)}",
+    ]
     _print(document, report.comparison_table(confirmed), lines, as_json=as_json)
     return code
 
@@ -342,10 +362,48 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
-    """Show measured blocks; within the context SIGTERM raises KeyboardInterrupt."""
+def progress() -> Iterator[OnProgress]:
+    """Show the state of a comparison; within the context SIGTERM raises KeyboardInterrupt."""
     from flexq_bench.cli.progress import progress as shown_progress
 
-    with ended_by_terminate(), shown_progress("comparing", total) as bar:
-        # Ambiguous cases are measured again, which exceeds the total.
-        yield lambda case, _block: bar.advance(case.key)
+    with ended_by_terminate(), shown_progress("comparing") as bar:
+        yield lambda state: bar.update(
+            state.done, state.expected, state.in_words, left_s=state.left_s
+        )
+
+
+class SearchProgress:
+    """Progress of a bisection: comparisons of one commit after the other.
+
+    comparisons: expected; skipped commits add more. processes: pairs of processes of a comparison.
+    """
+
+    def __init__(self, bar: Progress, comparisons: int, processes: int) -> None:
+        self._bar, self._left, self._processes = bar, comparisons, processes
+        self._before = self._done = 0  # pairs of earlier comparisons, and with the current one's
+
+    def skip(self, comparisons: int) -> None:
+        """Count comparisons whose results are known."""
+        self._left = max(self._left - comparisons, 1)
+
+    def of_commit(self, commit: str) -> OnProgress:
+        """Begin a comparison; return the function to call with its states."""
+        self._left = max(self._left - 1, 0)
+        self._before = self._done
+
+        def show(state: ComparisonProgress) -> None:
+            self._done = self._before + state.done
+            expected = self._before + state.expected + self._left * self._processes
+            self._bar.update(self._done, expected, f"{commit[:10]}: {state.in_words}")
+
+        return show
+
+
+@contextmanager
+def search_progress(commits: int, processes: int) -> Iterator[SearchProgress]:
+    """Show the progress of a search among commits, as `progress`."""
+    from flexq_bench.cli.progress import progress as shown_progress
+
+    with ended_by_terminate(), shown_progress("comparing") as bar:
+        # The comparison of the ends, and a binary search between them.
+        yield SearchProgress(bar, 1 + (commits - 1).bit_length(), processes)

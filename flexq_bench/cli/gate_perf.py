@@ -20,7 +20,7 @@ from flexq_bench.cli.external import (
     with_external,
 )
 from flexq_bench.cli.option_groups import takes_option_groups
-from flexq_bench.cli.options import DbOption, DeviceOption, InterleavingOptions
+from flexq_bench.cli.options import DbOption, DeviceOption, InterleavingOptions, SpendingOptions
 from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.reports import (
     BaseOption,
@@ -57,6 +57,7 @@ def perf(
     sources: KernelSourceOptions,
     device: DeviceOption = None,
     interleaving: InterleavingOptions,
+    spending: SpendingOptions,
     trust_head: Annotated[
         bool,
         typer.Option(
@@ -67,14 +68,16 @@ def perf(
 ) -> None:
     """Compare two revisions, interleaved on one device, and check every case against a policy.
 
-    Only kernels are head's: meter, checks, policy and suite are base's. Exit code 0: within the
-    limits; 1: slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are
-    stored with their evidence. A revision compared with itself measures the noise.
+    Only kernels are head's: meter, checks, policy and suite are base's. All results of head are
+    checked before anything is timed; a wrong one ends the gate. Exit code 0: within the limits; 1:
+    slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are stored
+    with their evidence. A revision compared with itself measures the noise.
     """
     from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
     from flexq_bench.ci.reports import perf as reports
 
+    rules = spending.applied_to(interleaving.rules)
     sources.use_kernels()
     output.check()
     if sources.project is not None:
@@ -86,13 +89,8 @@ def perf(
     if sources.project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=judged.base.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
-    rules = replace(
-        interleaving.rules, suffices=partial(suffices, judged.policy.on(machine.device.sku))
-    )
-    with (
-        open_database(db) as database,
-        progress(len(plan) * rules.blocks_at_first) as on_block,
-    ):
+    rules = replace(rules, suffices=partial(suffices, judged.policy.on(machine.device.sku)))
+    with open_database(db) as database, progress() as on_progress:
         report = gate_perf(
             judged.policy,
             plan,
@@ -101,7 +99,7 @@ def perf(
                 device=device_name,
                 seed=interleaving.seed,
                 rules=rules,
-                on_block=on_block,
+                on_progress=on_progress,
             ),
             database,
             machine,

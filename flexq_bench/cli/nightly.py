@@ -42,14 +42,17 @@ from flexq_bench.repository.git import commits_of_tags
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
 from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.runs.result_files import make_folder
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.nightly import Rules
     from flexq_bench.ci.report_data import KindReport
+    from flexq_bench.db.records import Record
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.fleet.pool import OnCompared
     from flexq_bench.repository.project import Project
+    from flexq_bench.runs.lifecycle import OnRecord
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ class NightOptions:
     alert: Annotated[bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")] = True
     report: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder for reports in Markdown and JSON."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for reports in Markdown and JSON; it is created if necessary.",
+        ),
     ] = None
 
 
@@ -122,8 +128,8 @@ def nightly(
     """
     from flexq_bench.ci.nightly import Rules
 
-    if options.report is not None and not options.report.is_dir():
-        raise UsageError(f"--report {options.report}: there is no such folder: make it first")
+    if options.report is not None:
+        make_folder("--report", options.report)
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today)
@@ -202,7 +208,6 @@ def _measure(
 ) -> list[KindReport]:
     """Measure the night and compare its outliers on each kind of GPU, then fill earlier gaps."""
     from flexq_bench.ci.nightly import conclude_nights, measure_night
-    from flexq_bench.cli.measuring import progress
     from flexq_bench.fleet import open_pool
 
     suite, commit = measured.suite, measured.commit
@@ -210,7 +215,14 @@ def _measure(
         _warn_of_another_repository(database, suite.name, measured.project)
     with open_pool(database, pool_options, commit) as pool:
         gpus = [kind.gpu for kind in pool.kinds]
-        nights = measure_night(database, pool, suite, commit, rules, progress=progress)
+        nights = measure_night(
+            database,
+            pool,
+            suite,
+            commit,
+            rules,
+            progress=partial(_measuring_progress, database, rules, suite.name),
+        )
         _store_release_tags(database, rules.repository, commit.project)
         reports = conclude_nights(
             database, pool, nights, commit, rules, progress=_comparing_progress
@@ -218,6 +230,29 @@ def _measure(
     if measured.project is None:  # gaps of projects are filled by nights at their commits
         _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
     return reports
+
+
+@contextmanager
+def _measuring_progress(
+    database: Database, rules: Rules, suite: str, total: int
+) -> Iterator[OnRecord]:
+    """Show stored results, and notify of a wrong one at once: the night may take hours."""
+    from flexq_bench.ci.notifications import events
+    from flexq_bench.cli.measuring import progress
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with progress(total) as advance:
+
+        def on_record(record: Record) -> None:
+            advance(record)
+            if record.status != "incorrect" or not rules.alerting:
+                return
+            with database.session() as session:
+                is_first = events.add_wrong_result_event(session, rules.night, suite, record)
+            if is_first:
+                send_if_subscribed(database)
+
+        yield on_record
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -232,6 +233,42 @@ class InterleavingOptions:
         from flexq_bench.measure.ab import InterleaveRules
 
         return InterleaveRules.with_processes(self.processes)
+
+
+_SECONDS_OF_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def duration_s(text: str | None) -> float | None:
+    """Parse a time such as `90`, `90s`, `5m` or `1.5h`. Raises typer.BadParameter."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip())
+    if match is None or match[2] not in _SECONDS_OF_UNIT or not float(match[1]):
+        raise typer.BadParameter(f"{text!r} is not a time: write 90s, 5m or 1h")
+    return float(match[1]) * _SECONDS_OF_UNIT[match[2]]
+
+
+@dataclass(frozen=True)
+class SpendingOptions:
+    """Limits of an interleaved A/B measurement."""
+
+    budget: Annotated[
+        str | None,
+        measuring_option(
+            metavar="TIME",
+            help="Stop measuring after a time (90s, 5m, 1h); cases that are undecided by then are "
+            "ambiguous. Default: no limit.",
+        ),
+    ] = None
+    keep_going: Annotated[
+        bool,
+        measuring_option(help="Time all cases even if the result of one is wrong."),
+    ] = False
+
+    def applied_to(self, rules: InterleaveRules) -> InterleaveRules:
+        """Add these limits to rules. Raises typer.BadParameter."""
+        budget_s = duration_s(self.budget)
+        return replace(rules, budget_s=budget_s, stops_at_wrong=not self.keep_going)
 
 
 # Commits

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from flexq_bench.cli.output import console, printable, say
 
@@ -30,7 +32,8 @@ class Progress:
 
     def __init__(self, what: str, total: int | None, bar: Bar, began: float) -> None:
         self._what, self._total, self._done, self._began = what, total, 0, began
-        self._bar, self._task = bar, bar.add_task(what, total=total)
+        self._ends_at: float | None = None
+        self._bar, self._task = bar, bar.add_task(what, total=total, left=self.left)
 
     @property
     def out(self) -> Console:
@@ -41,9 +44,15 @@ class Progress:
         """Count a completed step. what: its description."""
         self.update(self._done + 1, max(self._total, self._done + 1) if self._total else None, what)
 
-    def update(self, done: int, total: int | None, what: str = "") -> None:
-        """Set the number of steps done and the total."""
+    def update(
+        self, done: int, total: int | None, what: str = "", *, left_s: float | None = None
+    ) -> None:
+        """Set the number of steps done and the total.
+
+        left_s: seconds left; None: as if all steps took as long as those done.
+        """
         self._done, self._total = done, total
+        self._ends_at = None if left_s is None else time.monotonic() + left_s
         self._what = what or self._what
         self._bar.update(self._task, completed=done, total=total, description=printable(self._what))
 
@@ -58,10 +67,22 @@ class Progress:
         if not self._total:
             counted = f"{self._done} done" if self._done else "not a step done yet"
             return f"{self._what}: {counted} in {_span(passed)}"
+        left = self.left(now)
         line = f"{self._what}: {self._done} of {self._total} in {_span(passed)}"
-        if not self._done:
-            return line
-        return f"{line}, about {_span(passed / self._done * (self._total - self._done))} left"
+        return f"{line}, about {left} left" if left else line
+
+    def left(self, now: float) -> str:
+        """Format the remaining time; empty: not known."""
+        if self._ends_at is not None:
+            return _span(max(self._ends_at - now, 0.0))
+        if not self._total or not self._done:
+            return ""
+        return _span((now - self._began) / self._done * (self._total - self._done))
+
+
+class _Left(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["left"](time.monotonic()))
 
 
 @contextmanager
@@ -74,7 +95,7 @@ def progress(
     """
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn())
+    times = (TimeElapsedColumn(), TextColumn("left:"), _Left())
     bar = Bar(*columns, *times, console=err, transient=True, disable=not err.is_terminal)
     with bar:
         shown = Progress(what, total, bar, time.monotonic())

@@ -64,6 +64,8 @@ def status(
     with open_database(db, read_only=True) as database, database.session() as session:
         sections = _read(session)
         sections["stopped"] = _stopped(database, session)
+        dead = {row.run for row in sections["stopped"]}
+        sections["runs"] = [row for row in sections["runs"] if row.run not in dead]
         sections["stalls"] = list(stalls(session))
     if as_json:
         print_json({name: [_as_data(row) for row in rows] for name, rows in sections.items()})

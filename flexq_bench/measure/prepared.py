@@ -255,6 +255,9 @@ class PreparedCase:
 
     def use_config(self, arguments: Mapping[str, Any]) -> None:
         """Use the candidate that equals this dict; empty: the default. Raises MeasureError."""
+        if not arguments:
+            self.use_default()
+            return
         known = [self._subject.default_config(), *self._subject.candidates()]
         for config in known:
             if (config.as_dict() if config is not None else {}) == arguments:

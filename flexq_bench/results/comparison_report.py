@@ -74,6 +74,19 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
     return table
 
 
+def undecided_lines(results: Iterable[CaseComparison]) -> list[str]:
+    """Name the ambiguous cases with the pairs of processes that would decide them, where known."""
+    lines = []
+    for result in results:
+        if result.confirmation.verdict is Verdict.AMBIGUOUS and result.pairs_needed is not None:
+            reason = f"{result.detail}; " if result.detail else ""
+            lines.append(
+                f"ambiguous: {result.case.key}: {reason}about {result.pairs_needed} pairs of "
+                "processes would decide it"
+            )
+    return lines
+
+
 def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[str]:
     """Explain why cases have no data or are incorrect, with one line per distinct reason."""
     keys_by_reason: dict[tuple[Verdict, str], list[str]] = {}
@@ -113,6 +126,7 @@ def as_plain(result: CaseComparison) -> dict[str, Any]:
             **{f.name: getattr(confirmed, f.name) for f in dataclasses.fields(confirmed)},
             "stopped_early": confirmed.stopped_early,
             "detail": result.detail,
+            "pairs_needed": result.pairs_needed,
             "base_median_us": _median(comparison.base_us),
             "head_median_us": _median(comparison.head_us),
             "base_binary": result.base_binary,

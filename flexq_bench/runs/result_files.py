@@ -67,6 +67,20 @@ def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
     check_writable(option, path)
 
 
+def make_folder(option: str, folder: Path) -> None:
+    """Create a folder for results unless it exists. To be called before measuring.
+
+    Raises UsageError if that is not possible, or the folder can't be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{option} {folder} can't be created: {reason}") from error
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{option} {folder} can't be written: its permissions forbid it")
+
+
 def check_writable(option: str, path: str) -> None:
     """Raise UsageError unless the file can be written. To be called before measuring."""
     try:

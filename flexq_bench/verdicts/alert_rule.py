@@ -97,10 +97,13 @@ def is_near_good_level(latest: float, good: Sequence[float], bad: Sequence[float
 
 # 2. Comparison: how much is measured, and when it is enough.
 
-PAIRS_OF_PROCESSES = 6  # in the first look; each further look doubles the number
+PAIRS_OF_PROCESSES = 6  # in the first look
 PLACEMENTS_A_PAIR = 1
 BLOCKS = 2  # ABBA, on each placement
-LOOKS = 3  # the second and third only while undecided; they share the false discovery rate
+LOOKS = 3  # each of them doubles the pairs; they share the false discovery rate
+# Before each look, at this share of its pairs, cases end that are neither slower nor faster, which
+# spends none of that rate.
+BEFORE_LOOK = 0.75
 FEWEST_BLOCKS = 10
 FEWEST_PLACEMENTS = 5
 # A kernel may run at one of two speeds in each process. By chance, six pairs have one side slow and

@@ -19,6 +19,8 @@ class CaseComparison:
     the case is then the base's. comparison has tuples of floats, so that it can be stored and
     judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
     code; None: a library's. detail: why there is no data, or what is wrong; empty: no problem.
+    pairs_needed: estimated pairs of processes that would decide it; None: it is decided, or not
+    known.
     """
 
     case: Case
@@ -31,12 +33,17 @@ class CaseComparison:
     base_config: dict[str, Any] = field(default_factory=dict)
     head_config: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
+    pairs_needed: int | None = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Return True if it is slower or faster."""
+        return self.confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER)
 
     @property
     def is_clear(self) -> bool:
         """Return True if it is slower or faster beyond doubt; see Confirmation."""
-        is_changed = self.confirmation.verdict in (Verdict.SLOWER, Verdict.FASTER)
-        return is_changed and self.confirmation.is_clear
+        return self.is_changed and self.confirmation.is_clear
 
 
 Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]

@@ -51,6 +51,23 @@ def test_every_culprit_is_found_in_few_comparisons(culprit):
     assert len(asked) <= 5
 
 
+def test_commits_that_may_be_next_are_prepared_before_each_step():
+    steps: list[str] = []
+    prepared: list[set[str]] = []
+
+    search(
+        "good",
+        COMMITS,
+        answering("c20", asked=steps),
+        {"c32": BisectionStep("c32", StepOutcome.CHANGED, "", 0.0)},
+        lambda commits: prepared.append(set(commits)),
+    )
+
+    assert len(prepared) == len(steps)
+    assert all(step in ready for step, ready in zip(steps[1:], prepared[:-1], strict=True))
+    assert all(len(ready) <= 2 for ready in prepared)
+
+
 def test_skipped_commits_are_searched_around():
     found = search("good", COMMITS, answering("c20", frozenset({"c16", "c17", "c24"})))
 

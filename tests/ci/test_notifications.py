@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -225,6 +226,18 @@ def test_night_has_one_digest_for_all_gpus(database, receiver, subscribe):
     assert message["kind"] == "digest"
     assert "1 alerts opened" in message["subject"]
     assert "NVIDIA H200" in message["text"]
+
+
+def test_first_wrong_result_of_a_night_is_notified(build, database, receiver, subscribe):
+    wrong = build.a_record(status="incorrect", detail="off by 3")
+    with database.session() as session:
+        for record in (wrong, replace(wrong, case="another"), replace(wrong, gpu="B")):
+            events.add_wrong_result_event(session, "2026-01-15", "nightly", record, at=NOW)
+    sending(database, subscribe())
+
+    first, other_gpu = receiver.messages
+    assert first["text"].startswith(f"{wrong.case}: off by 3")
+    assert (first["severity"], other_gpu["severity"]) == ("critical", "critical")
 
 
 def test_missing_results_of_a_night_are_notified(database, receiver, subscribe):

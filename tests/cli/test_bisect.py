@@ -52,7 +52,7 @@ def speeds(monkeypatch):
     def use(by_commit: dict[str, object]) -> list[str]:
         compared: list[str] = []
 
-        def compare(_repository, base, head, cases, *, on_block=None, **_options):
+        def compare(_repository, base, head, cases, *, on_progress=None, **_options):
             compared.append(head)
             if isinstance(by_commit[head], BaseException):
                 raise by_commit[head]

@@ -48,7 +48,7 @@ def compared(monkeypatch):
     """Comparisons are made up: head is slower by `change` (ln) in every case."""
 
     def use(change: float = 0.0, error: Exception | None = None, blocks: int = 12) -> None:
-        def compare(*arguments, on_block=None, **_options):
+        def compare(*arguments, on_progress=None, **_options):
             if error is not None:
                 raise error
             *_, base, head, cases = arguments

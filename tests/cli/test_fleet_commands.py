@@ -136,7 +136,7 @@ def test_sweep_like_run_prints_expected_time_and_plots(path, tmp_path, capsys):
     [
         (("sweep", "--like", "x", "--n", "3"), "drop --n"),
         (("sweep", "--m", "@/nowhere", "--n", "3", "--k", "3"), "can't be read"),
-        (("nightly", "--report", "/nowhere/at/all"), "no such folder"),
+        (("nightly", "--report", "/dev/null/reports"), "can't be created"),
     ],
 )
 def test_contradicting_options_are_usage_errors(arguments, message, path, capsys):

@@ -46,11 +46,10 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
     """gate(1.05, "--markdown", …): the kernel takes 1.05 times as long; None: no result."""
 
     def run(ratio, *options, **changes):
-        def compare(repository, base, head, cases, *, device, seed, rules, on_block):
+        def compare(repository, base, head, cases, *, device, seed, rules, on_progress):
             run.rules = rules
             for case in cases if ratio is not None else ():
                 steady = is_probe(case.kernel)
-                on_block(case, None)
                 made = compared(case.kernel, 1.0 if steady else ratio, **changes)
                 yield replace(made, case=case, base=base, head=head)
 

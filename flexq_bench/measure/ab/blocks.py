@@ -78,6 +78,10 @@ class Worker(Protocol):
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
 
+    def send(self, what: str, **arguments: Any) -> None: ...
+
+    def receive(self) -> dict[str, Any]: ...
+
     def paused(self) -> AbstractContextManager[None]: ...
 
     def rescheduled(self) -> str: ...
@@ -97,16 +101,29 @@ class CaseSide:
     binary: str | None = None
     wrong: str = ""
 
-    def prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
-        reply = worker.ask(
+    def begin_prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
+        """Request to prepare the case; `end_prepare` waits for it."""
+        worker.send(
             "prepare",
             slot=self.slot,
             case=self.case.key,
             config=self.config,
             favourite=favourite,
         )
+
+    def end_prepare(self, worker: Worker) -> None:
+        reply = worker.receive()
         self.config, self.binary = reply["config"], reply["binary"]
         self.wrong = self.wrong or reply["wrong"]
+
+    def check(self, worker: Worker) -> None:
+        """Check a result of the default configuration, untimed. Raises as measure_blocks."""
+        try:
+            self.wrong = worker.ask(
+                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
+            )["wrong"]
+        finally:
+            self.release(worker)
 
     def place(self, worker: Worker, index: int, beside: str | None) -> None:
         worker.ask("place", slot=self.slot, index=index, beside=beside)
@@ -176,15 +193,18 @@ def measure_blocks(
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     with _released(sides):
         _check_memory(sides)
-        for side, worker in sides:
+        share = workers[0] is workers[1]
+        if share or any(side.config is None for side, _ in sides):
             # Base chooses first; head uses the same configuration unless its code differs and
             # another one is clearly faster.
-            if side is pair.head and pair.same_kernel and side.config is None:
-                side.config = pair.base.config
-            side.prepare(worker, pair.base.config if side is pair.head else None)
+            for side, worker in sides:
+                if side is pair.head and pair.same_kernel and side.config is None:
+                    side.config = pair.base.config
+                _prepare([(side, worker)], pair.base.config if side is pair.head else None)
+        else:
+            _prepare(sides, None)  # at the same time, because nothing is timed
         if pair.problem:
             return
-        share = workers[0] is workers[1]
         for placement in range(placements):
             ordered = sides if (process + placement) % 2 == 0 else sides[::-1]
             (first, its_worker), (second, other_worker) = ordered
@@ -207,7 +227,7 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
     Raises as measure_blocks.
     """
     with _released([(side, worker)]):
-        side.prepare(worker, None)
+        _prepare([(side, worker)], None)
         for placement in range(placements):
             if side.wrong:
                 return
@@ -215,6 +235,20 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
             for _ in range(2 * blocks):
                 side.sample(worker)
             side.leave(worker)
+
+
+def _prepare(sides: list[tuple[CaseSide, Worker]], favourite: dict[str, Any] | None) -> None:
+    """Prepare sides in different workers at the same time. Raises the first of their errors."""
+    errors: list[RefusedError | WorkerError] = []
+    for side, worker in sides:
+        side.begin_prepare(worker, favourite)
+    for side, worker in sides:
+        try:
+            side.end_prepare(worker)
+        except (RefusedError, WorkerError) as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

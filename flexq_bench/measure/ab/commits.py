@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack
 
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.launcher import Launcher, forking_launcher
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
@@ -21,12 +22,15 @@ def compare_commits(
     base: str,
     head: str,
     cases: Sequence[Case],
+    *,
+    launcher: Launcher | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Yield one result per case; cases decided at the first look come first.
 
-    base, head: revisions, `.` for the working tree. options: see ABExperiment. Every case gets a
-    result, even if it could not be measured. The caller judges them together (see
+    base, head: revisions, `.` for the working tree. launcher: starts the workers of both sides, so
+    that several comparisons can share one; None: one for each side. options: see ABExperiment.
+    Every case gets a result, even if it could not be measured. The caller judges them together (see
     `confirm_comparisons`). Raises UsageError if the revisions can't be compared,
     BrokenRevisionError if head's worker does not start, InfrastructureError if base's doesn't or
     git fails.
@@ -37,7 +41,11 @@ def compare_commits(
     with ExitStack() as stack:
         trees = [stack.enter_context(worktree(repository, each.commit)) for each in revisions]
         first, second = (
-            Side(each.name, tree, launcher=stack.enter_context(forking_launcher(tree)))
+            Side(
+                each.name,
+                tree,
+                launcher=launcher or stack.enter_context(forking_launcher(tree)),
+            )
             for each, tree in zip(revisions, trees, strict=True)
         )
         yield from compare_trees(first, second, cases, **options)
@@ -50,4 +58,5 @@ def compare_trees(
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare two source folders that already exist; see compare_commits."""
-    yield from ABExperiment(base, head, **options).compare([(case, case) for case in cases])
+    experiment = ABExperiment(base, head, **options)
+    yield from compare_cases([(experiment, [(case, case) for case in cases])])

@@ -1,33 +1,25 @@
-"""An A/B experiment, from cases to comparisons: looks, pairs of processes and broken workers."""
+"""An A/B experiment: its two sides, their workers, and the results of its cases.
+
+`flexq_bench.measure.ab.course` measures its cases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure.ab.blocks import (
-    Block,
-    CasePair,
-    CaseSide,
-    OnBlock,
-    measure_blocks,
-    run_alone,
-)
-from flexq_bench.measure.ab.looks import look_by_look
-from flexq_bench.measure.ab.rules import InterleaveRules, OnResult
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, OnBlock
+from flexq_bench.measure.ab.rules import InterleaveRules, OnProgress, OnResult
 from flexq_bench.measure.ab.worker_command import worker_command
-from flexq_bench.measure.ab.worker_pairs import WorkerPairs, Workers, can_start_beside
-from flexq_bench.measure.device import device_info
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.ab.worker_pairs import Workers
 from flexq_bench.measure.external_kernels import adopted, options_of
 from flexq_bench.measure.launcher import Launcher
-from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
+from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from flexq_bench.verdicts.confirmation import CORRECTED
@@ -35,8 +27,6 @@ from flexq_bench.workloads.case import Case
 
 Identity = dict[str, Any]
 _DEFAULT_RULES = InterleaveRules()
-# This many cases share the start of a pair of processes; an interrupted comparison loses them.
-_MAX_GROUP_CASES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +65,7 @@ class Options(TypedDict, total=False):
     rules: InterleaveRules
     on_result: OnResult | None
     on_block: OnBlock | None
+    on_progress: OnProgress | None
     command: Sequence[str] | None
 
 
@@ -89,10 +80,10 @@ class ABExperiment:
 
     one_process: both run in the same worker. command: of a worker, without its options; None: the
     one of each side's tree. on_result, on_block: called with each result and each block as it
-    comes. pair: creates the CasePair that measures a pair of cases, base's and
-    head's. starts_ahead: the next pair of workers starts while one measures; None: where that does
-    not disturb it. False for code that is not trusted: it could run while the other side is
-    measured.
+    comes, on_progress with the state of the whole comparison. pair: creates the CasePair that
+    measures a pair of cases, base's and head's. starts_ahead: the next pair of workers starts while
+    one measures; None: where that does not disturb it. False for code that is not trusted: it could
+    run while the other side is measured.
     """
 
     base: Side
@@ -104,138 +95,23 @@ class ABExperiment:
     command: Sequence[str] | None = None
     on_result: OnResult | None = None
     on_block: OnBlock | None = None
+    on_progress: OnProgress | None = None
     pair: Callable[[Case, Case], CasePair] = trusted_pair
     starts_ahead: bool | None = None
 
-    def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
-        """Yield one result per pair of cases (base's and head's), those decided early first.
-
-        The device is reserved for this process until the last one. Raises BrokenRevisionError if
-        head's worker doesn't start or measures by another protocol, WorkerError if base's doesn't
-        start, InfrastructureError if the two are not on one device or the device is not free in
-        time.
-        """
-        if pairs:
-            with device_alone(device_info(self.device).uuid):
-                yield from self._compare(pairs)
-
-    def _compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
-        case_pairs = [self.pair(base, head) for base, head in pairs]
-        with ExitStack() as unused:
-            measure = partial(self._measure, WorkerPairs(self._start, unused))
-            for result in look_by_look(case_pairs, self.rules, measure, self._result):
-                if self.on_result is not None:
-                    self.on_result(result)
-                yield result
-
-    def _measure(
-        self, worker_pairs: WorkerPairs, pairs: Sequence[CasePair], processes: int
-    ) -> None:
-        """Measure cases in fresh pairs of processes until each has been in this many."""
-        groups = [
-            pairs[start : start + _MAX_GROUP_CASES]
-            for start in range(0, len(pairs), _MAX_GROUP_CASES)
-        ]
-        rounds = [
-            (group, process)
-            for group in groups
-            for process in range(min(pair.processes for pair in group), processes)
-        ]
-        for number, (group, process) in enumerate(rounds, 1):
-            waiting: Sequence[CasePair] = [
-                pair for pair in group if not pair.problem and pair.processes <= process
-            ]
-            is_last = number == len(rounds)
-            while waiting:
-                waiting = self._pair_of_processes(waiting, process, worker_pairs, is_last=is_last)
-        # Head could disturb base, so its word is not taken for a wrong base.
-        doubted: Sequence[CasePair] = [
-            pair
-            for pair in pairs
-            if pair.base.wrong and not pair.problem and pair.base_is_wrong is None
-        ]
-        while doubted and not self.one_process:
-            doubted = self._bases_alone(doubted)
-
-    def _bases_alone(self, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
-        """Run bases in a process beside which nothing of head runs; note which are wrong there.
-
-        Return the remaining cases if the process broke.
-        """
-        placements = self.rules.processes * self.rules.placements
-        with ExitStack() as stack:
-            worker = self.worker(stack, self.base)
-            worker.request_identity()
-            worker.check_identity()
-            for position, pair in enumerate(pairs):
-                side = self.pair(pair.base.case, pair.head.case).base
-                side.config = pair.base.config
-                try:
-                    run_alone(side, worker, placements=placements, blocks=self.rules.blocks)
-                except RefusedError:
-                    continue
-                except WorkerError:
-                    return pairs[position + 1 :]
-                pair.base_is_wrong = side.wrong != ""
-            worker.finish()
-        return ()
-
-    def _pair_of_processes(
-        self,
-        pairs: Sequence[CasePair],
-        process: int,
-        worker_pairs: WorkerPairs,
-        *,
-        is_last: bool,
-    ) -> Sequence[CasePair]:
-        """Measure cases in fresh processes; return the remaining cases if a process broke.
-
-        is_last: no other pair of processes follows, unless this one breaks.
-        """
-        with ExitStack() as stack:
-            workers = worker_pairs.take(stack)
-            identities = self._checked(*workers)
-            for worker in workers:
-                stack.callback(worker.finish)  # before either is waited for
-            # Those of older commits open the device as they start, whatever measures there.
-            workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
-            if workers_wait and not is_last and self._starts_ahead():
-                worker_pairs.start_ahead()
-            kernels, of_head = (identity.get("kernels", "") for identity in identities)
-            same_kernels = kernels == of_head != ""
-            for position, pair in enumerate(pairs):
-                pair.same_kernel = same_kernels and pair.base.case == pair.head.case
-                try:
-                    measure_blocks(
-                        pair,
-                        workers,
-                        process,
-                        placements=self.rules.placements,
-                        blocks=self.rules.blocks,
-                        on_block=partial(self._report, pair.base.case),
-                    )
-                except RefusedError as error:
-                    pair.failure = str(error)
-                except WorkerError as error:
-                    pair.failure = str(error)
-                    return pairs[position + 1 :]
-        return ()
-
-    def _report(self, case: Case, block: Block) -> None:
-        if self.on_block is not None:
-            self.on_block(case, block)
-
-    def _starts_ahead(self) -> bool:
-        return can_start_beside(self.device) if self.starts_ahead is None else self.starts_ahead
-
-    def _start(self, stack: ExitStack) -> Workers:
+    def start(self, stack: ExitStack) -> Workers:
+        """Start a pair of workers, which the stack ends. Raises as `identities`."""
         base = self.worker(stack, self.base)
         with _blamed_on_its_code():
             head = base if self.one_process else self.worker(stack, self.head)
         return base, head
 
-    def _checked(self, base: WorkerProcess, head: WorkerProcess) -> tuple[Identity, Identity]:
-        """Check that the two can be compared; return what they say of themselves."""
+    def identities(self, base: WorkerProcess, head: WorkerProcess) -> tuple[Identity, Identity]:
+        """Check that the two can be compared; return what they say of themselves.
+
+        Raises BrokenRevisionError if head's worker doesn't start or measures by another protocol,
+        WorkerError if base's doesn't start, InfrastructureError if the two are not on one device.
+        """
         for worker in dict.fromkeys((base, head)):
             worker.request_identity()  # both before a reply, so that they open the device together
         first = base.check_identity()
@@ -266,7 +142,8 @@ class ABExperiment:
         )
         return stack.enter_context(worker)
 
-    def _result(self, pair: CasePair) -> CaseComparison:
+    def result(self, pair: CasePair) -> CaseComparison:
+        """Judge a case alone, by what was measured so far."""
         comparison = comparison_of(pair, by_process=self.rules.processes >= FEWEST_PLACEMENTS)
         return CaseComparison(
             case=pair.base.case,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from flexq_bench.errors import MissingResultsError
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
@@ -69,8 +70,9 @@ def compare_judged(
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        yield from experiment(sides[0], steady).compare(probes)
-        yield from experiment(*sides, pair=pair).compare(kernels)
+        yield from compare_cases(
+            [(experiment(*sides, pair=pair), kernels), (experiment(sides[0], steady), probes)]
+        )
 
 
 def _check_workers(experiment: ABExperiment) -> None:

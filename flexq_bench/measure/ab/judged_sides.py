@@ -115,9 +115,12 @@ class JudgedSide(CaseSide):
     _weights: LinearInputs | None = field(default=None, init=False)
     _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
 
-    def prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
+    def begin_prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
         self._worker = worker
-        super().prepare(worker, favourite)
+        super().begin_prepare(worker, favourite)
+
+    def end_prepare(self, worker: Worker) -> None:
+        super().end_prepare(worker)
         if not self.believes_binary:
             self.binary = None
 

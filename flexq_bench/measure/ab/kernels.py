@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 import flexq_bench
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.launcher import forking_launcher
@@ -32,7 +33,8 @@ def compare_kernels(
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
     with forking_launcher(tree) as launcher:
         sides = Side(base, tree, launcher=launcher), Side(head, tree, launcher=launcher)
-        yield from ABExperiment(*sides, one_process=True, **options).compare(list(pairs))
+        experiment = ABExperiment(*sides, one_process=True, **options)
+        yield from compare_cases([(experiment, list(pairs))])
 
 
 def _with_label(case: Case, label: str) -> Case:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from flexq_bench.measure.ab.rules import InterleaveRules, confirm_comparisons
@@ -19,14 +20,18 @@ def look_by_look(
     rules: InterleaveRules,
     measure: Callable[[Sequence[_Pair], int], None],
     judge: Callable[[_Pair], CaseComparison],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[CaseComparison]:
     """Measure pairs of cases until each is decided; yield one result each, decided ones first.
 
-    measure: called with cases and the number of pairs of processes that they have afterwards.
-    judge: one case alone, by what was measured so far.
+    measure: called with cases and the number of pairs of processes that they have afterwards; those
+    that need the fewest more come first. judge: one case alone, by what was measured so far.
+    is_over: returns True if nothing more is measured, whatever is decided.
 
     Clear changes get a few more pairs of processes instead of a whole look. This spends no
-    additional error: such a change was slower or faster in the look before.
+    additional error: such a change was slower or faster in the look before. Neither do the stages
+    before looks, at which no case ends as slower or faster. A case that all looks are unlikely to
+    decide (`InterleaveRules.is_hopeless`) ends at any stage.
     """
     undecided = list(pairs)
     decided: list[CaseComparison] = []
@@ -35,16 +40,19 @@ def look_by_look(
         # With the decided ones, as the caller judges all in the end.
         return confirm_comparisons([*decided, *results], rules)[len(decided) :]
 
-    for look in range(rules.looks):
-        measure(undecided, rules.pairs_of(look).stop)
+    stages = rules.stages
+    for pairs_now, is_look in stages.items():
+        measure(undecided, pairs_now)
         results = [judge(pair) for pair in undecided]
         together = judge_together()
-        is_enough = [rules.is_enough(result) for result in together]
-        is_last = look + 1 == rules.looks
-        if not is_last:
+        is_enough = [
+            rules.is_enough(result) and (is_look or not result.is_changed) for result in together
+        ]
+        is_last = pairs_now == rules.most_pairs or is_over()
+        if is_look and not is_last:
             clear = [i for i, result in enumerate(together) if result.is_clear and not is_enough[i]]
             processes = rules.pairs_for_clear(len(clear), len(pairs))
-            if processes < rules.pairs_of(look + 1).stop:
+            if clear and processes < 2 * pairs_now:
                 measure([undecided[i] for i in clear], processes)
                 for i in clear:
                     results[i] = judge(undecided[i])
@@ -52,14 +60,20 @@ def look_by_look(
                 for i in clear:
                     # Any other verdict waits for the next look.
                     is_enough[i] = together[i].is_clear and rules.is_enough(together[i], processes)
-        again = []
-        for pair, result, enough in zip(undecided, results, is_enough, strict=True):
-            if is_last or enough:
-                decided.append(result)
-                yield result
+            is_last = is_over()
+        again: list[tuple[int, _Pair]] = []
+        for i, pair in enumerate(undecided):
+            if is_enough[i]:
+                decided.append(results[i])
+                yield results[i]
+                continue
+            needed = rules.pairs_needed(together[i])
+            if is_last or rules.is_hopeless(together[i]):
+                decided.append(replace(results[i], pairs_needed=needed))
+                yield decided[-1]
             else:
-                again.append(pair)
+                again.append((needed or rules.most_pairs, pair))
         if not again:
             return
-        undecided = again
+        undecided = [pair for _, pair in sorted(again, key=lambda item: item[0])]
         log.info("%d cases are not decided: another look", len(undecided))

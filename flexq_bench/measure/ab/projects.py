@@ -10,6 +10,7 @@ from typing import Unpack
 
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
@@ -32,6 +33,7 @@ def compare_project(
     cases: Sequence[Case],
     *,
     own_files: bool = True,
+    launcher: Launcher | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare two commits of a project; see compare_commits.
@@ -47,12 +49,16 @@ def compare_project(
                 project.at(revision.checkout) if own_files else project,
                 revision,
                 None,
-                stack.enter_context(forking_launcher(program_root())),
+                launcher or stack.enter_context(forking_launcher(program_root())),
             )
             for revision in (base, head)
         )
-        for sides, group in _by_source(first, second, cases):
-            yield from ABExperiment(*sides, **options).compare([(case, case) for case in group])
+        yield from compare_cases(
+            [
+                (ABExperiment(*sides, **options), [(case, case) for case in group])
+                for sides, group in _by_source(first, second, cases)
+            ]
+        )
 
 
 def compare_judged_project(
@@ -86,9 +92,15 @@ def compare_judged_project(
         unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
         yield from unmeasured.values()
         kernels = [case for case in kernels if case not in unmeasured]
-        for sides, group in _by_source(first, second, kernels):
-            experiment = ABExperiment(*sides, **options, pair=pair, starts_ahead=False)
-            yield from experiment.compare([(case, case) for case in group])
+        yield from compare_cases(
+            [
+                (
+                    ABExperiment(*sides, **options, pair=pair, starts_ahead=False),
+                    [(case, case) for case in group],
+                )
+                for sides, group in _by_source(first, second, kernels)
+            ]
+        )
 
 
 def _by_source(

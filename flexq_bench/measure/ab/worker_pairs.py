@@ -30,10 +30,16 @@ class WorkerPairs:
         self._unused = unused
         self._waiting: Workers | None = None
 
-    def start_ahead(self) -> None:
-        """Start the next pair now, unless one waits already."""
+    def start_ahead(self) -> Workers:
+        """Start the next pair now, unless one waits already; return it."""
         if self._waiting is None:
             self._waiting = self._start(self._unused)
+        return self._waiting
+
+    def discard(self) -> None:
+        """End the pair that waits."""
+        self._waiting = None
+        self._unused.pop_all().close()
 
     def take(self, stack: ExitStack) -> Workers:
         """The pair that waits, or else a new one; `stack` ends it."""

@@ -3,7 +3,8 @@
 us: of every turn. offsets: of ln(us), one a process of a tree in the order started. die_at,
 hang_at, fail_at, babble_at: an operation; die_in: the one process that dies at it. dead: number of
 the process that dies before a request. refuse: a message for every case. wrong: what is wrong, in
-the first wrong_starts processes or in all. config, binary: what prepare tells. needed: bytes.
+the first wrong_starts processes or in all; wrong_cases: keys of cases that are wrong. slow_s: of
+each turn. config, binary: what prepare tells. needed: bytes.
 waits: for a request, as it tells.
 """
 
@@ -65,10 +66,13 @@ def prepare(message):
     if config is None:
         config = message["favourite"] or told.get("config", {})
     wrong = told.get("wrong", "") if number < told.get("wrong_starts", math.inf) else ""
+    if message["case"] in told.get("wrong_cases", ()):
+        wrong = "off"
     return {"config": config, "binary": told.get("binary"), "wrong": wrong}
 
 
 def turn(_message):
+    time.sleep(told.get("slow_s", 0.0))
     return {"samples_us": [us, us, us], "mhz": told.get("mhz"), "valid": told.get("valid", True)}
 
 

@@ -10,6 +10,7 @@ import pytest
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
 from flexq_bench.measure.ab.blocks import measure_blocks
+from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, trusted_pair
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
@@ -28,6 +29,11 @@ NOISY = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02
 def only(found):
     (result,) = found.values()
     return result
+
+
+def measured(requests):
+    """Requests that prepare a case to be measured."""
+    return [r for r in requests if r["do"] == "prepare" and r["config"] != {}]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +67,7 @@ def test_turns_are_abba_and_the_first_side_alternates(a_tree, command, requests)
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
     experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
 
-    list(experiment.compare([(CASE, OTHER)]))
+    list(compare_cases([(experiment, [(CASE, OTHER)])]))
 
     turns = [r["slot"][0] for r in requests("both") if r["do"] == "turn"]
     assert "".join(turns[:16]) == "bhhb" + "hbbh" + "hbbh" + "bhhb"
@@ -72,7 +78,7 @@ def test_two_kernels_share_weights(a_tree, command, requests):
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
     experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
 
-    (found,) = experiment.compare([(CASE, OTHER)])
+    (found,) = compare_cases([(experiment, [(CASE, OTHER)])])
 
     placed = [(r["slot"], r["beside"]) for r in requests("both") if r["do"] == "place"]
     assert placed[:4] == [("base", None), ("head", "base"), ("head", None), ("base", "head")]
@@ -85,14 +91,15 @@ def test_both_sides_are_checked_after_each_placement(compared, requests):
     for side in ("base", "head"):
         asked = [request["do"] for request in requests(side)]
         one_placement = ["place", *["turn"] * 4, "leave"]
-        assert asked == ["describe", "memory", "prepare", *one_placement * 5, "release"]
+        before = ["describe", *(["prepare", "release"] if side == "head" else [])]
+        assert asked == [*before, "describe", "memory", "prepare", *one_placement * 5, "release"]
 
 
 def test_fresh_processes_keep_the_first_configuration(compared, requests):
     found = only(compared({"config": {"tile": 8}}))
 
     for side in ("base", "head"):
-        prepared = [request for request in requests(side) if request["do"] == "prepare"]
+        prepared = measured(requests(side))
         assert [request["config"] for request in prepared] == [None, *[{"tile": 8}] * 4]
     assert found.base_config == found.head_config == {"tile": 8}
 
@@ -107,14 +114,14 @@ def test_head_uses_configuration_of_base_for_equal_sources(
 ):
     compared({"config": {"tile": 8}, "kernels": sources}, {"kernels": other})
 
-    first = next(request for request in requests("head") if request["do"] == "prepare")
+    first = measured(requests("head"))[0]
     assert first["config"] == used
 
 
 def test_head_prefers_the_choice_of_base(compared, requests):
     compared({"config": {"tile": 8}}, {"config": {"tile": 16}})
 
-    first = next(request for request in requests("head") if request["do"] == "prepare")
+    first = measured(requests("head"))[0]
     assert first["favourite"] == {"tile": 8}
 
 
@@ -203,9 +210,13 @@ def test_interrupted_worker_gets_no_request():
     class Hangs:
         def ask(self, what, **_arguments):
             asked.append(what)
-            if what == "prepare":
-                raise KeyboardInterrupt
             return {"needed": 1, "free": 2}
+
+        def send(self, what, **_arguments):
+            asked.append(what)
+
+        def receive(self):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         measure_blocks(
@@ -220,24 +231,91 @@ def test_interrupted_worker_gets_no_request():
     assert asked == ["memory", "memory", "prepare"]
 
 
-@pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])
+def test_wrong_results_are_found_before_anything_is_timed(compared, requests):
+    rules = replace(RULES, stops_at_wrong=True)
+
+    found = compared({}, {"wrong_cases": [OTHER.key]}, cases=(OTHER, CASE), rules=rules)
+
+    verdicts = {key: result.confirmation.verdict for key, result in found.items()}
+    assert verdicts == {CASE.key: Verdict.AMBIGUOUS, OTHER.key: Verdict.INCORRECT}
+    assert found[CASE.key].detail == f"not timed, because {OTHER.key} is wrong"
+    assert "turn" not in [r["do"] for r in requests("head")]
+    assert [r["do"] for r in requests("base")] == ["describe", "prepare", "release"]
+
+
+def test_other_cases_are_timed_beside_a_wrong_one(compared):
+    found = compared({}, {"wrong_cases": [OTHER.key]}, cases=(CASE, OTHER))
+
+    verdicts = {key: result.confirmation.verdict for key, result in found.items()}
+    assert verdicts == {CASE.key: Verdict.SAME, OTHER.key: Verdict.INCORRECT}
+
+
+def test_cases_share_processes_in_an_order_drawn_for_each(compared, requests):
+    cases = [replace(CASE, gemm=replace(CASE.gemm, m=m)) for m in range(1, 25)]
+
+    compared(cases=cases)
+
+    asked = requests("base")
+    assert [r["do"] for r in asked].count("describe") == 6  # the first one's twice
+    orders = [r["case"] for r in asked if r["do"] == "prepare"]
+    by_process = [orders[start : start + 24] for start in range(0, len(orders), 24)]
+    assert all(set(order) == {case.key for case in cases} for order in by_process)
+    assert len({tuple(order) for order in by_process}) == 5
+
+
+def test_end_of_the_budget_leaves_cases_ambiguous(compared):
+    rules = replace(RULES, budget_s=1.0)
+
+    found = compared({"slow_s": 0.2}, {}, cases=(CASE, OTHER), rules=rules)
+
+    results = list(found.values())
+    assert {result.confirmation.verdict for result in results} == {Verdict.AMBIGUOUS}
+    assert all("the budget of 1 s ended after" in result.detail for result in results)
+    assert {result.pairs_needed for result in results} == {5}
+
+
+def test_ambiguous_case_says_how_many_pairs_it_needs(compared):
+    found = only(compared({}, NOISY | {"us": 101}, rules=replace(RULES, looks=3)))
+
+    assert found.confirmation.verdict is Verdict.AMBIGUOUS
+    assert 20 < found.pairs_needed < 40
+
+
+def test_progress_counts_pairs_and_decided_cases(compared):
+    states = []
+
+    compared({}, {"offsets": SCATTER}, cases=(CASE, OTHER), on_progress=states.append)
+
+    first, last = states[0], states[-1]
+    assert (first.cases, first.decided, first.pair, first.pairs) == (2, 0, 0, 5)
+    assert (last.decided, last.pair, last.done, last.expected) == (2, 5, 10, 10)
+    assert last.left_s == 0.0
+    assert all(state.done < state.expected for state in states if state.decided < 2)
+
+
+@pytest.mark.parametrize(("looks", "placements"), [(1, 5), (3, 20)])
 def test_ambiguous_case_gets_looks_that_double_its_blocks(compared, looks, placements):
     rules = InterleaveRules(processes=5, looks=looks)
 
-    found = only(compared({}, NOISY, rules=rules))
+    found = only(compared({}, NOISY | {"us": 101}, rules=rules))
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
 
 
-@pytest.mark.parametrize(("limit", "placements"), [(0.001, 20), (0.2, 5)])
-def test_sufficient_result_gets_no_second_look(compared, limit, placements):
-    rules = InterleaveRules(
-        processes=5, suffices=lambda found, _decided: found.confirmation.high < limit
-    )
+@pytest.mark.parametrize(("enough", "placements"), [(False, 20), (True, 5)])
+def test_sufficient_result_gets_no_second_look(compared, enough, placements):
+    rules = InterleaveRules(processes=5, suffices=lambda _found, _decided: enough)
 
-    found = only(compared({}, NOISY, rules=rules))
+    found = only(compared({}, NOISY | {"us": 101}, rules=rules))
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
+
+
+def test_case_that_all_looks_can_not_decide_ends_before(compared):
+    found = only(compared({}, NOISY, rules=InterleaveRules(processes=5)))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", 8)
+    assert found.pairs_needed > 20
 
 
 def test_unchanged_case_gets_no_second_look(compared):
@@ -263,7 +341,7 @@ def test_clear_change_ends_after_seven_pairs(compared, requests):
     assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 7)
     assert found.confirmation.stopped_early
     assert "clear after 7 pairs" in found.confirmation.reason
-    assert [request["do"] for request in requests("base")].count("describe") == 7
+    assert [request["do"] for request in requests("base")].count("describe") == 8
 
 
 def test_change_in_few_processes_is_not_clear(compared):
@@ -281,7 +359,7 @@ def test_two_speeds_of_processes_are_not_slower(compared):
 
     found = only(compared(two, speeds, rules=InterleaveRules(looks=2)))
 
-    assert (found.confirmation.verdict, found.confirmation.placements) == ("same", 12)
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("same", 9)
 
 
 def test_refused_case_has_no_data_and_a_reason(compared):
@@ -306,7 +384,8 @@ def test_broken_worker_is_replaced_for_the_next_case(compared, requests, what):
 
     assert [result.confirmation.verdict for result in found.values()] == [Verdict.NO_DATA] * 2
     assert all(result.detail.startswith("head") for result in found.values())
-    assert [r["do"] for r in requests("head")].count("describe") == 2
+    # The first one's twice: before anything is timed, and before it measures.
+    assert [r["do"] for r in requests("head")].count("describe") == 3
 
 
 def test_hanging_worker_is_killed_with_its_processes(compared, running):

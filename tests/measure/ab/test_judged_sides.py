@@ -47,6 +47,12 @@ class Inside:
         reply: dict[str, Any] = getattr(self._operations, what)(**arguments)
         return self._answers.get(what, lambda reply, _: reply)(reply, arguments)
 
+    def send(self, what: str, **arguments: Any) -> None:
+        self._reply = self.ask(what, **arguments)
+
+    def receive(self) -> dict[str, Any]:
+        return self._reply
+
     def paused(self):
         return nullcontext()
 

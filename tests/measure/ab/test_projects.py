@@ -45,7 +45,7 @@ def theirs(tmp_path, git, monkeypatch):
 
 def test_project_comparison_does_not_wait_for_its_own_lock(theirs, monkeypatch):
     monkeypatch.setattr(
-        "flexq_bench.measure.ab.experiment.device_alone", partial(device_alone, wait_s=1.0)
+        "flexq_bench.measure.ab.course.device_alone", partial(device_alone, wait_s=1.0)
     )
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
@@ -70,7 +70,7 @@ def test_head_that_imports_from_the_checkout_is_refused(theirs, git, monkeypatch
 
 
 def test_judged_project_starts_no_worker_ahead(theirs, started, monkeypatch):
-    monkeypatch.setattr("flexq_bench.measure.ab.experiment.can_start_beside", lambda _device: True)
+    monkeypatch.setattr("flexq_bench.measure.ab.course.can_start_beside", lambda _device: True)
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
     unknown = replace(CASE, kernel="acme.unknown")  # refused by the first pair of processes

@@ -1,0 +1,99 @@
+"""Errors, power and pairs of processes of schedules of looks, on simulated gates.
+
+Prints the table that docs/statistics.md quotes, from fixed seeds:
+    python benchmarks/verdicts/looks.py [--gates 500] [--processes 1]
+Each gate has 8 cases with a limit of 1 %. "false" counts the gates without a change that report a
+slow-down, "found" the gates that report the slow-down of their first case, "pairs" the pairs of
+processes of that case, and of all cases together ("all").
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+from in_processes import in_processes
+from simulate import candidate_of, decide, generator
+
+from flexq_bench.ci.gate_perf import suffices
+from flexq_bench.ci.policy import Limit, Policy
+from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.verdicts import CaseComparison, Verdict
+from flexq_bench.workloads.suites import load_suite
+
+CASES = 8
+LIMIT_PERCENT = 1.0
+STEPS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.15)
+NOISE = (
+    ("Gaussian", 0.002),
+    ("Gaussian", 0.005),
+    ("Gaussian", 0.01),
+    ("Gaussian", 0.05),
+    ("sticky bimodal", 0.005),
+    ("a third slow", 0.01),
+    ("Student t(2)", 0.005),
+)
+
+
+class ThreeLooks(InterleaveRules):
+    """Nothing ends between looks, and every undecided case gets all of them."""
+
+    @property
+    def stages(self) -> Mapping[int, bool]:
+        return {pairs: True for pairs, is_look in super().stages.items() if is_look}
+
+    def is_hopeless(self, result: CaseComparison) -> bool:
+        return False
+
+
+RULES: dict[str, type[InterleaveRules]] = {"3 looks": ThreeLooks, "now": InterleaveRules}
+
+
+def gates(
+    name: str, kind: str, sigma: float, step: float, count: int
+) -> tuple[float, float, float]:
+    """Share of gates that report the first case (any case, if step is 0), and pairs of processes
+    of the first case and of all.
+    """
+    rng = generator("looks", kind, sigma, step)
+    limit = Limit(kernels=("*",), slower_percent=LIMIT_PERCENT)
+    policy = Policy("simulated", load_suite("smoke"), limit)
+    rules = RULES[name](suffices=partial(suffices, policy))
+    reported, first, together = 0, [], []
+    for _ in range(count):
+        shifts = [float(np.log1p(step)), *[0.0] * (CASES - 1)]
+        found = decide([candidate_of(kind, rng, by, sigma, rules) for by in shifts], rules)
+        slower = [confirmation.verdict is Verdict.SLOWER for confirmation, _ in found]
+        reported += slower[0] if step else any(slower)
+        first.append(found[0][1])
+        together.append(sum(pairs for _, pairs in found))
+    return reported / count, float(np.mean(first)), float(np.mean(together))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gates", type=int, default=500)
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    out = sys.stdout.write
+    out("| between processes | looks | false |")
+    out("".join(f" {step:.0%} found |" for step in STEPS[1:]))
+    out("".join(f" pairs: {step:.0%} |" for step in STEPS) + " all: 0% |\n")
+    out("| --- | --- |" + " ---: |" * (2 * len(STEPS) + 1) + "\n")
+    rows = [(name, *noise) for noise in NOISE for name in RULES]
+    todo = [(*row, step, options.gates) for row in rows for step in STEPS]
+    results = in_processes(gates, todo, options.processes)
+    for name, kind, sigma in rows:
+        of_steps = [next(results) for _ in STEPS]
+        out(f"| {kind}, σ {sigma:.1%} | {name} |")
+        out("".join(f" {share:.1%} |" for share, _, _ in of_steps))
+        out("".join(f" {pairs:.1f} |" for _, pairs, _ in of_steps))
+        out(f" {of_steps[0][2]:.0f} |\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

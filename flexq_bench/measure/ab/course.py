@@ -1,0 +1,334 @@
+"""The course of a comparison, from cases to results: wrong results first, then pairs of processes.
+
+All cases whose sides run the same code share each pair of processes, in an order that is drawn for
+each pair. Cases that are decided drop out (flexq_bench.measure.ab.looks).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from flexq_bench.measure.ab.blocks import Block, CasePair, measure_blocks, run_alone
+from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.ab.looks import look_by_look
+from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
+from flexq_bench.measure.ab.worker_pairs import WorkerPairs, can_start_beside
+from flexq_bench.measure.device import device_info
+from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.worker_process import RefusedError, WorkerError
+from flexq_bench.verdicts import CaseComparison, Verdict
+from flexq_bench.workloads.case import Case
+
+CasesOfBoth = Sequence[tuple[Case, Case]]  # base's and head's
+
+
+def compare_cases(
+    experiments: Sequence[tuple[ABExperiment, CasesOfBoth]],
+) -> Iterator[CaseComparison]:
+    """Yield one result per pair of cases, those decided early first.
+
+    experiments: with the pairs of cases of each; their device, rules and functions to call are the
+    same, and their cases are judged together. The device is reserved for this process until the
+    last result. Raises as ABExperiment.identities, and InfrastructureError if the device is not
+    free in time.
+    """
+    experiments = [(experiment, pairs) for experiment, pairs in experiments if pairs]
+    if not experiments:
+        return
+    first = experiments[0][0]
+    with device_alone(device_info(first.device).uuid), ExitStack() as unused:
+        lanes = [
+            _Lane(
+                experiment,
+                [experiment.pair(base, head) for base, head in pairs],
+                WorkerPairs(experiment.start, unused.enter_context(ExitStack())),
+            )
+            for experiment, pairs in experiments
+        ]
+        for result in _Course(lanes).results():
+            if first.on_result is not None:
+                first.on_result(result)
+            yield result
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Cases that share processes."""
+
+    experiment: ABExperiment
+    pairs: Sequence[CasePair]
+    workers: WorkerPairs
+
+
+@dataclass
+class _Durations:
+    """Seconds until a pair of processes is ready, and of a case in it: means of those so far."""
+
+    start_s: list[float] = field(default_factory=list)
+    case_s: list[float] = field(default_factory=list)
+
+    def of(self, starts: float, cases: float) -> float | None:
+        """Estimated seconds of so many starts and cases; None: not known yet."""
+        if not self.start_s or not self.case_s:
+            return None
+        start_s, case_s = (sum(known) / len(known) for known in (self.start_s, self.case_s))
+        return starts * start_s + cases * case_s
+
+
+class _Course:
+    """One comparison: what was measured, what is left, and why it ended early."""
+
+    def __init__(self, lanes: Sequence[_Lane]) -> None:
+        self._lanes = lanes
+        self._rules = lanes[0].experiment.rules
+        self._seed = lanes[0].experiment.seed
+        self._on_progress: OnProgress | None = lanes[0].experiment.on_progress
+        self._lane_of = {id(pair): lane for lane in lanes for pair in lane.pairs}
+        self._pairs = [pair for lane in lanes for pair in lane.pairs]
+        budget_s = self._rules.budget_s
+        self._deadline = None if budget_s is None else time.monotonic() + budget_s
+        self._wrong = ""  # the case whose wrong result ended the comparison
+        self._durations = _Durations()
+        self._expected: dict[int, int] = {}  # pairs of processes of each open case, by id
+        self._stage = 0  # pairs of processes after the current stage
+        self._current = 0  # number of the current pair of processes
+
+    def results(self) -> Iterator[CaseComparison]:
+        self._expected = dict.fromkeys(self._lane_of, self._rules.processes)
+        self._find_wrong()
+        yield from look_by_look(
+            self._pairs, self._rules, self._measure, self._result, self._is_over
+        )
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _is_over(self) -> bool:
+        return bool(self._wrong) or self._is_late()
+
+    def _result(self, pair: CasePair) -> CaseComparison:
+        result = self._lane_of[id(pair)].experiment.result(pair)
+        few = pair.processes < self._rules.processes and not pair.problem
+        if not few or not self._is_over() or result.confirmation.verdict is not Verdict.NO_DATA:
+            return result
+        reason = f"not timed, because {self._wrong} is wrong"
+        if not self._wrong:
+            reason = (
+                f"the budget of {self._rules.budget_s:g} s ended after {pair.processes} pairs of "
+                f"processes, and {self._rules.processes} are needed at least"
+            )
+        ambiguous = replace(result.confirmation, verdict=Verdict.AMBIGUOUS, reason=reason)
+        return replace(
+            result, confirmation=ambiguous, detail=reason, pairs_needed=self._rules.processes
+        )
+
+    def _find_wrong(self) -> None:
+        """Run every case of head once, untimed, and note which are wrong."""
+        for lane in self._lanes:
+            waiting: Sequence[CasePair] = lane.pairs
+            while waiting and not self._is_over():
+                waiting = self._check(lane, waiting)
+
+    def _check(self, lane: _Lane, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
+        """Check cases of head in the lane's next pair of processes; return those left if it broke.
+
+        Base is checked only where head is wrong, after all of head.
+        """
+        began = time.monotonic()
+        base, head = lane.workers.start_ahead()
+        lane.experiment.identities(base, head)
+        self._durations.start_s.append(time.monotonic() - began)
+        for position, pair in enumerate(pairs):
+            self._show_progress()
+            if self._is_late():
+                break
+            try:
+                pair.head.check(head)
+            except RefusedError:
+                continue  # measuring it says why, or an older program lacks its default
+            except WorkerError as error:
+                pair.failure = str(error)
+                lane.workers.discard()
+                return pairs[position + 1 :]
+            if pair.head.wrong and self._rules.stops_at_wrong:
+                self._wrong = pair.head.case.key
+                break
+        for pair in pairs:
+            if pair.head.wrong:
+                try:
+                    pair.base.check(base)
+                except RefusedError:
+                    continue
+                except WorkerError:
+                    lane.workers.discard()
+                    break
+        return ()
+
+    def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
+        """Measure cases in fresh pairs of processes until each has been in this many."""
+        open_pairs = [pair for pair in pairs if not pair.problem]
+        self._stage = processes
+        for process in range(min((p.processes for p in open_pairs), default=processes), processes):
+            for lane in self._lanes:
+                waiting: Sequence[CasePair] = [
+                    pair
+                    for pair in open_pairs
+                    if self._lane_of[id(pair)] is lane
+                    and not pair.problem
+                    and pair.processes <= process
+                ]
+                waiting = self._affordable(waiting, processes - process)
+                # A kernel may be affected by those before it; seeded, so that it can be repeated.
+                random.Random(f"{self._seed} {process}").shuffle(waiting)
+                while waiting and not self._is_over():
+                    self._current = process + 1
+                    waiting = self._pair_of_processes(
+                        lane, waiting, process, is_last=process + 1 == processes
+                    )
+            self._update_expected(open_pairs, processes)
+        for lane in self._lanes:
+            # Head could disturb base, so its word is not taken for a wrong base.
+            doubted: Sequence[CasePair] = [
+                pair
+                for pair in open_pairs
+                if self._lane_of[id(pair)] is lane
+                and pair.base.wrong
+                and not pair.problem
+                and pair.base_is_wrong is None
+            ]
+            while doubted and not lane.experiment.one_process:
+                doubted = self._bases_alone(lane.experiment, doubted)
+
+    def _affordable(self, pairs: Sequence[CasePair], rounds: int) -> list[CasePair]:
+        """The first of these cases: as many as the budget allows to be in so many more pairs."""
+        if self._deadline is None:
+            return list(pairs)
+        left_s = self._deadline - time.monotonic()
+        count = len(pairs)
+        while count > 1 and (self._durations.of(rounds, rounds * count) or 0.0) > left_s:
+            count -= 1
+        return list(pairs[:count])
+
+    def _pair_of_processes(
+        self, lane: _Lane, pairs: Sequence[CasePair], process: int, *, is_last: bool
+    ) -> Sequence[CasePair]:
+        """Measure cases in fresh processes; return the remaining cases if a process broke.
+
+        is_last: no other pair of processes follows, unless this one breaks.
+        """
+        experiment, rules = lane.experiment, self._rules
+        with ExitStack() as stack:
+            began = time.monotonic()
+            workers = lane.workers.take(stack)
+            identities = experiment.identities(*workers)
+            for worker in workers:
+                stack.callback(worker.finish)  # before either is waited for
+            self._durations.start_s.append(time.monotonic() - began)
+            # Those of older commits open the device as they start, whatever measures there.
+            workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
+            if workers_wait and not is_last and self._starts_ahead(experiment):
+                lane.workers.start_ahead()
+            kernels, of_head = (identity.get("kernels", "") for identity in identities)
+            same_kernels = kernels == of_head != ""
+            for position, pair in enumerate(pairs):
+                if self._is_over():
+                    return ()
+                pair.same_kernel = same_kernels and pair.base.case == pair.head.case
+                began = time.monotonic()
+                try:
+                    measure_blocks(
+                        pair,
+                        workers,
+                        process,
+                        placements=rules.placements,
+                        blocks=rules.blocks,
+                        on_block=partial(_report, experiment, pair.base.case),
+                    )
+                except RefusedError as error:
+                    pair.failure = str(error)
+                except WorkerError as error:
+                    pair.failure = str(error)
+                    return pairs[position + 1 :]
+                self._durations.case_s.append(time.monotonic() - began)
+                self._show_progress()
+        return ()
+
+    def _bases_alone(
+        self, experiment: ABExperiment, pairs: Sequence[CasePair]
+    ) -> Sequence[CasePair]:
+        """Run bases in a process beside which nothing of head runs; note which are wrong there.
+
+        Return the remaining cases if the process broke.
+        """
+        rules = self._rules
+        placements = rules.processes * rules.placements
+        with ExitStack() as stack:
+            worker = experiment.worker(stack, experiment.base)
+            worker.request_identity()
+            worker.check_identity()
+            for position, pair in enumerate(pairs):
+                side = experiment.pair(pair.base.case, pair.head.case).base
+                side.config = pair.base.config
+                try:
+                    run_alone(side, worker, placements=placements, blocks=rules.blocks)
+                except RefusedError:
+                    continue
+                except WorkerError:
+                    return pairs[position + 1 :]
+                pair.base_is_wrong = side.wrong != ""
+            worker.finish()
+        return ()
+
+    def _starts_ahead(self, experiment: ABExperiment) -> bool:
+        if experiment.starts_ahead is None:
+            return can_start_beside(experiment.device)
+        return experiment.starts_ahead
+
+    def _update_expected(self, pairs: Sequence[CasePair], processes: int) -> None:
+        """Estimate the pairs of processes that each case will take, by what is known of it now."""
+        if self._on_progress is None:
+            return
+        first_stage = min(self._rules.stages)
+        for pair in pairs:
+            if pair.processes < first_stage and not pair.problem:
+                continue
+            result = self._lane_of[id(pair)].experiment.result(pair)
+            if pair.problem or self._rules.is_enough(result):
+                self._expected[id(pair)] = pair.processes
+                continue
+            needed = self._rules.pairs_needed(result) or 0
+            ends = [end for end in self._rules.stages if end >= max(needed, processes)]
+            self._expected[id(pair)] = min(ends, default=self._rules.most_pairs)
+        self._show_progress()
+
+    def _show_progress(self) -> None:
+        if self._on_progress is None:
+            return
+        done = {id(pair): pair.processes for pair in self._pairs}
+        left = {
+            key: max(self._expected[key], measured) - measured for key, measured in done.items()
+        }
+        left_s = self._durations.of(max(left.values()), sum(left.values()))
+        if left_s is not None and self._deadline is not None:
+            left_s = max(0.0, min(left_s, self._deadline - time.monotonic()))
+        self._on_progress(
+            ComparisonProgress(
+                cases=len(self._pairs),
+                decided=sum(count == 0 for count in left.values()),
+                pair=self._current,
+                pairs=max(self._expected.values()),
+                done=sum(done.values()),
+                expected=sum(done.values()) + sum(left.values()),
+                left_s=left_s,
+            )
+        )
+
+
+def _report(experiment: ABExperiment, case: Case, block: Block) -> None:
+    if experiment.on_block is not None:
+        experiment.on_block(case, block)
