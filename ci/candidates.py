@@ -5,6 +5,8 @@ The rule is in `flexq_bench.verdicts.alert_rule`; this module queries its inputs
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from flexq_bench.db.queries import AlertRow, HistoryPoint
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.verdicts import Verdict, creep, trigger
 from flexq_bench.verdicts.alert_rule import (
+    HISTORY_RESULTS,
     RELEASE_RESULTS,
     has_crept_further,
     is_near_good_level,
@@ -22,6 +25,7 @@ from flexq_bench.verdicts.alert_rule import (
 )
 from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
 from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.known_levels import Compared, known_levels
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import EMPTY_KERNEL
 
@@ -30,14 +34,16 @@ from flexq_bench.workloads.probes import EMPTY_KERNEL
 class Suspect:
     """A series that a run measured. series: its id. case: its case.
 
-    latest: the run's commit. earlier: the other commits of the same epoch, oldest first.
-    sigmas: distance of latest from its history. joint: of all series of its family together.
+    latest: the run's commit. earlier: the other commits of the same epoch, oldest first. is_news:
+    latest differs from what earlier comparisons explain (`known_levels`). sigmas: distance of
+    latest from its history. joint: of all series of its family together.
     """
 
     series: int
     case: Case
     latest: HistoryPoint
     earlier: Sequence[HistoryPoint]
+    is_news: bool = False
     sigmas: float = 0.0
     joint: float = 0.0
 
@@ -47,13 +53,15 @@ class Suspects:
     """Series of a run to compare, the most suspicious first.
 
     comparable: every case of the run that can be compared. outliers: series that deviate from their
-    history. crept, perhaps_fixed: each with the commit to compare with.
+    history. crept, perhaps_fixed: each with the commit to compare with. alerted: ids of the series
+    of open alerts.
     """
 
     comparable: Sequence[Case]
     outliers: Sequence[Suspect]
     crept: Sequence[tuple[str, Suspect]]
     perhaps_fixed: Sequence[tuple[str, Suspect]]
+    alerted: frozenset[int] = frozenset()
 
     @property
     def candidates(self) -> int:
@@ -86,32 +94,102 @@ def suspects_of(
             earlier = [p for p in points if p != latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     alerts = queries.alerts(session, states=OPEN_STATES)
+    outliers, measured = _outliers(session, measured, waiting or {})
+    perhaps_fixed = _perhaps_fixed(measured, alerts)
+    # They are compared with the last good commit instead.
+    back = {suspect.series for _, suspect in perhaps_fixed}
     return Suspects(
         cases,
-        _outliers(measured, waiting or {}),
+        [suspect for suspect in outliers if suspect.series not in back],
         _crept(session, measured, alerts, commit),
-        _perhaps_fixed(measured, alerts),
+        perhaps_fixed,
+        frozenset(series for alert in alerts for series in alert.series),
     )
 
 
-def _outliers(measured: Sequence[Suspect], waiting: Mapping[str, int]) -> list[Suspect]:
-    """Return series that deviate from their history, most suspicious first (`verdicts.budget`)."""
-    surprises = []
+def planned_comparisons(
+    session: Session,
+    suspects: Suspects,
+    commit: CommitInfo,
+    *,
+    budget: int,
+    canaries: int,
+    seed: str,
+) -> list[tuple[str, str, list[Case]]]:
+    """Return base, head and cases of a night's comparisons.
+
+    budget: most outliers, most creeping series, and most series that may be fixed. The base of an
+    outlier is the series' trusted commit, of a creeping series the last release, of a series that
+    may be fixed the last good commit, of a canary the head. canaries: number of them: series of
+    open alerts that moved, then others by chance (seed).
+    """
+    by_base: dict[str, dict[Case, None]] = defaultdict(dict)
+    branch = queries.branch_of(session, commit.sha, commit.project)
+    outliers = suspects.outliers[:budget]
+    for suspect in outliers:
+        base = queries.trusted_base(session, suspect.series, branch=branch)
+        if base is not None and base != commit.sha and not base.startswith("pkg-"):
+            by_base[base][suspect.case] = None
+    for of_kind in (suspects.crept, suspects.perhaps_fixed):
+        for base, suspect in of_kind[:budget]:
+            if base != commit.sha:
+                by_base[base][suspect.case] = None
+    planned = [(base, commit.sha, list(cases)) for base, cases in by_base.items()]
+    moved = [s.case for s in outliers if s.series in suspects.alerted]
+    # Different ones every night, but the same ones if the night is resumed.
+    shuffled = random.Random(seed).sample(suspects.comparable, len(suspects.comparable))
+    chosen = list(dict.fromkeys([*moved, *shuffled]))[:canaries]
+    return [*planned, (commit.sha, commit.sha, chosen)] if chosen else planned
+
+
+def _outliers(
+    session: Session, measured: Sequence[Suspect], waiting: Mapping[str, int]
+) -> tuple[list[Suspect], list[Suspect]]:
+    """Return series that deviate from their history, most suspicious first (`verdicts.budget`).
+
+    Also returns all series, with whether they are news.
+    """
+    newest = [suspect.earlier[-HISTORY_RESULTS:] for suspect in measured]
+    since = min((points[0].created_at for points in newest if points), default=None)
+    ids = [suspect.series for suspect in measured]
+    compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
+    surprises, judged = [], []
     for suspect in measured:
-        history, latest = [p.median_us for p in suspect.earlier], suspect.latest.median_us
+        points = (*suspect.earlier, suspect.latest)
+        places = {point.commit: place for place, point in enumerate(points)}
+        known = known_levels(
+            [point.median_us for point in points],
+            [
+                one
+                for row in compared.get(suspect.series, ())
+                if row.base in places and row.head in places
+                if (
+                    one := Compared.of(
+                        row.verdict, row.log_ratio, places[row.base], places[row.head]
+                    )
+                )
+            ],
+        )
+        history, latest = known.values[:-1], float(known.values[-1])
+        recent = [at for at in known.unchanged if at >= len(points) - 1 - HISTORY_RESULTS]
+        is_news = (
+            trigger(history, latest, unchanged=known.values[recent]).verdict is Verdict.CANDIDATE
+        )
+        judged.append(replace(suspect, is_news=is_news))
         surprises.append(
             Surprise(
                 surprise(history, latest),
                 kernel_family(suspect.case.kernel),
-                is_candidate=trigger(history, latest).verdict is Verdict.CANDIDATE,
+                is_candidate=is_news,
                 waited=waiting.get(suspect.case.key, 0),
             )
         )
     joint = joint_sigmas(surprises)
-    return [
-        replace(measured[at], sigmas=surprises[at].sigmas, joint=joint[surprises[at].family])
+    outliers = [
+        replace(judged[at], sigmas=surprises[at].sigmas, joint=joint[surprises[at].family])
         for at in ranked(surprises)
     ]
+    return outliers, judged
 
 
 def _crept(
@@ -158,9 +236,7 @@ def _perhaps_fixed(
         (alert.good.sha, by_series[series])
         for alert in alerts
         for series in alert.series
-        if alert.good is not None
-        and series in by_series
-        and _is_back(by_series[series].earlier, by_series[series].latest, alert)
+        if alert.good is not None and series in by_series and _is_back(by_series[series], alert)
     ]
 
 
@@ -177,12 +253,15 @@ def _slow_down_since(suspect: Suspect, release: int, *, up_to: int) -> float:
     return result.log_change if result.verdict is Verdict.CANDIDATE else 0.0
 
 
-def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: AlertRow) -> bool:
-    """Return True if the result is nearer to those before the alert than to those after it."""
+def _is_back(suspect: Suspect, alert: AlertRow) -> bool:
+    """Return True if the level moved, to nearer to that before the alert than to that after it."""
     last_good = None if alert.good is None else alert.good.topo_order
     first_bad = alert.bad.topo_order
-    if last_good is None or first_bad is None or (latest.topo_order or 0) <= first_bad:
+    if last_good is None or first_bad is None or (suspect.latest.topo_order or 0) <= first_bad:
         return False
-    good = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order <= last_good]
-    bad = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order >= first_bad]
-    return is_near_good_level(latest.median_us, good, bad)
+    placed = [(p.topo_order, p.median_us) for p in suspect.earlier if p.topo_order is not None]
+    good = [us for order, us in placed if order <= last_good]
+    bad = [us for order, us in placed if order >= first_bad]
+    if bad and not suspect.is_news:
+        return False
+    return is_near_good_level(suspect.latest.median_us, good, bad)

@@ -28,6 +28,7 @@ from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, ro
 from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
 from flexq_bench.verdicts import Cause, Verdict, history_verdict
 from flexq_bench.verdicts.change_points import (
+    REACH,
     Change,
     ChangePoints,
     Point,
@@ -38,9 +39,7 @@ from flexq_bench.verdicts.standing import history_of
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 12
-# results by which the position of a step may differ between two passes
-_REACH = SHORTEST_LEVEL - 1
+VERSION = 13
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
 
@@ -137,7 +136,7 @@ def _retract(
         place = places.get(known.commit, 0)
         if place < POINTS_BEFORE_FIRST:  # too early in the analysed results to be detected again
             continue
-        if any(abs(step.index - place) <= _REACH for step in found.steps):
+        if any(abs(step.index - place) <= REACH for step in found.steps):
             continue
         reason = reason_without_step(found, place, rises=known.after > known.before)
         retract_change_point(session, known.id, reason, datetime.now(UTC))
@@ -153,8 +152,7 @@ def _store(
     device: DeviceInfo,
 ) -> bool:
     first, before = results[step.index], results[step.index - 1]
-    # Two steps are at least the shortest level apart: a later night may move one by a night or two.
-    near = {p.commit for p in results[max(step.index - _REACH, 0) : step.index + _REACH + 1]}
+    near = {p.commit for p in results[max(step.index - REACH, 0) : step.index + REACH + 1]}
     known = [
         point
         for point in queries.change_points_of(session, series_id, with_retracted=True)

@@ -24,9 +24,9 @@ from flexq_bench.verdicts.history_verdict import (
     RULE,
     Step,
     evidence_of,
-    steps,
+    judge_history,
 )
-from flexq_bench.verdicts.standing import history_of, metric_of, no_step_reason
+from flexq_bench.verdicts.standing import history_of, metric_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ def _revise(
     """Retract the steps of a series that no longer hold; store the new ones, and return them."""
     points = history_of(session, row.id)
     metric = metric_of(row)
-    located = steps([point.median_us for point in points], metric)
+    judged = judge_history([point.median_us for point in points], metric)
+    located = judged.steps
     places = {point.commit: place for place, point in enumerate(points)}
     stored = queries.change_points_of(session, row.id, with_retracted=True)
     for known in stored:
@@ -104,7 +105,7 @@ def _revise(
         if place is None or known.retracted is not None:
             continue
         if all(abs(step.index - place) > REACH for step in located):
-            reason = no_step_reason(points, metric, place, known.before, known.after)
+            reason = judged.reason_without(place, known.before, known.after)
             retract_change_point(session, known.id, reason, at)
     new = []
     for step in located:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.ci.candidates import Suspects, suspects_of
+from flexq_bench.ci.candidates import Suspects, planned_comparisons, suspects_of
 from flexq_bench.ci.change_points import LookedBack, store_change_points
 from flexq_bench.ci.notifications import events
 from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport, NightOutcome
@@ -42,6 +41,7 @@ from flexq_bench.db.fleet import (
 )
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.errors import FlexqError, one_line
 from flexq_bench.fleet.compare_jobs import (
     CompareJob,
     ComparisonWork,
@@ -55,7 +55,6 @@ from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Judged
 from flexq_bench.verdicts.nightly import Night, record_night
-from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
@@ -158,13 +157,20 @@ def conclude_nights(
     commits = dict.fromkeys(tonight, commit)
     waiting, last_tries = [], set()
     for stalled, is_recent in _stalled_nights(database, nights, commit):
-        if rules.repository is None or (stalled.gpu not in devices and is_recent):
-            waiting.append(stalled)
+        obstacle = f"{stalled.gpu} is not available now" if stalled.gpu not in devices else ""
+        if rules.repository is None:
+            waiting.append((stalled, "there is no git tree here"))
+            continue
+        try:
+            commits[stalled.key] = _commit_of(rules, commit, stalled.commit)
+        except FlexqError as error:  # the history was rewritten
+            waiting.append((stalled, one_line(error)))
+            continue
+        if obstacle and is_recent:
+            waiting.append((stalled, obstacle))
             continue
         if not is_recent:
             last_tries.add(stalled.key)
-        at = commit_at(rules.repository, stalled.commit)
-        commits[stalled.key] = replace(at, project=commit.project)
         nights = (_info(stalled), *nights)
     works: list[ComparisonWork] = []
     for info in nights:
@@ -176,17 +182,13 @@ def conclude_nights(
     if jobs := _reopen(database, works):
         with progress(jobs) as on_compared:
             pool.compare(works, on_compared)
-    reports = [
-        _conclude(
-            database,
-            pool,
-            info,
-            commits[info.key],
-            rules,
-            is_last_try=info.key in last_tries,
-        )
-        for info in nights
-    ]
+    reports = []
+    for info in nights:
+        at, is_last_try = commits[info.key], info.key in last_tries
+        try:
+            reports.append(_conclude(database, pool, info, at, rules, is_last_try=is_last_try))
+        except FlexqError as error:  # for example a commit that git can't read
+            reports.append(_not_judged(database, info, at, error))
     return _with_notes(reports, waiting)
 
 
@@ -242,7 +244,18 @@ def _plan(
             notes.append("no git tree here: nothing was confirmed")
         elif commit.dirty:
             notes.append("the commit has local changes: nothing was confirmed")
-        pairs = () if notes else _comparisons(session, info, commit, suspects, rules)
+        pairs = (
+            ()
+            if notes
+            else planned_comparisons(
+                session,
+                suspects,
+                commit,
+                budget=rules.candidates,
+                canaries=rules.canaries,
+                seed=info.key,
+            )
+        )
         jobs = [CompareJob(base, head, tuple(cases), commit.project) for base, head, cases in pairs]
         add_jobs(session, info.run, job_infos(jobs, devices))
         plan = {
@@ -364,15 +377,26 @@ def _conclude(
     return report
 
 
+def _not_judged(
+    database: Database, info: NightInfo, commit: CommitInfo, error: FlexqError
+) -> KindReport:
+    """Report a night that stays unfinished, so that the other kinds of GPU are reported too."""
+    log.warning("night %s on %s is not judged: %s", info.name, info.gpu, error)
+    with database.session() as session:
+        note = f"not judged: {one_line(error)}"
+        outcome = NightOutcome.INCOMPLETE
+        return _summary(session, info, commit, outcome=outcome, notes=(note,))
+
+
 def _with_notes(
-    reports: Sequence[KindReport], waiting: Sequence[queries.NightState]
+    reports: Sequence[KindReport], waiting: Sequence[tuple[queries.NightState, str]]
 ) -> list[KindReport]:
-    """Note the earlier nights that can't be continued on the report on their kind of GPU."""
+    """Note the earlier nights that can't be continued, and why, on reports on their kind of GPU."""
     noted = list(reports)
-    for night in waiting:
+    for night, reason in waiting:
         note = (
-            f"night {night.name} at {night.commit[:10]} lacks comparisons on {night.gpu}, which "
-            "is not available now"
+            f"night {night.name} at {night.commit[:10]} still lacks comparisons on {night.gpu}: "
+            f"{reason}"
         )
         log.warning("%s", note)
         gpus = [report.gpu for report in noted]
@@ -420,37 +444,6 @@ def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
         f"({case.compared.base[:10]}..{case.compared.head[:10]})"
         for case in (*wrong, *slower)
     )
-
-
-def _comparisons(
-    session: Session,
-    info: NightInfo,
-    commit: CommitInfo,
-    suspects: Suspects,
-    rules: Rules,
-) -> Iterator[tuple[str, str, list[Case]]]:
-    """Yield base, head and cases of the comparisons.
-
-    The base of an outlier is the series' trusted commit, of a creeping series the last release, of
-    a series that may be fixed the last good commit, of a canary the head.
-    """
-    by_base: dict[str, dict[Case, None]] = defaultdict(dict)
-    branch = queries.branch_of(session, commit.sha, commit.project)
-    for suspect in suspects.outliers[: rules.candidates]:
-        base = queries.trusted_base(session, suspect.series, branch=branch)
-        if base is not None and base != commit.sha and not base.startswith("pkg-"):
-            by_base[base][suspect.case] = None
-    for suspects_of_kind in (suspects.crept, suspects.perhaps_fixed):
-        for base, suspect in suspects_of_kind[: rules.candidates]:
-            if base != commit.sha:
-                by_base[base][suspect.case] = None
-    for base, cases_of_base in by_base.items():
-        yield base, commit.sha, list(cases_of_base)
-    # Different canaries every night, but the same ones if the night is resumed.
-    cases = suspects.comparable
-    chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
-    if chosen:
-        yield commit.sha, commit.sha, chosen
 
 
 def _store_absent_kinds(

@@ -131,7 +131,7 @@ def report(case: Case, starts: Sequence[Start]) -> Iterator[str]:
     """Lines of the report on one case."""
     by_kind = {kind: [s for s in starts if s.kind == kind] for kind in ("fresh", "forked")}
     yield f"\n{case.key}"
-    yield "kind    first reply s  checked s  first sample s  time us  sd %"
+    yield "kind       n  first reply s  checked s  first sample s  time us  sd %"
     for kind, some in by_kind.items():
         times = [s.time_us for s in some]
         reply, checked, sample = (
@@ -139,7 +139,7 @@ def report(case: Case, starts: Sequence[Start]) -> Iterator[str]:
             for values in zip(*((s.reply_s, s.checked_s, s.sample_s) for s in some), strict=True)
         )
         yield (
-            f"{kind:7} {reply:13.2f} {checked:10.2f} {sample:15.2f} "
+            f"{kind:7} {len(some):4} {reply:13.2f} {checked:10.2f} {sample:15.2f} "
             f"{statistics.fmean(times):8.2f} {100 * np.std(times) / np.mean(times):5.2f}"
         )
     fresh, forked = ([s.time_us for s in by_kind[kind]] for kind in ("fresh", "forked"))

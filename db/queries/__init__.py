@@ -128,6 +128,7 @@ from flexq_bench.db.queries.series import (
 from flexq_bench.db.queries.verdicts import (
     AlertEventRow,
     AlertRow,
+    ComparedRow,
     DecisionRow,
     FalseAlarmRow,
     NoiseRow,
@@ -138,6 +139,7 @@ from flexq_bench.db.queries.verdicts import (
     alerts,
     canaries,
     commits_without,
+    comparisons_of,
     decision_evidence,
     decisions_between,
     decisions_by_uuid,

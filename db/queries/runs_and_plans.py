@@ -237,12 +237,16 @@ def owned_runs(session: Session) -> list[OwnedRun]:
 
 
 def leased_jobs(session: Session, run_uuid: str) -> int:
-    """Count the jobs of a run that are leased to workers now, by the database's clock."""
+    """Count the jobs of a run that are leased to workers now, by the database's clock.
+
+    A lease with a later heartbeat was left behind when the clock was set back.
+    """
+    now = database_time(session)
     query = (
         select(func.count())
         .select_from(Job)
         .join(Run, Job.run_id == Run.id)
-        .where(Run.uuid == run_uuid, JOB_LEASES.is_live(database_time(session)))
+        .where(Run.uuid == run_uuid, JOB_LEASES.is_live(now), Job.heartbeat_at <= now)
     )
     return session.scalars(query).one()
 

@@ -303,25 +303,26 @@ def trusted_base(
     """Return the base commit for the next nightly comparison of a series; None: there is none yet.
 
     The base is the newest commit of the newest epoch that is `lag` commits older than the latest
-    one, and not newer than the last good commit of any open alert on the series. Without this
+    one; on a series with an open alert, the alert's first bad commit if that is newer. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
     second night (docs/statistics.md). branch: as of series_history.
     """
     points = series_history(session, series_id, without_sweeps=True, branch=branch)
     if not points:
         return None
-    shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
-    trusted = shas[: max(len(shas) - lag, 1)]
-    orders = {p.commit: p.topo_order for p in points}
-    limit = session.scalar(
-        select(func.min(Commit.position))
-        .join(Alert, Alert.good_commit_id == Commit.id)
+    orders = {p.commit: p.topo_order or 0 for p in points if p.epoch == points[-1].epoch}
+    shas = list(orders)
+    trusted = max(len(shas) - 1 - lag, 0)
+    bad = session.scalar(
+        select(func.max(Commit.position))
+        .join(Alert, Alert.bad_commit_id == Commit.id)
         .join(Decision, Decision.alert_id == Alert.id)
         .where(Decision.series_id == series_id, Alert.state.in_(OPEN_STATES))
     )
-    if limit is not None:
-        trusted = [sha for sha in trusted if (orders[sha] or 0) <= limit]
-    return trusted[-1] if trusted else None
+    # What the alert reports is known: only a further change is news.
+    if bad is not None and orders[shas[trusted]] < bad:
+        return next((sha for sha in shas[trusted:] if orders[sha] >= bad), shas[trusted])
+    return shas[trusted]
 
 
 def explained_orders(session: Session, series_ids: Sequence[int]) -> dict[int, list[int]]:

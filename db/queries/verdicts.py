@@ -104,6 +104,16 @@ class DecisionRow:
     decided_hash: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """A comparison of two commits: shas, its verdict, and ln(head / base)."""
+
+    base: str
+    head: str
+    verdict: str
+    log_ratio: float | None
+
+
 def alerts(
     session: Session, *, states: Sequence[str] = (), family: str | None = None
 ) -> list[AlertRow]:
@@ -176,6 +186,27 @@ def latest_decisions_from(
         order=(Commit.position.nulls_first(), Decision.created_at, Decision.id),
     )
     return {row.series_id: row for row in rows}
+
+
+def comparisons_of(
+    session: Session, series_ids: Iterable[int], *, since: datetime
+) -> dict[int, list[ComparedRow]]:
+    """Return the comparisons of two commits decided since a time, by series, oldest first."""
+    base, head = aliased(Commit), aliased(Commit)
+    query = (
+        select(Series.id, base.sha, head.sha, Decision.verdict, Decision.log_ratio)
+        .select_from(Decision)
+        .join(Series, Decision.series_id == Series.id)
+        .join(base, Decision.base_commit_id == base.id)
+        .join(head, Decision.head_commit_id == head.id)
+        .where(Decision.series_id.in_(list(series_ids)), Decision.created_at >= since)
+        .where(base.sha != head.sha)
+        .order_by(Decision.created_at, Decision.id)
+    )
+    rows: dict[int, list[ComparedRow]] = defaultdict(list)
+    for series_id, base_sha, head_sha, verdict, log_ratio in session.execute(query):
+        rows[series_id].append(ComparedRow(base_sha, head_sha, verdict, log_ratio))
+    return rows
 
 
 def commits_without(session: Session, series_ids: Iterable[int], *, project: str) -> int:

@@ -17,8 +17,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
-    from flexq_bench.stats.level_model import LevelModel
-    from flexq_bench.verdicts.change_points import Change
+    from flexq_bench.verdicts.change_points import ChangePoints
     from flexq_bench.verdicts.history_verdict import Metric
 
 
@@ -112,11 +111,10 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 
 def _show(source: _Source, as_json: bool) -> None:
-    from flexq_bench.stats.epoch_models import level_model_by_epoch
     from flexq_bench.stats.follower import FEWEST_POINTS
     from flexq_bench.stats.level_model import usable_values
     from flexq_bench.stats.log_series import SMALLEST_CHANGE
-    from flexq_bench.verdicts.change_points import Scale
+    from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
     from flexq_bench.verdicts.differences import FEWEST_OF_DIFFERENCES
     from flexq_bench.verdicts.history_verdict import change_text
 
@@ -125,10 +123,16 @@ def _show(source: _Source, as_json: bool) -> None:
     # A file's column of that name is a label, not an environment.
     labels: Sequence[Any] = source.labels["epoch"] if source.is_stored else [0] * len(source.values)
     epochs = _epochs(labels, places.tolist())
-    is_ratio = source.metric is None or source.metric.scale is Scale.RATIO
-    # Drifts, spells and the like are described of ratios only.
-    ratios = source.values if is_ratio else [1.0] * len(source.values)
-    model = level_model_by_epoch(ratios, labels, source.labels.get("device"))
+    if source.metric is not None:
+        scale = source.metric.scale
+    else:
+        is_positive = all(source.values[place] > 0 for place in places.tolist())
+        scale = Scale.RATIO if is_positive else Scale.DIFFERENCE
+    is_ratio = scale is Scale.RATIO
+    devices = source.labels.get("device", [None] * len(source.values))
+    found = find_change_points(
+        [Point(*one) for one in zip(source.values, devices, labels, strict=True)], scale
+    )
     device_changes = [
         {
             "index": change.index,
@@ -136,32 +140,24 @@ def _show(source: _Source, as_json: bool) -> None:
             "level_after": change.after,
             "relative_change": change.relative_change,
         }
-        for change in model.device_changes
+        for change in found.model.device_changes
         if abs(change.relative_change) >= SMALLEST_CHANGE
     ]
     rows = [
         {
-            "index": step.index,
-            **{name: values[step.index] for name, values in source.labels.items()},
-            "mean_before": step.before,
-            "mean_after": step.after,
-            "relative_change": step.relative_change,
-            "p_value": step.p_value,
+            "index": change.index,
+            **{name: values[change.index] for name, values in source.labels.items()},
+            "mean_before": change.before,
+            "mean_after": change.after,
+            **(
+                {"relative_change": change.relative}
+                if is_ratio or source.metric is None
+                else {"change": change_text(change, source.metric)}
+            ),
+            "p_value": change.p_value,
         }
-        for step in model.steps
+        for change in found.steps
     ]
-    if source.metric is not None and not is_ratio:
-        rows = [
-            {
-                "index": index,
-                **{name: values[index] for name, values in source.labels.items()},
-                "mean_before": change.before,
-                "mean_after": change.after,
-                "change": change_text(change, source.metric),
-                "p_value": change.p_value,
-            }
-            for index, change in _differences(source, labels)
-        ]
     fewest = FEWEST_POINTS if is_ratio else FEWEST_OF_DIFFERENCES
     enough = any(epoch["values"] >= fewest for epoch in epochs)
     if as_json:
@@ -173,10 +169,10 @@ def _show(source: _Source, as_json: bool) -> None:
                 "enough": enough,
                 "epochs": epochs,
                 "change_points": rows,
-                "waiting": None if model.waiting is None else asdict(model.waiting),
-                "devices_apart": model.device_span,
+                "waiting": asdict(found.waiting[0].change) if found.waiting else None,
+                "devices_apart": found.model.device_span,
                 "device_changes": device_changes,
-                "spells": [asdict(spell) for spell in model.spells],
+                "spells": [asdict(spell) for spell in found.model.spells],
                 "doubts": list(source.warnings),
                 "caveat": source.caveat,
                 "breaks": list(source.breaks),
@@ -205,20 +201,8 @@ def _show(source: _Source, as_json: bool) -> None:
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
             f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
         )
-    for line in (*_describe(model, device_changes), *source.warnings, *source.breaks):
+    for line in (*_describe(found, device_changes), *source.warnings, *source.breaks):
         say(out, line)
-
-
-def _differences(source: _Source, epochs: Sequence[Any]) -> Iterator[tuple[int, Change]]:
-    """Yield the changes of a count or a signed value, epoch by epoch, with their indices."""
-    from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
-
-    scale = Scale.RATIO if source.metric is None else source.metric.scale
-    for epoch in dict.fromkeys(epochs):
-        places = [place for place, label in enumerate(epochs) if label == epoch]
-        points = [Point(source.values[place]) for place in places]
-        for change in find_change_points(points, scale).steps:
-            yield places[change.index], change
 
 
 def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:
@@ -231,22 +215,23 @@ def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]
     return list(counts.values())
 
 
-def _describe(model: LevelModel, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _describe(found: ChangePoints, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Describe a series' components other than its change points."""
-    if model.waiting is not None:
+    for waiting in found.waiting:
         yield (
-            f"a change of {model.waiting.relative_change:+.2%} at index {model.waiting.index} "
-            "waits: its levels have not lasted long enough to tell it from a switch of two levels"
+            f"a change of {waiting.change.relative:+.2%} at index {waiting.change.index} waits: "
+            f"{waiting.reason}"
         )
-    if model.device_span:
-        yield f"devices up to {model.device_span:.1%} apart; levels are those on the newest one"
+    if found.model.device_span:
+        apart = f"{found.model.device_span:.1%}"
+        yield f"devices up to {apart} apart; levels are those on the newest one"
     for change in device_changes:
         yield (
             f"the device changed at index {change['index']}, and the level with it "
             f"({change['relative_change']:+.2%}): no device measured before and after, which would "
             "tell whether a commit did it"
         )
-    for spell in model.spells:
+    for spell in found.model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 
 

@@ -15,7 +15,8 @@ A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `fo
 of folders, and the file [status] end all processes and empty these folders. On a status socket,
 each message is one of
 
-    +        from the new process, with its id as the kernel translates it for the reader
+    + O      from the new process, with its id as the kernel translates it for the reader; O: why it
+             executes the command, empty if it does not
     exit 3   its return code, as `subprocess` defines it; all that it started has ended, too
     error E  the reason why there is no process
 
@@ -48,6 +49,7 @@ import socket
 import time
 import traceback
 import types
+import warnings
 from importlib.machinery import all_suffixes
 from typing import Any
 
@@ -131,7 +133,9 @@ class Server:
             gc.freeze()  # a collection in a process would copy the pages of all these objects
             _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
         try:
-            pid = os.fork()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of threads: those of OpenBLAS survive a fork
+                pid = os.fork()
         except OSError as error:
             _send(status, f"error {error.strerror}".encode())
             status.close()
@@ -179,26 +183,29 @@ class Server:
             other.close()
         self._selector.close()
         _replace_in_environment(self._mark, request["mark"])
-        if not _send(status, b"+"):
+        os.chdir(request["folder"])
+        theirs, ours = request["environment"], self._environment
+        names = {name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)}
+        request["differing"] = sorted(names)
+        obstacle = self._obstacle(request)
+        if not _send(status, f"+ {obstacle}".encode()):
             os._exit(1)  # nobody waits for this process any more
         status.close()
-        os.chdir(request["folder"])
-        request["differing"] = sorted(self._differing(request))
-        if not (self.is_pure and self._is_like_fresh(request)):
+        if obstacle:
             command = request["command"]
             os.execvpe(command[0], command, request["environment"])
 
-    def _is_like_fresh(self, request: Request) -> bool:
-        return (
-            _is_module(request)
-            and self._differing(request) <= {"PYTHONPATH", self._mark, request["mark"]}
-            and not _hidden(_own_path(request), self._program)
-        )
-
-    def _differing(self, request: Request) -> set[str]:
-        """Names of variables whose values differ from those at the start of the server."""
-        theirs, ours = request["environment"], self._environment
-        return {name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)}
+    def _obstacle(self, request: Request) -> str:
+        """Describe why this process would not be like a new one; empty: it is."""
+        if not _is_module(request):
+            return "other command"
+        if not self.is_pure:
+            return "a dependency does not import, or opens a GPU"
+        others = set(request["differing"]) - {"PYTHONPATH", self._mark, request["mark"]}
+        if others:
+            return f"variables differ from those of the first process: {', '.join(sorted(others))}"
+        hidden = _hidden(_own_path(request), self._program)
+        return f"its folders have other modules: {', '.join(sorted(hidden))}" if hidden else ""
 
     def _report_exit(self, pid: int, pidfd: int) -> None:
         self._selector.unregister(pidfd)
@@ -289,8 +296,9 @@ def _own_path(request: Request) -> list[str]:
     return [os.getcwd(), *map(os.path.abspath, entries)]
 
 
-def _hidden(folders: list[str], program: str | None) -> bool:
-    """Return True if modules in these folders would be imported instead of loaded ones."""
+def _hidden(folders: list[str], program: str | None) -> set[str]:
+    """Loaded modules instead of which those in these folders would be imported."""
+    hidden = set()
     names = {name for name in sys.modules if "." not in name} | {"sitecustomize", "usercustomize"}
     names -= set(sys.builtin_module_names)
     suffixes = all_suffixes()
@@ -313,8 +321,8 @@ def _hidden(folders: list[str], program: str | None) -> bool:
                     os.path.exists(os.path.join(folder, name, f"__init__{end}")) for end in suffixes
                 )
             ):
-                return True
-    return False
+                hidden.add(name)
+    return hidden
 
 
 def _folder_of(name: str) -> str | None:

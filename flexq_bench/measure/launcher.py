@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
 import signal
@@ -26,6 +27,9 @@ _DEATH_S = 1.0  # between the end of a server's sockets and its own
 _MESSAGE_BYTES = 1 << 12
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _MAX_SHOWN_CHARS = 200  # characters of the last line of a server that died
+
+
+log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
@@ -286,9 +290,11 @@ class ForkedProcess:
         message, ancillary, _, _ = self._status.recvmsg(
             _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
         )
-        what, _, detail = message.decode().partition(" ")
+        what, _, detail = message.decode(errors="replace").partition(" ")
         if what == "+":
             self._pid = _sender(ancillary)
+            if detail:
+                log.debug("process %d has a new interpreter: %s", self._pid, detail)
         elif what == "exit":
             self._end(int(detail))
         elif what == "error":

@@ -11,7 +11,6 @@ from flexq_bench.stats.block_bootstrap import (
     wider_than_95,
 )
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
-from flexq_bench.stats.epoch_models import level_model_by_epoch
 from flexq_bench.stats.paired import (
     ItemDifference,
     detectable_loss,
@@ -50,7 +49,6 @@ __all__ = [
     "hierarchical_interval",
     "is_clear",
     "item_difference",
-    "level_model_by_epoch",
     "loss_p_value",
     "mean_difference_interval",
     "median_interval",

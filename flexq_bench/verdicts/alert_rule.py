@@ -2,14 +2,15 @@
 
 All thresholds and decisions are in this file; statistics, storage and measurement are elsewhere.
 
-1. Trigger. A result that differs from the history of its series (`is_outlier`), a series that is
+1. Trigger. A result that differs from the history of its series (`outlier_limit`), a series that is
    slower than at the last release (`has_crept`), and a series of an open alert that is back near
    its good level (`is_near_good_level`) are candidates. No trigger opens an alert.
 2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
    `PAIRS_OF_PROCESSES` fresh pairs of processes with `BLOCKS` blocks each, in up to `LOOKS` looks
    (`is_decided`), fewer for a clear change (`pairs_for_clear`). The base is a commit that trails
    the newest by some results (`db.queries.trusted_base`), the release, or the last good commit of
-   the alert.
+   the alert. Its answer is remembered (`known_levels`): a confirmed change is no news in the nights
+   after it, and a result that was the same is noise.
 3. Verdict. A single comparison is judged by its estimate and 99 % bounds (`verdict_of`), all
    comparisons of a night together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
 4. Cause. The code or the machine, by the anchors measured in the same comparison (`attribute`).
@@ -29,7 +30,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flexq_bench.stats.log_series import SCALE_FLOOR, SMALLEST_LOG_RATIO, Floats
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -43,29 +43,28 @@ if TYPE_CHECKING:
 HISTORY_RESULTS = 30  # accepted results of the same epoch with which a new one is compared
 RECENT_RESULTS = 5  # the newest of them: they detect a step in a series that has two modes
 FEWEST_FOR_SCALE = 5  # results; with fewer there is no sigma
-TRIGGER_SIGMAS = 2.0  # robust ones (MAD, at least 0.2 %)
-# ln. A change of this size is compared at any noise: noise costs comparisons, but hides no change.
+TRIGGER_SIGMAS = 2.5  # of a prediction: the scale is a robust one (MAD, at least 0.2 %)
+# ln. Without a comparison, a change of this size is compared at any noise: noise costs comparisons,
+# but hides no change.
 TRIGGER_ALWAYS = 0.018
+# sigmas by which a result must exceed one that a comparison explained as noise: of a series with
+# two levels no result exceeds the others by much
+BEYOND_NOISE = 0.25
 RELEASE_RESULTS = 5  # the newest up to the release, which define its level
 FEWEST_AT_RELEASE = 3
 CREEP_SIGMAS = 3.0  # standard errors of the difference of two medians
 
 
-def is_outlier(
-    change: Floats, from_recent: Floats, scale: Floats, results: int
-) -> NDArray[np.bool_]:
-    """Return True where a result differs enough from its history for a comparison, in any
-    direction.
+def outlier_limit(sigma: Floats, noise: Floats, farthest: Floats, always: float) -> Floats:
+    """Return the ln from which a result differs enough from its history for a comparison.
 
-    change, from_recent: [...] ln of the result over the median of the history, and over that of its
-    newest results. scale: [...] robust sigma of the history. results: number of results in the
-    history. For a series without changes this is so in 1 night of 6.
+    sigma: [...] of a prediction, ln; infinite: unknown. noise: [...] the largest distance in this
+    direction of a result whose comparison found no change; farthest: in any direction; 0: there was
+    none. always: limit at any noise, until comparisons show more.
     """
-    # A new series, or one after a change of driver, needs a trigger before there are enough
-    # results.
-    sigmas = np.inf if results < FEWEST_FOR_SCALE else TRIGGER_SIGMAS * scale
-    limit = np.minimum(sigmas, TRIGGER_ALWAYS)
-    return np.asarray((np.abs(change) >= limit) | (np.abs(from_recent) >= limit))
+    by_sigma = np.minimum(TRIGGER_SIGMAS * sigma, always + farthest)
+    beyond = np.where(noise > 0, noise + BEYOND_NOISE * np.minimum(sigma, always), 0.0)
+    return np.asarray(np.maximum(by_sigma, beyond))
 
 
 def has_crept(change: float, error: float) -> bool:

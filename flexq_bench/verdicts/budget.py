@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, positive_logs, robust_scale
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
+from flexq_bench.verdicts.history_trigger import prediction_scale
 
 _MIN_MODE_RESULTS = 3
 _MIN_MODE_DISTANCE_SIGMAS = 5.0  # of two levels of a history
@@ -46,9 +47,7 @@ def surprise(history: ArrayLike, latest: float) -> float:
         return 0.0
     levels = _modes_of(np.sort(logs))
     around = np.concatenate([level - np.median(level) for level in levels])
-    scale = float(robust_scale(around))
-    # With few results the median and the scale are uncertain.
-    scale *= float(np.sqrt(1 + np.pi / 2 / logs.size)) * (1 + 2 / logs.size)
+    scale = float(prediction_scale(robust_scale(around), logs.size, center=logs.size))
     distances = [float(newest[0] - np.median(level)) for level in levels]
     return min(distances, key=abs) / scale
 

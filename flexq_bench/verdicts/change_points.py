@@ -1,12 +1,12 @@
 """The change points of a series: the one service that detection, alerts, pages and `detect` read.
 
-The statistics are in `flexq_bench.stats`; this module applies them to the points of a series and
-compares the result with what was reported before.
+The statistics are in `flexq_bench.stats`; this module applies them to the points of a series.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -48,10 +48,12 @@ class Point:
     """One commit of a series.
 
     value: in the unit of the series; with several results, their median. device: that measured it.
+    epoch: levels are compared only within one; its points need not be adjacent.
     """
 
     value: float
     device: Hashable = None
+    epoch: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +90,14 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """A reported change that no longer holds. index: as reported; reason: in words."""
-
-    index: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ChangePoints:
-    """Result for a series. model: its other components (spells, devices, noise)."""
+    """Result for a series. model: its other components (spells, devices, noise).
+
+    waiting, and the noise and the span of devices of the model, are those of the newest epoch.
+    """
 
     steps: tuple[Change, ...]
     waiting: tuple[Waiting, ...]
-    withdrawn: tuple[Withdrawn, ...]
     model: LevelModel
 
 
@@ -110,15 +106,57 @@ def find_change_points(
     scale: Scale = Scale.RATIO,
     *,
     smallest: float = 0.0,
-    reported: Sequence[Change] = (),
 ) -> ChangePoints:
     """The changes of level of a series of points, oldest first, one per commit.
 
     smallest: change that counts, a fraction of the level (`Scale.RATIO`, at least 0.01) or in the
-    unit of the series. reported: changes that were reported before, by their present indices; those
-    that no longer hold are `withdrawn` with the reason. NaN and infinite values are gaps, and with
-    `Scale.RATIO` those that are not positive.
+    unit of the series. NaN and infinite values are gaps, and with `Scale.RATIO` those that are not
+    positive.
     """
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, point in enumerate(points):
+        places[point.epoch].append(place)
+    if len(places) < 2:
+        return _of_epoch(points, scale, smallest)
+    found = {
+        epoch: _at(_of_epoch([points[place] for place in own], scale, smallest), own)
+        for epoch, own in places.items()
+    }
+    models = [one.model for one in found.values()]
+    newest = found[points[-1].epoch]
+    model = replace(
+        newest.model,
+        size=len(points),
+        spells=tuple(sorted((s for one in models for s in one.spells), key=lambda s: s.start)),
+        device_changes=tuple(
+            sorted((c for one in models for c in one.device_changes), key=lambda c: c.index)
+        ),
+    )
+    steps = sorted((step for one in found.values() for step in one.steps), key=lambda s: s.index)
+    return ChangePoints(tuple(steps), newest.waiting, model)
+
+
+def _at(found: ChangePoints, places: Sequence[int]) -> ChangePoints:
+    """Return the result for some points of a series with indices of the series: their places."""
+    model = replace(
+        found.model,
+        spells=tuple(
+            replace(spell, start=places[spell.start], stop=places[spell.stop - 1] + 1)
+            for spell in found.model.spells
+        ),
+        device_changes=tuple(
+            replace(one, index=places[one.index]) for one in found.model.device_changes
+        ),
+    )
+    waiting = (
+        replace(one, change=replace(one.change, index=places[one.change.index]))
+        for one in found.waiting
+    )
+    steps = (replace(step, index=places[step.index]) for step in found.steps)
+    return ChangePoints(tuple(steps), tuple(waiting), model)
+
+
+def _of_epoch(points: Sequence[Point], scale: Scale, smallest: float) -> ChangePoints:
     is_ratio = scale is Scale.RATIO
     least = max(smallest, SMALLEST_CHANGE) if is_ratio else smallest
     values = [point.value if not is_ratio or point.value > 0 else math.nan for point in points]
@@ -133,13 +171,7 @@ def find_change_points(
         changes = _differences(values, changes)
     steps = tuple(change for change in changes if _size(change, scale) >= least)
     waiting = () if model.waiting is None else (Waiting(_change(model.waiting), _LASTING),)
-    found = ChangePoints(steps, waiting, (), model)
-    withdrawn = tuple(
-        Withdrawn(one.index, reason_without_step(found, one.index, rises=one.difference > 0))
-        for one in reported
-        if all(abs(step.index - one.index) > REACH for step in steps)
-    )
-    return replace(found, withdrawn=withdrawn)
+    return ChangePoints(steps, waiting, model)
 
 
 def _change(step: Step) -> Change:

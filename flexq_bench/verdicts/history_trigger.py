@@ -5,6 +5,7 @@ Thresholds are in `flexq_bench.verdicts.alert_rule`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +14,12 @@ from numpy.typing import ArrayLike
 from flexq_bench.stats.log_series import Floats, positive_logs, robust_scale
 from flexq_bench.verdicts.alert_rule import (
     FEWEST_AT_RELEASE,
+    FEWEST_FOR_SCALE,
     HISTORY_RESULTS,
     RECENT_RESULTS,
+    TRIGGER_ALWAYS,
     has_crept,
-    is_outlier,
+    outlier_limit,
 )
 from flexq_bench.verdicts.verdict import Verdict
 
@@ -36,23 +39,26 @@ class Trigger:
     history: int
 
 
-def trigger(history: ArrayLike, latest: float) -> Trigger:
+def trigger(history: ArrayLike, latest: float, *, unchanged: ArrayLike = ()) -> Trigger:
     """Compare the latest accepted result of a series with its history, in both directions.
 
     history: [n], oldest first, accepted results of the latest one's epoch; the last 30 count.
-    latest: in the same unit. A difference is 2 robust sigmas (MAD, at least 0.2 %) or 1.8 %, from
-    the median of the 30 or of the newest 5; with fewer than 5 results, which give no sigma, 1.8 %.
-    no-data: no usable result before it, or latest is not a positive number. False candidates are
-    accepted, 1 night in 7 of a series without changes: `confirm` decides. Raises ValueError if
-    history is not one-dimensional.
+    latest: in the same unit. A candidate differs by 2.5 sigmas (of a prediction from a MAD of at
+    least 0.2 %) from the median of the 30 or of the newest 5, or by 1.8 % from that of the 30; with
+    fewer than 5 results, which give no sigma, by 1.8 %. unchanged: [m], earlier results at which a
+    comparison found no change: a candidate differs by a quarter of a sigma more than those in its
+    direction, and 1.8 % counts from the farthest of them on. no-data: no usable result before it,
+    or latest is not a positive number. False candidates are accepted: `confirm` decides. Raises
+    ValueError if history is not one-dimensional.
     """
     logs, _ = positive_logs(history)
     newest, usable = positive_logs([latest])
+    noise, _ = positive_logs(unchanged)
     logs = logs[-HISTORY_RESULTS:]
     if logs.size == 0 or usable.size == 0:
         nan = float("nan")
         return Trigger(Verdict.NO_DATA, nan, nan, nan, logs.size)
-    change, scale, candidate = trigger_many(logs, newest[0])
+    change, scale, candidate = trigger_many(logs, newest[0], noise)
     return Trigger(
         Verdict.CANDIDATE if candidate else Verdict.SAME,
         z=float(change / scale),
@@ -63,17 +69,38 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
 
 
 def trigger_many(
-    windows: Floats, latest: Floats | np.float64
+    windows: Floats, latest: Floats | np.float64, unchanged: Floats | None = None
 ) -> tuple[Floats, Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
     """Apply the rule of `trigger` to many series: log change, scale, True for a candidate.
 
-    windows: [..., n >= 1], logs, oldest first. latest: [...], logs. All results are [...].
+    windows: [..., n >= 1], logs, oldest first. latest: [...], logs. unchanged: [..., m], logs. All
+    results are [...].
     """
     scale = robust_scale(windows)
-    change = latest - np.median(windows, axis=-1)
-    recent = latest - np.median(windows[..., -RECENT_RESULTS:], axis=-1)
-    candidate = is_outlier(np.asarray(change), recent, scale, windows.shape[-1])
-    return np.asarray(change), scale, candidate
+    results = windows.shape[-1]
+    is_known = results >= FEWEST_FOR_SCALE
+    candidate = np.zeros(scale.shape, np.bool_)
+    for newest, always in ((results, TRIGGER_ALWAYS), (RECENT_RESULTS, math.inf)):
+        if newest > results or not (is_known or math.isfinite(always)):
+            continue
+        center = np.median(windows[..., -newest:], axis=-1)
+        change = np.asarray(latest - center)
+        sigma = prediction_scale(scale, results, center=newest) if is_known else scale + math.inf
+        noise = farthest = np.zeros_like(change)
+        if unchanged is not None and unchanged.shape[-1]:
+            apart = unchanged - center[..., None]
+            farthest = np.abs(apart).max(axis=-1)
+            noise = np.maximum((apart * np.sign(change)[..., None]).max(axis=-1), 0.0)
+        candidate |= np.abs(change) >= outlier_limit(sigma, noise, farthest, always)
+    return np.asarray(latest - np.median(windows, axis=-1)), scale, candidate
+
+
+def prediction_scale(scale: Floats, results: int, *, center: int) -> Floats:
+    """Sigma [...] of a new result about the median of the newest `center` of `results` ones.
+
+    scale: [...], their MAD as a sigma. With few results both are uncertain.
+    """
+    return np.asarray(scale * np.sqrt(1 + np.pi / 2 / center) * (1 + 2 / results))
 
 
 def creep(at_release: ArrayLike, since: ArrayLike) -> Trigger:

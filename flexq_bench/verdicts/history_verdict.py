@@ -21,6 +21,7 @@ from flexq_bench.verdicts.change_points import (
     Point,
     Scale,
     find_change_points,
+    reason_without_step,
 )
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 12
+DETECTOR_VERSION = 13
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_level": SHORTEST_LEVEL,
@@ -86,33 +87,24 @@ class Step:
     p_value: float
 
 
-def steps(values: Sequence[float], metric: Metric) -> list[Step]:
-    """The changes of level of a history, oldest first (`find_change_points`).
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The changes of level of a history, oldest first, and what they were found in."""
 
-    values: oldest first, in the unit of the metric.
-    """
-    found = _analysed(values, metric).steps
-    earlier = [change.before for change in found]
-    return [_step(change, earlier[:place], metric) for place, change in enumerate(found)]
+    steps: tuple[Step, ...]
+    found: ChangePoints
 
-
-def withdrawal(
-    values: Sequence[float], metric: Metric, index: int, before: float, after: float
-) -> str:
-    """Explain why a change that was reported at an index is none today.
-
-    before, after: levels as reported.
-    """
-    reported = (Change(index, before, after, 0.0),)
-    withdrawn = _analysed(values, metric, reported).withdrawn
-    return next((one.reason for one in withdrawn), "later results do not bear it out")
+    def reason_without(self, index: int, before: float, after: float) -> str:
+        """Explain why a change that was reported at an index, with these levels, is none today."""
+        return reason_without_step(self.found, index, rises=after > before)
 
 
-def _analysed(
-    values: Sequence[float], metric: Metric, reported: Sequence[Change] = ()
-) -> ChangePoints:
-    points = [Point(value) for value in values]
-    return find_change_points(points, metric.scale, reported=reported)
+def judge_history(values: Sequence[float], metric: Metric) -> Judged:
+    """Analyse a history (`find_change_points`). values: oldest first, in the metric's unit."""
+    found = find_change_points([Point(value) for value in values], metric.scale)
+    earlier = [change.before for change in found.steps]
+    steps = (_step(one, earlier[:place], metric) for place, one in enumerate(found.steps))
+    return Judged(tuple(steps), found)
 
 
 def _step(change: Change, earlier: Sequence[float], metric: Metric) -> Step:
@@ -203,5 +195,5 @@ def judged_again(evidence: Mapping[str, Any]) -> Step | None:
         evidence.get("metric", "time"), evidence.get("unit", "us"), evidence["direction"]
     )
     index = evidence["index"]
-    changes = steps([float(value) for value in evidence["values"]], metric)
-    return next((step for step in changes if step.index == index), None)
+    values = [float(value) for value in evidence["values"]]
+    return next((step for step in judge_history(values, metric).steps if step.index == index), None)

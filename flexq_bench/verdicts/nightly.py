@@ -83,8 +83,9 @@ def record_night(
         info = _decision(result, identity, device, commits, moment, watched=alerting)
         if add_decision(session, info):
             new[info.uuid] = result
-    if any(result.is_canary for result in judged):
-        update_calibration(session, at=moment)
+    canaries = {uuid for uuid, result in new.items() if result.is_canary}
+    if canaries:
+        update_calibration(session, at=moment, new=canaries)
     if not alerting:
         return Night(tuple(judged))
     opened, joined = open_or_join_alerts(session, _groups(session, new, commits), moment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from flexq_bench.db import queries
@@ -21,9 +22,10 @@ _ALARMS = (Verdict.SLOWER, Verdict.FASTER)
 _UNJUDGED = (Verdict.NO_DATA, Verdict.INCORRECT)
 
 
-def update_calibration(session: Session, *, at: datetime) -> None:
-    """Store the noise and false-alarm rate of the canaries up to `at`; repeating it changes
-    nothing.
+def update_calibration(session: Session, *, at: datetime, new: Collection[str]) -> None:
+    """Store the noise of the series with new canaries, and the false-alarm rate of all, up to `at`.
+
+    new: uuids of decisions. Repeating it changes nothing.
 
     A canary with the verdict slower or faster is a false alarm. It opens no alert because its
     machine code is the same, but with other code it would have.
@@ -34,7 +36,8 @@ def update_calibration(session: Session, *, at: datetime) -> None:
     for row in judged:
         by_series[row.series_id].append(row)
     for series_id, canaries in by_series.items():
-        _write_noise(session, series_id, canaries, at)
+        if any(row.uuid in new for row in canaries):
+            _write_noise(session, series_id, canaries, at)
     if judged:
         _write_rate(session, judged)
 

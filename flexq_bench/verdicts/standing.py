@@ -18,7 +18,7 @@ from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.verdicts.alert_rule import NOT_WORSE
 from flexq_bench.verdicts.commit_points import one_per_commit
-from flexq_bench.verdicts.history_verdict import Metric, Step, steps
+from flexq_bench.verdicts.history_verdict import Metric, Step, judge_history
 
 MAX_RESULTS = 300  # of a series that are analysed, the newest
 _NEARBY = 10  # results within which another step for the worse replaces one that is gone
@@ -55,15 +55,14 @@ class Outcome:
 
 def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
     """Judge the evidence of an open alert by what is stored now; None: it stands."""
-    decisions = queries.alert_decisions(session, alert.id)
+    compared: list[DecisionRow] = []
+    by_history: list[DecisionRow] = []
+    for decision in queries.alert_decisions(session, alert.id):
+        is_history = decision.detector == history_verdict.DETECTOR
+        (by_history if is_history else compared).append(decision)
     standings = [
-        standing
-        for decision in decisions
-        for standing in (
-            _by_history(session, decision)
-            if decision.detector == history_verdict.DETECTOR
-            else _by_comparison(session, alert, decision)
-        )
+        *_by_comparison(session, alert, compared),
+        *(standing for one in by_history for standing in _by_history(session, one)),
     ]
     ranges = Counter(standing.range for standing in standings if standing.range is not None)
     if standings and not ranges:
@@ -99,29 +98,25 @@ def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
     return Metric(row.metric, row.unit, row.direction)
 
 
-def no_step_reason(
-    points: Sequence[HistoryPoint], metric: Metric, index: int, before: float, after: float
-) -> str:
-    """Explain why a history has no step at an index any more."""
-    values = [point.median_us for point in points]
-    return history_verdict.withdrawal(values, metric, index, before, after)
-
-
-def _by_comparison(session: Session, alert: AlertRow, decision: DecisionRow) -> Iterator[Standing]:
-    if alert.good is None:
+def _by_comparison(
+    session: Session, alert: AlertRow, decisions: Sequence[DecisionRow]
+) -> Iterator[Standing]:
+    if alert.good is None or not decisions:
         return
     if queries.is_orphaned(session, alert.bad.sha, project=alert.bad.project):
         yield Standing(None, _gone(alert.bad.sha))
         return
-    latest = queries.latest_decisions_from(session, alert.good.sha, [decision.series_id])
-    newest = latest.get(decision.series_id)
-    orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
-    is_later = None not in orders and (orders[0] or 0) > (orders[1] or 0)
-    if newest is None or newest.verdict not in NOT_WORSE or not is_later:
-        yield Standing((alert.good.sha, alert.bad.sha))
-    else:
-        reason = f"at the level of {alert.good.sha[:10]} at {newest.head[:10]}"
-        yield Standing(None, reason, is_back=True)
+    series = sorted({decision.series_id for decision in decisions})
+    latest = queries.latest_decisions_from(session, alert.good.sha, series)
+    for series_id in series:
+        newest = latest.get(series_id)
+        orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
+        is_later = None not in orders and (orders[0] or 0) > (orders[1] or 0)
+        if newest is None or newest.verdict not in NOT_WORSE or not is_later:
+            yield Standing((alert.good.sha, alert.bad.sha))
+        else:
+            reason = f"at the level of {alert.good.sha[:10]} at {newest.head[:10]}"
+            yield Standing(None, reason, is_back=True)
 
 
 def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
@@ -132,7 +127,8 @@ def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
     if point is None or not points:
         return
     metric = metric_of(decision)
-    located = steps([one.median_us for one in points], metric)
+    judged = judge_history([one.median_us for one in points], metric)
+    located = judged.steps
     places = {one.commit: place for place, one in reversed(list(enumerate(points)))}
     place = places.get(decision.head)
     if place is None:
@@ -143,7 +139,7 @@ def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
     apart = _NEARBY + 1 if nearest is None else nearest.index - place
     if nearest is None or abs(apart) > _NEARBY:
         newest = _newest_level(points, located)
-        reason = no_step_reason(points, metric, place, point.before, point.after)
+        reason = judged.reason_without(place, point.before, point.after)
         if metric.is_back(point.before, newest):
             yield Standing(None, _returned(point.before, metric, points[-1].commit, reason), True)
         else:

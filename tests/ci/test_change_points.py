@@ -53,7 +53,7 @@ def test_retraction_reason_is_the_nearest_cause():
     up, down = Change(52, 20.0, 21.0, 1e-6), Change(46, 21.0, 20.0, 1e-6)
 
     def reason(steps=(), **parts):
-        found = ChangePoints(steps, (), (), LevelModel(100, **parts))
+        found = ChangePoints(steps, (), LevelModel(100, **parts))
         return reason_without_step(found, 49, rises=True)
 
     assert reason(spells=(Spell(49, 52, 0.1),)) == "the level was back after 3 results"

@@ -234,6 +234,21 @@ def test_creeping_machine_is_compared_with_the_release_once(
     assert len(asked) == 1
 
 
+def test_open_alert_is_compared_again_only_when_its_level_moves(a_night, sha):
+    for order in range(1, 8):
+        a_night(order)
+    a_night(8, us=21.0)
+
+    quiet = [a_night(order, us=21.0)[0].contests for order in range(9, 13)]
+    pool, [report] = a_night(13, us=22.5, canaries=1)
+
+    assert quiet == [[], [], [], []]
+    (base, head, cases), (canary, itself, chosen) = pool.contests
+    assert (base, head, canary, itself) == (sha(8), sha(13), sha(13), sha(13))
+    assert chosen == [case for case in cases if case.startswith("flexq")]
+    assert report.opened
+
+
 @pytest.mark.parametrize("slow_nights", [1, 2, 4])
 def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nights):
     for order in range(1, 8):
@@ -409,6 +424,25 @@ def test_partial_verdicts_are_kept_when_the_rest_arrives(a_night, database, comm
     assert set(partial.opened) <= set(whole.opened)
     with database.session() as session:
         assert {alert.id for alert in queries.alerts(session)} == set(whole.opened)
+
+
+def test_kind_that_cannot_be_judged_does_not_stop_others(a_night, database, monkeypatch):
+    from flexq_bench.verdicts import nightly as stored_verdicts
+
+    def broken(session, comparisons, machine, commits, **options):
+        if machine.device.sku == "A CPU":
+            raise InfrastructureError("git has no such commit")
+        return stored_verdicts.record_night(session, comparisons, machine, commits, **options)
+
+    monkeypatch.setattr("flexq_bench.ci.nightly.record_night", broken)
+    _, [unjudged, judged] = a_night(1, gpus=("A CPU", "Another CPU"), canaries=1)
+
+    assert (unjudged.outcome, judged.outcome) == ("incomplete", "complete")
+    assert unjudged.notes == ("not judged: git has no such commit",)
+    assert exit_code([unjudged], alerting=True) == ExitCode.MISSING
+    with database.session() as session:
+        states = {night.gpu: night.state for night in queries.night_states(session)}
+    assert states == {"A CPU": "comparing", "Another CPU": "done"}
 
 
 def test_waiting_night_is_noted_then_given_up(a_night, database, commits, sha, compared):

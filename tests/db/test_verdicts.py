@@ -217,11 +217,16 @@ def test_trusted_base_trails_the_newest_result(session, build):
     assert base_order(session, a_history(session, build, 8)) == 6
 
 
-def test_trusted_base_is_at_most_the_alert_s_good_commit(session, build, alert):
+def test_trusted_base_is_not_before_the_first_bad_commit_of_an_open_alert(session, build, decide):
     series = a_history(session, build, 8)
-    assert base_order(session, series) == 1
+    assert base_order(session, series) == 6
 
-    give(session, alert, "false-alarm")
+    decide("late", base=6, head=8)
+    late = opened(session, good=6, bad=8)
+    join_alert(session, late, ["late"])
+    assert base_order(session, series) == 8
+
+    give(session, late, "false-alarm")
     assert base_order(session, series) == 6
 
 

@@ -377,10 +377,12 @@ def count_round(bench: Bench, *, planned: int, stored: int, distinct: int, stuck
 
 
 def _silence(log: Path) -> float:
-    """The longest time between two lines of a log, in seconds."""
+    """The longest time between two lines of a log after its first worker joined, in seconds."""
+    lines = log.read_text().splitlines()
+    first = next((at for at, line in enumerate(lines) if line.endswith(" joined")), 0)
     stamps = [
         float(line.split(" ", 1)[0])
-        for line in log.read_text().splitlines()
+        for line in lines[first:]
         if line.split(" ", 1)[0].replace(".", "").isdigit()
     ]
     return max((b - a for a, b in pairwise(stamps)), default=0.0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -167,11 +169,13 @@ def test_return_code_is_that_of_subprocess(server, processes, text, code):
     assert processes.start(server, "-m", "ends").wait(20.0) == code
 
 
-def test_module_that_hides_a_dependency_is_imported(server, processes):
+def test_module_that_hides_a_dependency_is_imported(server, processes, caplog):
+    caplog.set_level(logging.DEBUG)
     processes.write("scipy", "print('mine')")
     processes.write("imports", "import scipy")
 
     assert processes.output(server, "-m", "imports") == "mine\n"
+    assert "other modules: scipy" in caplog.text
 
 
 def test_variables_that_are_read_at_the_start_take_effect(server, processes):
@@ -297,3 +301,28 @@ def test_nothing_of_a_server_remains_at_its_end(processes):
         pids = [process.pid, server._server.pid]
 
     assert not any(map(is_running, pids))
+
+
+def test_ids_are_those_of_this_process_in_a_namespace_of_processes(processes):
+    wrap = (
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    )
+    if subprocess.run([*wrap, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no namespaces")
+    processes.write("own", "import os; print(os.getpid(), flush=True); input()")
+    mark = new_mark()
+    with ForkServer(wrap=lambda command: (*wrap, *command)) as server:
+        process = processes.start(server, "-m", "own", **{mark: "1"})
+        inner = int(process.stdout.readline())
+
+        assert (
+            f"NSpid:\t{process.pid}\t{inner}\n" in Path(f"/proc/{process.pid}/status").read_text()
+        )
+        end_marked(mark)
+        assert process.wait(20.0) == -signal.SIGKILL

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flexq_bench.stats import level_model_by_epoch
 from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.level_model import level_model
 
@@ -112,12 +111,6 @@ def test_early_step_waits_until_its_levels_lasted() -> None:
     assert young.waiting is not None
     assert young.waiting.index == 12
     assert _indices(values) == [12]
-
-
-def test_levels_of_other_epochs_are_not_compared() -> None:
-    values = _noisy([(40, 100.0), (40, 120.0)], 0.005, 8)
-    assert not level_model_by_epoch(values, [0] * 40 + [1] * 40).steps
-    assert [one.index for one in level_model_by_epoch(values, [0] * 80).steps] == [40]
 
 
 def test_series_needs_one_dimension_and_a_device_per_value() -> None:

@@ -1,14 +1,16 @@
-"""The service of change points: scales, smallest changes, withdrawn changes."""
+"""The service of change points: scales, smallest changes, reasons."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from flexq_bench.verdicts.change_points import (
-    Change,
     Point,
     Scale,
     find_change_points,
+    reason_without_step,
 )
 
 
@@ -40,9 +42,23 @@ def test_change_below_smallest_is_left_out() -> None:
     assert not find_change_points(points, smallest=0.06).steps
 
 
-def test_reported_change_that_is_gone_is_withdrawn_with_reason() -> None:
-    points = _points([(60, 100)])
-    reported = [Change(30, 100, 101, 1e-4)]
-    (gone,) = find_change_points(points, reported=reported).withdrawn
-    assert gone.index == 30
-    assert gone.reason
+def test_reason_without_a_step_names_where_it_is_now() -> None:
+    found = find_change_points(_points([(40, 100), (20, 110)]))
+    assert "+8 results" in reason_without_step(found, 32, rises=True)
+    assert "bear it out" in reason_without_step(found, 32, rises=False)
+
+
+def test_levels_of_other_epochs_are_not_compared() -> None:
+    points = _points([(40, 100), (40, 120), (40, 130)])
+    later = [replace(point, epoch=place >= 40) for place, point in enumerate(points)]
+    (step,) = find_change_points(later).steps
+    assert step.index == 80
+    assert [one.index for one in find_change_points(points).steps] == [40, 80]
+
+
+def test_points_of_an_epoch_need_not_be_adjacent() -> None:
+    points = _points([(40, 100), (40, 120)])
+    mixed = [Point(500.0, epoch="other") if place % 2 else point
+             for place, point in enumerate(one for one in points for _ in range(2))]  # fmt: skip
+    (step,) = find_change_points(mixed).steps
+    assert step.index == 80

@@ -24,7 +24,7 @@ def test_change_of_2_percent_is_a_candidate(latest):
 def test_scale_is_robust_and_has_a_floor():
     assert trigger([100.0] * 30, 100.3).scale == pytest.approx(0.002)
     assert trigger([100.0] * 30, 100.3).verdict is Verdict.SAME
-    assert trigger([100.0] * 30, 100.5).verdict is Verdict.CANDIDATE
+    assert trigger([100.0] * 30, 100.6).verdict is Verdict.CANDIDATE
     noisy = quiet(sigma=0.01)
     noisy[5] = 500.0
     assert trigger(noisy, 100.0).scale == pytest.approx(0.01, rel=0.5)
@@ -47,6 +47,31 @@ def test_step_to_the_other_mode_is_a_candidate():
     history = [121.0] * 20 + [108.0] * 10
 
     assert trigger(history, 121.0).verdict is Verdict.CANDIDATE
+
+
+def test_result_like_one_found_unchanged_is_no_candidate():
+    history = quiet(sigma=0.01)
+
+    assert trigger(history, 103.0).verdict is Verdict.CANDIDATE
+    assert trigger(history, 103.0, unchanged=[103.2]).verdict is Verdict.SAME
+    assert trigger(history, 97.0, unchanged=[103.2]).verdict is Verdict.CANDIDATE
+    assert trigger(history, 107.0, unchanged=[103.2]).verdict is Verdict.CANDIDATE
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.01, 0.03])
+def test_trigger_learns_the_noise_of_a_series_without_changes(sigma):
+    rng = np.random.default_rng(5)
+    candidates = 0
+    for _ in range(50):
+        nights = 100 * np.exp(sigma * rng.standard_normal(30))
+        unchanged: list[float] = []
+        for night in range(1, 30):
+            found = trigger(nights[:night], nights[night], unchanged=unchanged)
+            if found.verdict is Verdict.CANDIDATE:
+                unchanged.append(nights[night])
+                candidates += night >= 10
+
+    assert candidates <= 0.05 * 50 * 20
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def two_commits(repository):
     """Compare this project with a commit of it in which a kernel does its work twice."""
     for room in ("workloads", "kernels", "flexq_bench", "db"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, repository.path / room, ignore=ignored)
+        shutil.copytree(ROOT / room, repository.path / room, ignore=ignored, symlinks=True)
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "as it is")
     source = repository.path / "kernels" / "cpu" / "bitplane.py"

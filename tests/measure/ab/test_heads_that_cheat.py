@@ -139,7 +139,7 @@ class Project:
 def project(repository) -> Project:
     for room in ("workloads", "kernels", "flexq_bench", "db"):
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, repository.path / room, ignore=ignored)
+        shutil.copytree(ROOT / room, repository.path / room, ignore=ignored, symlinks=True)
     found = Project(repository.path, repository.git)
     found.edit(KERNEL, MULTIPLY, MULTIPLY + OPERATIONS)
     repository.git("tag", "base", found.commit())
