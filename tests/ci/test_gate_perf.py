@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flexq_bench.db import queries
@@ -54,6 +56,15 @@ def test_outcome_of_a_case(gate, compared, kernel, changes, policy, outcome, cod
     report = gate(compared(kernel, **changes), compared("cublas-fp16"), policy=policy)
 
     assert (outcomes(report), report.exit_code) == ([outcome, "pass"], code)
+
+
+def test_case_that_was_not_measured_to_the_end_is_ambiguous(gate, compared):
+    unfinished = replace(compared("flexq-w6a6", placements=0), pairs_needed=6)
+
+    report = gate(unfinished, compared("cublas-fp16"))
+
+    assert (outcomes(report), report.exit_code) == (["ambiguous", "pass"], ExitCode.AMBIGUOUS)
+    assert report.findings[0].need == "about 6 pairs of processes would decide it"
 
 
 def test_slowdown_within_the_kernels_limit_passes(gate, compared):

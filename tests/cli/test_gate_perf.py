@@ -230,3 +230,18 @@ def test_trusted_head_is_noted(gate, tmp_path):
     assert "head was measured with its own program (--trust-head)" in ran.out
     assert "own program" in report.read_text().splitlines()[1]
     assert "not judged" not in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "budget_s", "stops"),
+    [((), None, True), (("--budget", "5m"), 300.0, True), (("--keep-going",), None, False)],
+)
+def test_budget_and_wrong_results_end_a_gate_as_requested(gate, options, budget_s, stops):
+    assert gate(1.0, *options).code == ExitCode.PASS
+
+    assert (gate.rules.budget_s, gate.rules.stops_at_wrong) == (budget_s, stops)
+
+
+@pytest.mark.parametrize("budget", ["soon", "0s", "5 parsecs"])
+def test_budget_that_is_no_time_is_refused(gate, budget):
+    assert gate(1.0, "--budget", budget).code == ExitCode.USAGE

@@ -95,7 +95,6 @@ class _Course:
         self._wrong = ""  # the case whose wrong result ended the comparison
         self._durations = _Durations()
         self._expected: dict[int, int] = {}  # pairs of processes of each open case, by id
-        self._stage = 0  # pairs of processes after the current stage
         self._current = 0  # number of the current pair of processes
 
     def results(self) -> Iterator[CaseComparison]:
@@ -172,7 +171,6 @@ class _Course:
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
         """Measure cases in fresh pairs of processes until each has been in this many."""
         open_pairs = [pair for pair in pairs if not pair.problem]
-        self._stage = processes
         for process in range(min((p.processes for p in open_pairs), default=processes), processes):
             for lane in self._lanes:
                 waiting: Sequence[CasePair] = [
