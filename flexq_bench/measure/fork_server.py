@@ -60,6 +60,8 @@ PRELOADED = (
     *("cupy", "cuda.bindings.nvrtc", "triton", "triton.language", "triton.runtime.jit"),
     *("importlib.metadata", "importlib.resources", "shlex", "statistics", "tomllib", "zoneinfo"),
 )
+# Dependencies that could open a GPU when they are imported: tried in a process first.
+TRIED = ("cuda.bindings.driver", "nvmath.bindings.cublasLt", "nvmath.bindings.cublas")
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's name (proc(5): 50, 51)
 _MESSAGE_BYTES = 1 << 16
@@ -251,7 +253,7 @@ class Server:
 
 def preload() -> bool:
     """Import the dependencies. Return False if processes should not be forked after that."""
-    for name in PRELOADED:
+    for name in (*PRELOADED, *filter(_imports_without_gpu, TRIED)):
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
@@ -260,6 +262,18 @@ def preload() -> bool:
             traceback.print_exc()
             return False
     return True
+
+
+def _imports_without_gpu(name: str) -> bool:
+    """Return True if a process can import a module without opening a GPU."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException:
+            os._exit(1)
+        os._exit(int(_has_opened_gpu()))
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def run(request: Request) -> None:
