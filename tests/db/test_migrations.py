@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from alembic import command
@@ -12,6 +13,8 @@ from sqlalchemy import create_engine, inspect, text
 from flexq_bench.db import queries, schema
 from flexq_bench.db.engine import open_database, revision_of, upgrade
 from flexq_bench.db.errors import NewerSchemaError, OlderSchemaError
+from flexq_bench.db.fleet import JobInfo, add_jobs
+from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tables import Base
@@ -91,6 +94,34 @@ def test_upgrade_keeps_what_is_stored(old, build, tmp_path):
         upgrade(database)
         with database.session() as session:
             assert list(queries.stored_records(session, Record)) == [record]
+
+
+@pytest.mark.parametrize("state", ["measuring", "comparing"])
+def test_unfinished_night_of_the_version_before_comparison_jobs_is_kept(build, tmp_path, state):
+    new, before = str(tmp_path / "new.sqlite"), tmp_path / "before.sqlite"
+    record = build.a_record()
+    with open_database(new) as database, database.session() as session:
+        add_record(session, record)
+        info = NightInfo("night", "2025-11-01", "smoke", "A GPU", record.run.uuid)
+        set_night(session, info, state, at=datetime.now(UTC))
+        add_jobs(session, record.run.uuid, [JobInfo("a case"), JobInfo("another", reason="gone")])
+    engine = create_engine(f"sqlite:///{before}")
+    with engine.begin() as connection:
+        command.upgrade(schema.alembic_config(connection), "0024")
+    engine.dispose()
+    copy_rows(new, before)
+
+    with open_database(str(before), check_schema=False) as database:
+        upgrade(database)
+        with database.session() as session:
+            [night] = queries.unfinished_nights(session)
+            jobs = queries.jobs_of(session, record.run.uuid)
+            assert queries.jobs_of(session, record.run.uuid, kind="compare") == []
+    assert (night.state, night.plan) == (state, None)  # it is planned when it is resumed
+    assert [(job.kind, job.state, job.content) for job in jobs] == [
+        ("measure", "queued", None),
+        ("measure", "no-device", None),
+    ]
 
 
 def test_upgrading_twice_changes_nothing(database):
