@@ -41,6 +41,7 @@ from flexq_bench.db.fleet import (
 )
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.errors import FlexqError, one_line
 from flexq_bench.fleet.compare_jobs import (
     CompareJob,
     ComparisonWork,
@@ -156,13 +157,20 @@ def conclude_nights(
     commits = dict.fromkeys(tonight, commit)
     waiting, last_tries = [], set()
     for stalled, is_recent in _stalled_nights(database, nights, commit):
-        if rules.repository is None or (stalled.gpu not in devices and is_recent):
-            waiting.append(stalled)
+        obstacle = f"{stalled.gpu} is not available now" if stalled.gpu not in devices else ""
+        if rules.repository is None:
+            waiting.append((stalled, "there is no git tree here"))
+            continue
+        try:
+            commits[stalled.key] = _commit_of(rules, commit, stalled.commit)
+        except FlexqError as error:  # the history was rewritten
+            waiting.append((stalled, one_line(error)))
+            continue
+        if obstacle and is_recent:
+            waiting.append((stalled, obstacle))
             continue
         if not is_recent:
             last_tries.add(stalled.key)
-        at = commit_at(rules.repository, stalled.commit)
-        commits[stalled.key] = replace(at, project=commit.project)
         nights = (_info(stalled), *nights)
     works: list[ComparisonWork] = []
     for info in nights:
@@ -174,17 +182,13 @@ def conclude_nights(
     if jobs := _reopen(database, works):
         with progress(jobs) as on_compared:
             pool.compare(works, on_compared)
-    reports = [
-        _conclude(
-            database,
-            pool,
-            info,
-            commits[info.key],
-            rules,
-            is_last_try=info.key in last_tries,
-        )
-        for info in nights
-    ]
+    reports = []
+    for info in nights:
+        at, is_last_try = commits[info.key], info.key in last_tries
+        try:
+            reports.append(_conclude(database, pool, info, at, rules, is_last_try=is_last_try))
+        except FlexqError as error:  # for example a commit that git can't read
+            reports.append(_not_judged(database, info, at, error))
     return _with_notes(reports, waiting)
 
 
@@ -373,15 +377,26 @@ def _conclude(
     return report
 
 
+def _not_judged(
+    database: Database, info: NightInfo, commit: CommitInfo, error: FlexqError
+) -> KindReport:
+    """Report a night that stays unfinished, so that the other kinds of GPU are reported too."""
+    log.warning("night %s on %s is not judged: %s", info.name, info.gpu, error)
+    with database.session() as session:
+        note = f"not judged: {one_line(error)}"
+        outcome = NightOutcome.INCOMPLETE
+        return _summary(session, info, commit, outcome=outcome, notes=(note,))
+
+
 def _with_notes(
-    reports: Sequence[KindReport], waiting: Sequence[queries.NightState]
+    reports: Sequence[KindReport], waiting: Sequence[tuple[queries.NightState, str]]
 ) -> list[KindReport]:
-    """Note the earlier nights that can't be continued on the report on their kind of GPU."""
+    """Note the earlier nights that can't be continued, and why, on reports on their kind of GPU."""
     noted = list(reports)
-    for night in waiting:
+    for night, reason in waiting:
         note = (
-            f"night {night.name} at {night.commit[:10]} lacks comparisons on {night.gpu}, which "
-            "is not available now"
+            f"night {night.name} at {night.commit[:10]} still lacks comparisons on {night.gpu}: "
+            f"{reason}"
         )
         log.warning("%s", note)
         gpus = [report.gpu for report in noted]

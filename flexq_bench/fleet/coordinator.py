@@ -362,7 +362,7 @@ class Coordinator:
                 kind.missing_since = now
                 log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
             elif now - kind.missing_since > self._times.device and not self._workers.arriving:
-                if self._has_worker_elsewhere(gpu):
+                if self._is_leased_elsewhere(gpu):
                     kind.missing_since = now
                     self._leased_elsewhere = self._backlog_is_stale = True
                     continue
@@ -372,15 +372,21 @@ class Coordinator:
                         self._buffer.abandon_jobs(run, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
 
-    def _has_worker_elsewhere(self, gpu: str) -> bool:
-        """Return True if another coordinator has a live worker of this kind, for the same jobs."""
+    def _is_leased_elsewhere(self, gpu: str) -> bool:
+        """Return True if another coordinator's worker has a job of these runs on this kind."""
+        runs = [run for run, kind in self._gpus.items() if kind == gpu]
 
-        def is_alive(session: Session) -> bool:
-            silent_since = database_time(session) - timedelta(seconds=self._times.lease)
-            workers = queries.workers(session, live=True)
-            return any(w.gpu == gpu and w.heartbeat_at >= silent_since for w in workers)
+        def is_leased(session: Session) -> bool:
+            now, lease = database_time(session), timedelta(seconds=self._times.lease)
+            return any(
+                job.worker not in self._states and is_current(job.lease_until, now, lease)
+                for run in runs
+                for job in queries.jobs_of(
+                    session, run, states=("leased",), kind=self._kind_of_jobs
+                )
+            )
 
-        return self._buffer.read(is_alive) is not False  # None: the database is unavailable
+        return self._buffer.read(is_leased) is not False  # None: the database is unavailable
 
     def _exchange(self) -> None:
         assignments = self._assign_jobs()

@@ -426,6 +426,25 @@ def test_partial_verdicts_are_kept_when_the_rest_arrives(a_night, database, comm
         assert {alert.id for alert in queries.alerts(session)} == set(whole.opened)
 
 
+def test_kind_that_cannot_be_judged_does_not_stop_others(a_night, database, monkeypatch):
+    from flexq_bench.verdicts import nightly as stored_verdicts
+
+    def broken(session, comparisons, machine, commits, **options):
+        if machine.device.sku == "A CPU":
+            raise InfrastructureError("git has no such commit")
+        return stored_verdicts.record_night(session, comparisons, machine, commits, **options)
+
+    monkeypatch.setattr("flexq_bench.ci.nightly.record_night", broken)
+    _, [unjudged, judged] = a_night(1, gpus=("A CPU", "Another CPU"), canaries=1)
+
+    assert (unjudged.outcome, judged.outcome) == ("incomplete", "complete")
+    assert unjudged.notes == ("not judged: git has no such commit",)
+    assert exit_code([unjudged], alerting=True) == ExitCode.MISSING
+    with database.session() as session:
+        states = {night.gpu: night.state for night in queries.night_states(session)}
+    assert states == {"A CPU": "comparing", "Another CPU": "done"}
+
+
 def test_waiting_night_is_noted_then_given_up(a_night, database, commits, sha, compared):
     kinds = ("A CPU", "Another CPU")
     losing = Vanishing(database, commits[sha(1)], compared, gpus=kinds)

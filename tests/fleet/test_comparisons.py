@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.fleet import add_jobs
+from flexq_bench.db.dialects import database_time
+from flexq_bench.db.fleet import ComparisonOutcome, add_jobs, claim_jobs, finish_comparisons
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError
 from flexq_bench.fleet.compare_jobs import (
     MAX_CASES,
@@ -335,25 +337,27 @@ def test_kind_is_not_given_up_while_its_workers_start(table, gpus, compare_work,
     assert states_of(table, work) == ["done"]
 
 
-def test_kind_is_not_given_up_while_another_coordinator_has_it(
-    table, gpus, compare_work, monkeypatch
-):
-    """The other one still registers as alive, so the job is not taken from it."""
-    work = compare_work("H200", 1)
-    other = table.coordinator(gpus({"H200": 1}, compares=right))
-    other.gather()
-    asked = []
+def test_kind_is_not_given_up_while_another_coordinator_has_it(table, gpus, compare_work):
+    work = compare_work("H200", 2)
+    first, second = jobs_of(table, work)
+    # Of real time, so that it is current whatever the clock here says.
+    with table.database.session() as session:
+        now = database_time(session)
+        claim_jobs(session, {first.id: "theirs"}, until=now + timedelta(seconds=2), at=now)
+    states = []
 
     def poll(timeout_s):
-        if table.clock.now > 1000 + 8:
-            asked.append(states_of(table, work))
-            other.compare([work], ignore)
-        return type(workers).poll(workers, timeout_s)
+        table.clock.now += timeout_s
+        if table.clock.now > 1000 + 8:  # `device` is three seconds
+            states.append(states_of(table, work))
+            done = ComparisonOutcome("done", outcome={})
+            with table.database.session() as session:
+                finish_comparisons(session, {first.id: done, second.id: done})
+        return []
 
     workers = gpus({})
-    waiting = table.coordinator(workers)
     workers.poll = poll
-    waiting.compare([work], ignore)
+    table.coordinator(workers).compare([work], ignore)
 
-    assert asked[0] == ["queued"]
-    assert states_of(table, work) == ["done"]
+    assert states[0] == ["leased", "queued"]
+    assert states_of(table, work) == ["done"] * 2
