@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flexq_bench.accuracy.errors import DamagedModelError
+from flexq_bench.accuracy.loading import suitable_threads
 from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, ResultOrigin
 from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, REFERENCE, Through
@@ -131,7 +132,7 @@ def _judged(
             trigger="gate",
             each_by_itself=True,
         )
-    with progress(setup) as (on_unit, on_activity):
+    with suitable_threads(setup.evaluator.loaded), progress(setup) as (on_unit, on_activity):
         report = gate_accuracy(
             *(policy, setup, database, judged, compared, absent),
             on_unit=on_unit,

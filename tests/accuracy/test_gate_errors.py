@@ -36,7 +36,7 @@ def test_equal_models_pass_with_any_number_of_segments_together(
     monkeypatch.setattr(gate_errors, "permute_channels", permute)
     options = Namespace(
         model=str(tiny_llama), data=[str(tiny_llama / "heldout.txt")], policy="default",
-        context=64, max_tokens=3780, device="cpu",
+        context=64, max_tokens=3780, device="cpu", texts="heldout",
     )  # fmt: skip
     bench = gate_errors.Bench(options, gate_errors.judged_policy(options))
 
