@@ -338,7 +338,14 @@ class CheckContext:
     ) -> list[LimitOutcome]:
         """Return an outcome for each name of a limit, other than the known ones."""
         return [
-            LimitOutcome(self.scheme, name, GateOutcome.NOT_JUDGED, reason, "")
+            LimitOutcome(
+                self.scheme,
+                name,
+                GateOutcome.NOT_JUDGED,
+                reason,
+                "",
+                text=next(iter(limit.texts), ""),
+            )
             for name in limit.names
             if name not in known
         ]

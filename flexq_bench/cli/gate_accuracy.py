@@ -73,6 +73,12 @@ def accuracy(
             "them is not judged, so the exit code is 1 or 4.",
         ),
     ] = False,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="Show a line for each text of a check, and the details of all checks."
+        ),
+    ] = False,
     output: JunitReportOptions,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -122,7 +128,7 @@ def accuracy(
     output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
     out = console(stderr=STDOUT in output.paths().values())
     say(out, reports.headline(report))
-    print_wrapped(out, reports.terminal(report))
-    for line in reports.notes(report):
+    print_wrapped(out, reports.terminal(report, every=details))
+    for line in (*reports.reasons(report, every=details), *reports.notes(report, every=details)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))

@@ -20,7 +20,7 @@ from flexq_bench.ci.accuracy_gate.contract import (
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.accuracy_gate.results import SchemeResults
 from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.ci.reports.accuracy import headline, junit, notes
+from flexq_bench.ci.reports.accuracy import headline, junit, notes, reasons, terminal
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.workloads.data_files import Amount, DataTable
 
@@ -121,3 +121,25 @@ def test_named_cause_precedes_the_details():
         "w6a6: layers 1 and 2 are exchanged",
         "w6a6: weights: model.layers.1: all rows",
     ]
+
+
+def test_report_has_one_line_for_a_check_of_several_texts():
+    losses = {"general": 0.2, "code": 4.2, "maths": 0.9}
+    judged = tuple(
+        LimitOutcome(
+            *("w6a6", f"{check} of {text}", GateOutcome.FAIL if loss > 3 else GateOutcome.PASS),
+            *("grew" if loss > 3 else "", "no loss of 3 %"),
+            change=loss,
+            unit="%",
+            text=text,
+        )
+        for check in ("perplexity", "worst segments")
+        for text, loss in losses.items()
+        if check == "perplexity" or text != "code"
+    )
+    report = a_report(judged)
+    outcome, check, value, *_ = (list(column.cells) for column in terminal(report).columns)
+    assert (outcome, check) == (["fail", "pass"], ["perplexity", "worst segments"])
+    assert value == ["code +4.20 %", "maths +0.90 %"]
+    assert list(reasons(report)) == ["w6a6: perplexity: fail: grew"]
+    assert terminal(report, every=True).row_count == len(judged)
