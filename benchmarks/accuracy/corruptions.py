@@ -33,6 +33,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -317,10 +318,11 @@ def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Judge all; the rows in order, which are stored, too."""
     bench = Bench(options, judged_policy(options))
     every = list(judgements(options))
-    undamaged = [bench.row(*one) for one in every if one[0] is NOTHING]
+    # In this process, so that forks have the undamaged results.
+    undamaged = (bench.row(*one) for one in every if one[0] is NOTHING)
     damaged = [one for one in every if one[0] is not NOTHING]
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for row in (*undamaged, *in_processes(options.processes, damaged, bench.row)):
+        for row in chain(undamaged, in_processes(options.processes, damaged, bench.row)):
             out.write(json.dumps(row) + "\n")
             out.flush()
             yield row

@@ -155,6 +155,8 @@ def notes(report: AccuracyReport, *, every: bool = False) -> Iterator[str]:
     """
     for warning in report.warnings:
         yield f"warning: {warning}"
+    if report.approved:
+        yield f"fidelity is judged by {report.approved}"
     if report.coverage:
         parts = (f"{t.text} {t.tokens:,} of {t.of_tokens:,}" for t in report.coverage)
         yield f"coverage, tokens: {'; '.join(parts)}"
@@ -229,6 +231,7 @@ def as_json(report: AccuracyReport) -> str:
         "base": report.base,
         "reference": report.reference or None,
         "reference_hash": report.reference_hash,
+        "approved_reference": report.approved or None,
         "warnings": list(report.warnings),
         "policy": report.policy,
         "commit": report.commit,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -376,6 +377,10 @@ class Evaluator:
         return torch.stack(
             list(segments(tokens.ids, self.context_of(text), bos=tokens.bos))[:count]
         )
+
+    def token_hash(self, text: str) -> str:
+        """Return the SHA-256 of a text's token ids in the order of evaluation."""
+        return hashlib.sha256(self.text_ids(text).numpy().tobytes()).hexdigest()
 
     def coverage(self, text: str, segments: int) -> TextCoverage:
         """Return the coverage of a text by its first `segments` in the order of evaluation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +57,25 @@ def accuracy(
             help="Scheme to compare with. Default: the policy's, or fp16.",
         ),
     ] = None,
+    approved: Annotated[
+        Path | None,
+        typer.Option(
+            "--approved",
+            metavar="FILE",
+            help="Judge the checkpoint's fidelity by an approved reference.",
+        ),
+    ] = None,
+    approve: Annotated[
+        Path | None,
+        typer.Option(
+            "--approve",
+            metavar="FILE",
+            help="Write the checkpoint's results as an approved reference, whatever the outcome.",
+        ),
+    ] = None,
+    approver: Annotated[
+        str, typer.Option("--approver", metavar="NAME", help="Who approves it.")
+    ] = "",
     calibrating: CalibrationOptions,
     diagnosis: Annotated[
         bool,
@@ -115,6 +135,9 @@ def accuracy(
         through=evaluated.implementation(),
         device=device,
         dtype=evaluated.dtype,
+        approved=approved,
+        approve=approve,
+        approver=approver,
     )
     rules = load_accuracy_policy(policy)
     with open_database(db) as database, ended_by_terminate():
