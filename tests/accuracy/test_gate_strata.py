@@ -125,12 +125,14 @@ def test_damage_to_one_kind_of_text_alone_fails_there(gate, weights, tiny_llama,
     own = np.flatnonzero((shares[text] > 10 * others) & (counts[text] > 20))
     exchange(weights, own.tolist(), 0.3)
     limits = '[[perplexity]]\ntext = ["general", "code", "language"]\ndetect = 3.0\n'
+    limits += f'[fidelity]\ntext = "{text}"\npercent = 0.4\nkl_percent = 8\nkl = 0.0002\n'
 
     ran, report = gate(weights, HEAD + limits)
 
     assert ran.code == ExitCode.REGRESSION
     failing = [check["check"] for check in report["checks"] if check["outcome"] == "fail"]
-    assert failing == [f"perplexity of {text}"]
+    assert failing
+    assert all(name.endswith(f"of {text}") for name in failing)
 
 
 def test_damage_to_rare_tokens_alone_fails_the_rare_text(gate, weights, tiny_llama):
@@ -142,8 +144,8 @@ def test_damage_to_rare_tokens_alone_fails_the_rare_text(gate, weights, tiny_lla
 
     assert ran.code == ExitCode.REGRESSION
     failing = [check["check"] for check in report["checks"] if check["outcome"] == "fail"]
-    assert failing
-    assert all(name.endswith("of rare") for name in failing)
+    assert "fidelity of KL mean of rare" in failing
+    assert not any(name.startswith("perplexity") for name in failing)
 
 
 def test_text_of_a_policy_that_no_one_gave_is_not_judged(gate, weights):
