@@ -110,7 +110,8 @@ class TextResults:
 
     @property
     def losses(self) -> Losses:
-        return self.nll - np.array(self.reference.result.nll)
+        losses: Losses = self.nll - np.array(self.reference.result.nll)
+        return losses
 
     def with_loss(self, loss: float) -> TextResults:
         """The same results with this mean loss, nats per token."""
@@ -184,7 +185,7 @@ class _DrawnReference:
     """See ReferencePredictions."""
 
     name = content_hash = "drawn"
-    model = None
+    model: LoadedModel | None = None
 
     def __init__(self, drawn: Mapping[str, TextResults]) -> None:
         self._drawn = drawn
@@ -215,8 +216,8 @@ class Replay:
                 table = table.model_copy(update={"at_most": None})
                 limits.append(CheckLimit(limit.check, table))
         for limit in policy.limits:
-            table = at_its_values(limit.table, results[limit.texts[0]], self._results)
-            limits += [] if table is None else [CheckLimit(limit.check, table)]
+            exact = at_its_values(limit.table, results[limit.texts[0]], self._results)
+            limits += [] if exact is None else [CheckLimit(limit.check, exact)]
         self._results = {**results, **self._results}
         self.policy = dataclasses.replace(policy, limits=tuple(limits))
 
@@ -291,7 +292,7 @@ def main() -> int:
     )
     replay = Replay(bench, policy, options.data[0])
     rates, count = policy.planned, options.draws
-    draws = [(seed, None) for seed in range(count)]
+    draws: list[tuple[int, str | None]] = [(seed, None) for seed in range(count)]
     equal = list(in_processes(options.processes, draws, replay.judge))
     failed = sum(bool(failing) for _, failing in equal)
     found = {

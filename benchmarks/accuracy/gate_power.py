@@ -151,7 +151,7 @@ def tail_row(
         fails, no_pass = judged(damaged, usual + 3)
         row |= {f"{loss}_fails": round(fails, 3), f"{loss}_does_not_pass": round(no_pass, 3)}
     most = 1.5 * options.alpha
-    right = alarms <= most + 2 * _error(most, options.draws)
+    right = bool(alarms <= most + 2 * _error(most, options.draws))
     sys.stdout.write(json.dumps({**row, "right": right}) + "\n")
     sys.stdout.flush()
     return right

@@ -1,16 +1,18 @@
-"""Comparison of a value and its interval with a limit, for checks that judge results of a text."""
+"""What several checks share: a value and its interval against a limit, and differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import model_validator
 
+from flexq_bench.accuracy.artefacts.differences import Difference
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
 from flexq_bench.ci.accuracy_gate.contract import (
     ALL_TOKENS,
@@ -22,9 +24,10 @@ from flexq_bench.ci.accuracy_gate.contract import (
 )
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.stats import Interval, mean_difference_interval, wider_than_95
-from flexq_bench.workloads.data_files import DataTable, Text
+from flexq_bench.workloads.data_files import DataTable, Text, Texts
 
 Unit = Literal["nats", "share"]
+_MAX_NAMED = 3  # differences in a reason
 _ROUNDING = 1e-9  # tolerance of a value relative to its limit
 NO_INTERVAL = "one segment has no interval: evaluate more tokens"
 
@@ -188,4 +191,40 @@ def _interval_of(result: MetricResult) -> Interval:
     value = result.value
     return Interval(
         value, float(result.observed.get("low", value)), float(result.observed.get("high", value))
+    )
+
+
+class DifferencesLimit(DataTable):
+    """Differences that are accepted. allow: patterns of their names, `config.rope_parameters.*`."""
+
+    allow: Texts = ()
+
+
+def judge_differences(
+    context: CheckContext,
+    check: str,
+    limit: DifferencesLimit,
+    found: Sequence[Difference],
+    words: str,
+    *,
+    value: float | None = None,
+    unit: str = "differences",
+    coverage: str = "",
+) -> LimitOutcome:
+    """Fail for any difference that the limit does not accept. value: None: their number."""
+    odd = [x for x in found if not any(fnmatchcase(x.name, known) for known in limit.allow)]
+    reason = "; ".join(map(str, odd[:_MAX_NAMED]))
+    if len(odd) > _MAX_NAMED:
+        reason += f"; and {len(odd) - _MAX_NAMED} more"
+    return LimitOutcome(
+        context.scheme,
+        check,
+        GateOutcome.FAIL if odd else GateOutcome.PASS,
+        reason or ", ".join(f"{difference.name} is allowed" for difference in found),
+        words,
+        value=float(len(odd)) if value is None else value,
+        unit=unit,
+        coverage=coverage,
+        cause=str(odd[0]) if odd else "",
+        details=tuple(map(str, odd)),
     )
