@@ -118,7 +118,7 @@ class TextResults:
         return dataclasses.replace(self, nll=self.nll - self.losses.mean() + loss)
 
     def drawn(self, rng: np.random.Generator) -> TextResults:
-        """As many segments, drawn with replacement."""
+        """Draw as many segments with replacement."""
         rows = rng.integers(self.nll.size, size=self.nll.size)
         result = self.reference.result.of(rows.tolist())
         reference = ReferenceLogits(self.reference.head, (), (), result)

@@ -1,4 +1,4 @@
-"""What several checks share: a value and its interval against a limit, and differences."""
+"""Judgement shared by several checks: a value and its interval against a limit; differences."""
 
 from __future__ import annotations
 
