@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flexq_bench.ci.accuracy_gate import policy as policies
 from flexq_bench.ci.accuracy_gate.checks import CHECKS
+from flexq_bench.ci.accuracy_gate.checks.tail import judge_tail
 from flexq_bench.ci.accuracy_gate.contract import (
     Check,
     CheckContext,
@@ -143,3 +145,13 @@ def test_report_has_one_line_for_a_check_of_several_texts():
     assert value == ["code +4.20 %", "maths +0.90 %"]
     assert list(reasons(report)) == ["w6a6: perplexity: fail: grew"]
     assert terminal(report, every=True).row_count == len(judged)
+
+
+@pytest.mark.parametrize(
+    ("segments", "loss", "outcome"),
+    [(60, 0.0, "pass"), (60, 0.2, "ambiguous"), (240, 0.2, "fail"), (240, 0.0, "pass")],
+)
+def test_tail_fails_only_with_enough_segments(segments, loss, outcome):
+    losses = np.random.default_rng(0).normal(0, 0.01, segments)
+    losses[::20] += loss
+    assert judge_tail(losses, 0.02, 0.01, seed=0)[1] == outcome
