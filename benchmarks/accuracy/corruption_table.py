@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,17 @@ def line_of(row: dict[str, Any], caught_by: Sequence[str]) -> str:
         row.get("kind", ""),
         f"`{row['scheme']}`",
         "" if percent is None else f"{percent:+.2f}",
-        "" if worst is None else f"{worst:+.2f}",
+        "" if worst is None else f"{worst:+.2f} {row.get('worst_text', '')}".rstrip(),
         "" if kl is None else f"{kl:.5f}{more}",
         f"{row['tokens']:,}",
         "yes" if row["must_be_caught"] else "no",
-        ", ".join(caught_by) or "nothing",
+        ", ".join(_without_texts(caught_by)) or "nothing",
         str(row["exit_code"]),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _without_texts(names: Sequence[str]) -> Iterator[str]:
+    """Names of limits with the number of texts: `perplexity (3)` of `perplexity of code`, …"""
+    kinds = Counter(name.rpartition(" of ")[0] or name for name in names)
+    return (kind if count == 1 else f"{kind} ({count})" for kind, count in kinds.items())

@@ -1,16 +1,18 @@
 """Corruptions of a model, and the limits of an accuracy policy that detect them, by size.
 
-    python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE … [--policy default]
-        [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
+    python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
+        [--schemes flexq-w6ax] [--kinds sign,noise] [--texts wikitext,code] [--context 256]
+        [--max-tokens 8000] [--processes 1] [--out FILE]
     python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
-Each corruption is applied to the original model and to the model quantized by the scheme; both are
-judged against the original by the rules of `gate accuracy`, without the policy's tasks and parity.
-Prints a row for each: change of the perplexity of the first text, all of it, and of the text that
-changes most; mean KL divergence (for a quantized model: percent above the scheme's own), number of
-tokens that the gate used, and the limits that detected the corruption, which are those that the
-undamaged model under the same scheme does not fail. damages.py has the corruptions; those of class
-`artefact` damage a copy of the model's folder.
+Each corruption is applied to the original model and to the model quantized by each scheme; all are
+judged against the original by the rules of `gate accuracy`, on all texts of the policy, without its
+tasks, parity and serving path. Prints a row for each: change of the perplexity of the first text,
+all of it, and of the text that changes most (of strata, WHOLE segments); mean KL divergence (for a
+quantized model: percent above the scheme's own), number of tokens that the gate used, and the
+limits that detected the corruption, which are those that the undamaged model under the same scheme
+does not fail. damages.py has the corruptions; those of class `artefact` damage a copy of the
+model's folder.
 
 A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
 the mean KL divergence by 10 % of the scheme's own, must be detected, and every change of a folder.
@@ -25,10 +27,13 @@ import argparse
 import copy
 import dataclasses
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +54,7 @@ from flexq_bench.accuracy.results import (
     MetricResult,
 )
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
+from flexq_bench.accuracy.strata import STRATA
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, CheckLimit, ModelFolders
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
@@ -58,6 +64,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.runs.lifecycle import new_run
 
 MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
+WHOLE = 120  # segments of a stratum whose perplexity is compared
 TOKENIZER = "tokenizer"
 
 
@@ -127,20 +134,25 @@ class Bench:
         loaded = load_model(options.model, device=device)
         remembering = RememberingTokenizer(loaded.tokenizer)
         self.original = dataclasses.replace(loaded, tokenizer=remembering)
-        self._texts = [read_text(data) for data in options.data]
-        self._ids = [tokenize(text, remembering) for text in self._texts]
-        self._undamaged: dict[str, list[float]] = {}  # perplexity of each whole text, by scheme
+        self._text = read_text(options.data[0])
+        self._ids = tokenize(self._text, remembering)
+        # perplexity of each text, by scheme
+        self._undamaged: dict[str, Mapping[str, float]] = {}
         self._context = self.original.context(policy.context)
         self._reference = ModelReference(self.original, context=self._context, bos=None)
         self._own: dict[str, Any] = {}
-        self._folder = tempfile.TemporaryDirectory()
-        self._origin = self._prepared().origin
+        self._temporary = tempfile.TemporaryDirectory()
+        self.folder = self._temporary.name
+        self.prepared = self._prepared()
+        self._parts = {  # of texts: the segments whose perplexity is compared
+            text: self.prepared.evaluator.text_ids(text)[: WHOLE if text in STRATA else None]
+            for text in self.prepared.evaluator.available
+        }
 
     def judge(
         self, corruption: Corruption, size: float, scheme: str, *, at_once: int | None = None
-    ) -> tuple[AccuracyReport, int, list[float]]:
-        """The gate's report on one damaged model, the tokens that it took, and the change of the
-        perplexity of each whole text, percent.
+    ) -> tuple[AccuracyReport, Evaluator]:
+        """The gate's report on one damaged model, and what evaluated it.
 
         at_once: segments that the damaged model computes together; None: as the gate does.
         """
@@ -153,43 +165,49 @@ class Bench:
         elif as_it_is:
             loaded = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
             with torch.no_grad():
-                corruption.apply(loaded.model, size, self._ids[0])
+                corruption.apply(loaded.model, size, self._ids)
         if corruption.name == TOKENIZER:
             loaded = dataclasses.replace(loaded, tokenizer=ShiftedTokenizer(loaded.tokenizer))
         plan, missing = planned_evaluation(
-            self._policy, [scheme], ORIGINAL, self._texts, None, batch=8, calibration=None, seed=0,
+            self._policy, [scheme], ORIGINAL, [self._text], None, batch=8, calibration=None, seed=0,
             through=corruption.through, reference=self._options.model,
         )  # fmt: skip
         plan = dataclasses.replace(plan, context=self._context)
         evaluator = DamagingEvaluator(
             loaded, plan, None, self._reference,
-            damage=lambda model: corruption.apply(model, size, self._ids[0]), own=self._own,
+            damage=lambda model: corruption.apply(model, size, self._ids), own=self._own,
         )  # fmt: skip
         evaluator.at_once = at_once
-        with open_database(f"{self._folder.name}/flexq.sqlite") as database:
+        with open_database(f"{self.folder}/{os.getpid()}.sqlite") as database:
             # A run has each unit once: what one judgement stored would do for the next.
-            origin = dataclasses.replace(self._origin, run=new_run(SUITE, "manual", ()))
+            origin = dataclasses.replace(self.prepared.origin, run=new_run(SUITE, "manual", ()))
             setup = PreparedModel(plan, evaluator, origin)
             report = gate_accuracy(
                 self._policy, setup, database, [scheme], ORIGINAL, missing,
                 on_unit=lambda unit, found: None, diagnose=False, folders=folders,
             )  # fmt: skip
-        agreement = evaluator.agreement(scheme, self._texts[0].name)
-        tokens = 0 if agreement is None else agreement.token_kl.size
-        key = f"{scheme} {corruption.through}"
-        whole = self._perplexities(evaluator.model_under(scheme).model)
-        before = self._undamaged.setdefault(key, whole)  # the first judgement has no damage
-        changes = [100 * (now / then - 1) for now, then in zip(whole, before, strict=True)]
-        return report, tokens, changes
+        return report, evaluator
 
-    def _perplexities(self, model: Any) -> list[float]:
-        return [perplexity(model, ids, context=self._context).perplexity for ids in self._ids]
+    def row(self, corruption: Corruption, size: float, scheme: str) -> dict[str, Any]:
+        """Judge one damaged model; the row that is printed."""
+        report, evaluator = self.judge(corruption, size, scheme)
+        agreement = evaluator.agreement(scheme, self._text.name)
+        tokens = 0 if agreement is None else agreement.token_kl.size
+        model = evaluator.model_under(scheme).model
+        whole = {
+            text: perplexity(model, ids.flatten(), context=ids.shape[1]).perplexity
+            for text, ids in self._parts.items()
+        }
+        key = f"{scheme} {corruption.through}"
+        before = self._undamaged.setdefault(key, whole)  # the first judgement has no damage
+        changes = {text: 100 * (now / before[text] - 1) for text, now in whole.items()}
+        return row_of(report, corruption, size, scheme, tokens, changes)
 
     def _damaged_folder(self, corruption: Corruption) -> ModelFolders:
         """A damaged copy of the model's folder, and the folder."""
         assert corruption.folder is not None  # the caller's condition
         original = Path(self._options.model)
-        judged = Path(self._folder.name) / "damaged"
+        judged = Path(self.folder) / f"damaged-{os.getpid()}"
         shutil.rmtree(judged, ignore_errors=True)
         shutil.copytree(original, judged)
         corruption.folder(judged)
@@ -197,14 +215,13 @@ class Bench:
 
     def close(self) -> None:
         """Remove what was stored of its judgements."""
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
     def _prepared(self) -> PreparedModel:
         plan, _ = planned_evaluation(
-            self._policy, [FULL_PRECISION], ORIGINAL, self._texts, None, batch=8, calibration=None,
+            self._policy, [FULL_PRECISION], ORIGINAL, [self._text], None, batch=8, calibration=None,
             seed=0,
         )  # fmt: skip
-        plan = dataclasses.replace(plan, max_tokens=1)
         return prepare(
             self._options.model, plan, device=self._options.device, dtype=None, trigger="manual"
         )
@@ -216,22 +233,22 @@ def row_of(
     size: float,
     scheme: str,
     tokens: int,
-    changes: Sequence[float],
+    changes: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return the row that is printed for one judgement. changes: of whole texts, percent."""
+    """Return the row that is printed for one judgement. changes: of texts, percent."""
     checks = {judgement.check: judgement for judgement in report.judged}
-    ppl = next((c for n, c in checks.items() if n.startswith("perplexity")), None)
+    first = next(iter(changes), "")
+    ppl = checks.get(f"perplexity of {first}")
     own_ppl, own_kl = (
-        next((c for n, c in checks.items() if n.startswith(f"fidelity of {what}")), None)
-        for what in ("perplexity", "KL mean")
+        checks.get(f"fidelity of {what} of {first}") for what in ("perplexity", "KL mean")
     )
-    failing = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
-               for n, c in checks.items() if c.outcome is GateOutcome.FAIL]  # fmt: skip
+    failing = [name for name, check in checks.items() if check.outcome is GateOutcome.FAIL]
     percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base
-    worst = max(changes, key=abs)
-    must = percent is None or abs(changes[0]) >= MUST_PERCENT or abs(worst) >= MUST_STRATUM_PERCENT
+    worst = max(changes, key=lambda text: abs(changes[text]))
+    must = percent is None or not abs(changes[first]) < MUST_PERCENT
+    must = must or not abs(changes[worst]) < MUST_STRATUM_PERCENT
     must = must or corruption.folder is not None  # every change of a folder must be named
     if kl is not None and clean:
         must = must or abs(kl / clean - 1) >= MUST_KL
@@ -241,8 +258,9 @@ def row_of(
         "size": size,
         "unit": corruption.unit,
         "scheme": scheme,
-        "perplexity_percent": changes[0],
-        "worst_percent": worst,
+        "perplexity_percent": changes[first],
+        "worst_percent": changes[worst],
+        "worst_text": worst,
         "kl": kl,
         "kl_of_scheme": clean,
         "must_be_caught": must and corruption.name != NOTHING.name,
@@ -255,17 +273,16 @@ def row_of(
 
 
 def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
-    """The first limit of each check of a text, on the text that was given."""
+    """The policy's limits of texts, folders and weights; its own text is the one that was given."""
     policy = load_accuracy_policy(options.policy)
-    names = [read_text(data).name for data in options.data]
+    given = read_text(options.data[0]).name
     limits: list[CheckLimit] = []
     for limit in policy.limits:
-        repeated = [other.check.key for other in limits]
         if not limit.texts and limit.check.key in ("artefacts", "weights"):
             limits.append(limit)
-        elif limit.texts and limit.check.key not in repeated:
-            # Each text has a perplexity; other limits are of the first.
-            for name in names if limit.check.key == "perplexity" else names[:1]:
+        for text in limit.texts:
+            name = text if text in STRATA else given
+            if options.texts is None or name in options.texts.split(","):
                 table = limit.table.model_copy(update={"text": name})
                 limits.append(dataclasses.replace(limit, table=table))
     return dataclasses.replace(
@@ -279,11 +296,11 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
 def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float, str]]:
     """Yield corruption, size and scheme of each judgement; first each scheme undamaged."""
     wanted = options.kinds.split(",") if options.kinds else None  # names or classes
-    schemes = [FULL_PRECISION, *([options.scheme] if options.scheme else [])]
+    schemes = [FULL_PRECISION, *filter(None, options.schemes.split(","))]
     shifted = dataclasses.replace(NOTHING, name=TOKENIZER, unit="off by", sizes=(1,))
-    undamaged: list[str] = []
-    for corruption in (NOTHING, shifted, *WALL):
-        if wanted and not {corruption.name, corruption.kind} & {NOTHING.name, *wanted}:
+    damaged = []
+    for corruption in (shifted, *WALL):
+        if wanted and not {corruption.name, corruption.kind} & {*wanted}:
             continue
         for scheme in schemes:
             if scheme == FULL_PRECISION and corruption.through == KERNELS:
@@ -291,34 +308,57 @@ def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float,
             if scheme != FULL_PRECISION and corruption.folder is not None:
                 continue
             named = scheme if scheme == FULL_PRECISION else scheme + corruption.suffix
-            if named not in undamaged:
-                undamaged.append(named)
-                yield NOTHING, 0, named
-            if corruption is not NOTHING:
-                for size in corruption.sizes:
-                    yield corruption, size, named
+            damaged += [(corruption, size, named) for size in corruption.sizes]
+    for scheme in dict.fromkeys([*schemes, *(scheme for _, _, scheme in damaged)]):
+        yield NOTHING, 0, scheme
+    yield from damaged
 
 
 def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Judge all; the rows as they are found, which are stored, too."""
+    """Judge all; the rows in order, which are stored, too."""
     bench = Bench(options, judged_policy(options))
+    every = list(judgements(options))
+    # In this process, so that forks have the undamaged results.
+    undamaged = (bench.row(*one) for one in every if one[0] is NOTHING)
+    damaged = [one for one in every if one[0] is not NOTHING]
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for corruption, size, scheme in judgements(options):
-            report, tokens, changes = bench.judge(corruption, size, scheme)
-            row = row_of(report, corruption, size, scheme, tokens, changes)
+        for row in chain(undamaged, in_processes(options.processes, damaged, bench.row)):
             out.write(json.dumps(row) + "\n")
+            out.flush()
             yield row
     bench.close()
+
+
+def in_processes(
+    count: int, every: Sequence[tuple[Any, ...]], judge: Callable[..., Any]
+) -> Iterator[Any]:
+    """Call `judge` with each of the arguments, in forks of this process; results in order."""
+    if count == 1:
+        yield from (judge(*arguments) for arguments in every)
+        return
+    _IN_FORKS[:] = [(judge, every)]  # forks have a copy; a model can't be pickled
+    with multiprocessing.get_context("fork").Pool(count) as pool:
+        yield from pool.imap(_judge_one, range(len(every)))
+
+
+_IN_FORKS: list[tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = []
+
+
+def _judge_one(index: int) -> Any:
+    (judge, every), *_ = _IN_FORKS
+    return judge(*every[index])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge all; print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model")
-    parser.add_argument("--data", nargs="+", help="texts; the first has all limits of the policy")
+    parser.add_argument("--data", nargs=1, help="the text that is no stratum")
     parser.add_argument("--rows", type=Path, nargs="+", help="files that --out wrote: print these")
     parser.add_argument("--policy", default="default")
-    parser.add_argument("--scheme", default="flexq-w6ax", help="empty: the model as it is alone")
+    parser.add_argument("--schemes", default="flexq-w6ax", help="empty: the model as it is alone")
+    parser.add_argument("--texts", help="of the policy; default: all")
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--kinds", help="comma-separated names or classes; default: all")
     parser.add_argument("--context", type=int)
     parser.add_argument("--max-tokens", type=int)
@@ -329,6 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_table(stored_rows(options.rows))
     if not options.model or not options.data:
         parser.error("give --model and --data, or --rows")
+    torch.set_num_threads(max(1, torch.get_num_threads() // options.processes))
     return print_table(judged_rows(options))
 
 

@@ -1,22 +1,23 @@
 """Error rates of the accuracy gate on a real model: false failures, and undetected losses.
 
-    python benchmarks/accuracy/gate_errors.py --model DIR --data FILE [--gates 200] [--draws 1000]
-        [--policy default] [--context 256] [--max-tokens 8000]
+    python benchmarks/accuracy/gate_errors.py --model DIR --data FILE [--gates 300] [--draws 300]
+        [--policy default] [--texts wikitext,code] [--context 256] [--max-tokens 8000]
+        [--processes 1]
 
-False failures: the gate judges copies of the model that compute the same in another order. The
+Equal models: the gate judges copies of the model that compute the same in another order. The
 channels of each feed-forward are permuted, with a seed, which changes the order of every reduction
 over them, and 1 to 8 segments are computed together. No copy may fail.
 
-Power and alpha: noise of a fitted size is added, so that the model loses exactly 1 % of the
-perplexity on the text. Gates are simulated by drawing its segments with replacement, each segment
-with its loss and its tokens' divergences and agreement; every simulated gate has `detect = 1` and
-the looks of a real one. The share of gates that detect this loss is compared with the
-planned power. Without the loss, and with limits of divergence and agreement equal to its values,
-the model is the worst one that must pass: the share of gates in which *any* limit fails is compared
-with alpha.
+Alpha and power: noise is added to the weights so that the model loses 1 % of the perplexity on the
+first text. Whole gates are replayed on its results: each text's segments are drawn with
+replacement, with their losses and their tokens' divergences and agreement, and `gate_accuracy`
+decides how many it looks at, and judges them. The mean loss of each text is set to what the policy
+accepts, and the limits of divergence, agreement and tails to the values of the whole text: the
+worst model that must pass. The share of gates that fail is compared with alpha. With the loss that
+must be detected on the first text, the share that fails there is compared with the planned power.
 
-Prints one JSON object. Exit code 1: an equal model failed, the power is more than three standard
-errors below the plan, or alpha is that far above it.
+Prints a JSON object for each of the three. Exit code 1: an equal model failed, the power is more
+than three standard errors below the plan, or alpha is that far above it.
 """
 
 from __future__ import annotations
@@ -26,47 +27,47 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import corruptions
 import numpy as np
 import torch
-from corruptions import Bench
+from corruptions import Bench, in_processes
 from damages import NOTHING, add_noise
 from numpy.typing import NDArray
 
-from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
-from flexq_bench.accuracy.bos import chosen_bos, text_tokens
+from flexq_bench.accuracy import SUITE
+from flexq_bench.accuracy.agreement import (
+    AgreementMeter,
+    ReferenceLogits,
+    TokenValues,
+    record_reference,
+)
+from flexq_bench.accuracy.evaluator import Evaluator
+from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.results import FULL_PRECISION, KL_QUANTILES
-from flexq_bench.accuracy.setup import best_device
-from flexq_bench.accuracy.texts import read_text
+from flexq_bench.accuracy.results import FULL_PRECISION, KL_QUANTILES, ORIGINAL
+from flexq_bench.accuracy.setup import PreparedModel, best_device
+from flexq_bench.accuracy.texts import Text, read_text
 from flexq_bench.ci.accuracy_gate.checks.agreement import AgreementLimit
 from flexq_bench.ci.accuracy_gate.checks.kl import KlLimit
-from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, PlannedPower
-from flexq_bench.ci.accuracy_gate.judging import clearly_beyond, far_end
-from flexq_bench.exit_codes import ExitCode
-from flexq_bench.stats import (
-    GROWTH,
-    MIN_VALUES,
-    Decision,
-    TestPlan,
-    block_quantile_intervals,
-    decide,
-    mean_difference_interval,
-)
+from flexq_bench.ci.accuracy_gate.checks.perplexity import PerplexityLimit
+from flexq_bench.ci.accuracy_gate.checks.tail import TailLimit
+from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, CheckLimit
+from flexq_bench.ci.accuracy_gate.gate import gate_accuracy, planned_evaluation
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.db.engine import open_database
+from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.stats import tail_excess
 
 MOST_TOGETHER = 8  # segments
 Losses = NDArray[np.float64]
 LOSS = math.log1p(0.01)  # nats a token: 1 % of the perplexity
-
-
-def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
-    """The limits of texts: weights differ by rows between models that compute the same."""
-    policy = corruptions.judged_policy(options)
-    limits = tuple(limit for limit in policy.limits if limit.texts)
-    return dataclasses.replace(policy, limits=limits)
 
 
 def permute_channels(model: Any, seed: float) -> None:
@@ -80,100 +81,192 @@ def permute_channels(model: Any, seed: float) -> None:
             module.down_proj.weight.copy_(module.down_proj.weight[:, order].clone())
 
 
-def equal_models(bench: Bench, gates: int) -> dict[str, int]:
+def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
+    """The limits of texts: weights differ by rows between models that compute the same."""
+    policy = corruptions.judged_policy(options)
+    return dataclasses.replace(policy, limits=tuple(x for x in policy.limits if x.texts))
+
+
+def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]:
     """Number of gates by exit code, on models that are equal to the original."""
-    codes: dict[str, int] = {}
     same = dataclasses.replace(NOTHING, name="same", damage=permute_channels)
-    for seed in range(gates):
-        report, *_ = bench.judge(same, seed, FULL_PRECISION, at_once=1 + seed % MOST_TOGETHER)
-        codes[str(int(report.exit_code))] = codes.get(str(int(report.exit_code)), 0) + 1
-    return codes
+
+    def judge(seed: int) -> int:
+        at_once = 1 + seed % MOST_TOGETHER
+        report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=at_once)
+        return int(report.exit_code)
+
+    codes = in_processes(processes, [(seed,) for seed in range(gates)], judge)
+    return {str(code): count for code, count in sorted(Counter(codes).items())}
 
 
-def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, Agreement, Losses]:
-    """Size of the noise that loses 1 %, how its predictions agree, each segment's loss in nats."""
-    model, tokenizer = bench.original.model, bench.original.tokenizer
-    context = bench.original.context(options.context)
-    text = read_text(options.data[0])
-    tokens = text_tokens(text, tokenizer, chosen_bos(None, tokenizer), context)
-    more: dict[str, Any] = {"context": context, "max_tokens": options.max_tokens}
-    reference = record_reference(model, tokens.ids, bos=tokens.bos, **more)
-    base = np.array(reference.result.nll)
+@dataclass(frozen=True, slots=True)
+class TextResults:
+    """A text under the original and a model that loses. tokens: values of each segment's tokens."""
 
-    def noisy(share: float) -> tuple[Agreement, Losses]:
+    reference: ReferenceLogits
+    nll: Losses
+    tokens: Sequence[TokenValues]
+
+    @property
+    def losses(self) -> Losses:
+        losses: Losses = self.nll - np.array(self.reference.result.nll)
+        return losses
+
+    def with_loss(self, loss: float) -> TextResults:
+        """The same results with this mean loss, nats per token."""
+        return dataclasses.replace(self, nll=self.nll - self.losses.mean() + loss)
+
+    def drawn(self, rng: np.random.Generator) -> TextResults:
+        """Draw as many segments with replacement."""
+        rows = rng.integers(self.nll.size, size=self.nll.size)
+        result = self.reference.result.of(rows.tolist())
+        reference = ReferenceLogits(self.reference.head, (), (), result)
+        return TextResults(reference, self.nll[rows], [self.tokens[row] for row in rows])
+
+
+def fitted_results(bench: Bench) -> tuple[float, dict[str, TextResults]]:
+    """Size of the noise that loses 1 % on the first text, and its results on each text."""
+    model, evaluator = bench.original.model, bench.prepared.evaluator
+    segments = {text: evaluator.text_ids(text) for text in evaluator.available}
+    references = {
+        text: record_reference(model, ids.flatten(), context=ids.shape[1])
+        for text, ids in segments.items()
+    }
+
+    def noisy(share: float, text: str) -> TextResults:
         noisy = copy.deepcopy(model)
         with torch.no_grad():
             add_noise(noisy, share)
-        meter = AgreementMeter(reference)
-        result = perplexity(noisy, tokens.ids, on_logits=meter, bos=tokens.bos, **more)
-        return meter.result(), np.array(result.nll) - base
+        meter, ids = AgreementMeter(references[text]), segments[text]
+        result = perplexity(noisy, ids.flatten(), context=ids.shape[1], on_logits=meter)
+        return TextResults(references[text], np.array(result.nll), meter.parts)
 
-    low, high = 0.0, 0.2
+    first, low, high = next(iter(segments)), 0.0, 0.2
     while high - low > 2e-4:
         middle = (low + high) / 2
-        agreement, losses = noisy(middle)
-        low, high = (middle, high) if losses.mean() < LOSS else (low, middle)
-    return middle, agreement, losses - losses.mean() + LOSS
+        loss = noisy(middle, first).losses.mean()
+        low, high = (middle, high) if loss < LOSS else (low, middle)
+    return middle, {text: noisy(middle, text) for text in segments}
 
 
-class Draws:
-    """Whole gates on segments drawn with replacement, limits exactly at what all segments have."""
+class DrawnEvaluator(Evaluator):
+    """Looks the results of drawn segments up, in place of computing them."""
 
-    def __init__(self, policy: AccuracyPolicy, agreement: Agreement, losses: Losses) -> None:
-        self._losses, self._agreement = losses, agreement
-        self.plan = TestPlan(LOSS, policy.planned_alpha, policy.planned.power)
-        self._alpha = policy.other_alpha
-        limited = {key for limit in policy.of(KlLimit) for key in limit.bounds}
-        limited |= {key for limit in policy.of(AgreementLimit) for key in limit.bounds}
-        self._shares = [share for key, share in KL_QUANTILES.items() if key in limited]
-        means = {"mean": agreement.kl, "top1": agreement.top1, "top5": agreement.top5}
-        self._means = {key: np.array(v) for key, v in means.items() if key in limited}
-        every = np.sort(agreement.token_kl, axis=None)
-        self._quantiles = [every[math.ceil(share * every.size) - 1] for share in self._shares]
+    def __init__(self, original: LoadedModel, plan: Any, drawn: Mapping[str, TextResults]) -> None:
+        self._drawn = drawn
+        super().__init__(original, plan, None, _DrawnReference(drawn))
 
-    def judge(self, seed: int, lost: float) -> tuple[bool, bool, int]:
-        """Return whether the perplexity test fails, whether any limit does, and the segments taken.
+    def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
+        count = self._drawn[text].nll.size
+        return tuple(range(count)), count
 
-        lost: nats a token added to each segment's loss.
-        """
-        rng = np.random.default_rng(seed)
-        rows = rng.integers(self._losses.size, size=MIN_VALUES)
-        decision = decide(self.plan, self._losses[rows] + lost, first=True)
-        while decision is Decision.OPEN:
-            more = rng.integers(self._losses.size, size=math.ceil((GROWTH - 1) * rows.size))
-            rows = np.concatenate((rows, more))
-            decision = decide(self.plan, self._losses[rows] + lost)
-        above, taken = decision is Decision.ABOVE, rows.size
-        # Of a text with as many segments as the losses, or as the test took.
-        most, earlier = max(self._losses.size, rows.size), 0
-        while True:
-            fails, undecided = self._limits(rows, seed, (rows.size - earlier) / most)
-            if not undecided or rows.size == most:
-                return above, above or fails, taken
-            earlier = rows.size
-            added = min(most, math.ceil(GROWTH * earlier)) - earlier
-            rows = np.concatenate((rows, rng.integers(self._losses.size, size=added)))
+    def places(self, text: str) -> Sequence[int]:
+        return range(self._drawn[text].nll.size)
 
-    def _limits(self, rows: NDArray[np.intp], seed: int, share: float) -> tuple[bool, bool]:
-        """Return whether a limit fails, and whether one is ambiguous. share: see PowerSchedule."""
-        count = rows.size
-        found = [
-            (mean_difference_interval(np.zeros(count), v[rows], seed=seed), float(v.mean()), key)
-            for key, v in self._means.items()
-        ]
-        tokens = self._agreement.token_kl[rows]
-        intervals = block_quantile_intervals(tokens, self._shares, seed=seed)
-        found += [(i, float(b), "kl") for i, b in zip(intervals, self._quantiles, strict=True)]
-        alpha = None if self._alpha is None else share * self._alpha
-        outcomes = []
-        for interval, bound, key in found:
-            higher = key.startswith("top")
-            end = far_end(interval, count, share, low=higher)
-            beyond = interval.estimate < bound if higher else interval.estimate > bound
-            fails = beyond and clearly_beyond(interval, bound, count, alpha)
-            kept = not beyond and (end >= bound if higher else end <= bound)
-            outcomes.append((fails, not fails and not kept))
-        return any(fails for fails, _ in outcomes), any(open_ for _, open_ in outcomes)
+    def _computed(
+        self,
+        scheme: str,
+        model: LoadedModel,
+        text: Text,
+        meter: AgreementMeter | None,
+        counts: tuple[int, int],
+    ) -> Any:
+        drawn, (done, wanted) = self._drawn[text.name], counts
+        assert meter is not None  # there is a reference
+        meter.parts += drawn.tokens[done:wanted]
+        result = drawn.reference.result
+        return dataclasses.replace(
+            result, nll=tuple(drawn.nll[done:wanted].tolist()), by_position=()
+        )
+
+
+class _DrawnReference:
+    """See ReferencePredictions."""
+
+    name = content_hash = "drawn"
+    model: LoadedModel | None = None
+
+    def __init__(self, drawn: Mapping[str, TextResults]) -> None:
+        self._drawn = drawn
+
+    def predictions(self, text: Text, tokens: Any, count: int) -> ReferenceLogits:
+        return self._drawn[text.name].reference
+
+    def known(self, text: Text) -> ReferenceLogits:
+        return self._drawn[text.name].reference
+
+
+class Replay:
+    """Gates on drawn segments. A policy's limits are what the results of whole texts have."""
+
+    def __init__(self, bench: Bench, policy: AccuracyPolicy, data: str) -> None:
+        self._bench, self._text = bench, read_text(data)
+        self.noise, results = fitted_results(bench)
+        limits, self._results, self.detect = [], {}, {}
+        for limit in policy.limits:
+            table = limit.table
+            if isinstance(table, PerplexityLimit):
+                detect = table.detect or policy.planned.detect
+                plan = limit.check.text_plan(table, policy.planned, policy.planned_alpha)
+                assert plan is not None, "the policy plans its tests"
+                assert detect is not None
+                self.detect[table.text] = math.log1p(detect / 100)
+                self._results[table.text] = results[table.text].with_loss(plan.accepted)
+                table = table.model_copy(update={"at_most": None})
+                limits.append(CheckLimit(limit.check, table))
+        for limit in policy.limits:
+            exact = at_its_values(limit.table, results[limit.texts[0]], self._results)
+            limits += [] if exact is None else [CheckLimit(limit.check, exact)]
+        self._results = {**results, **self._results}
+        self.policy = dataclasses.replace(policy, limits=tuple(limits))
+
+    def judge(self, seed: int, lossy: str | None) -> tuple[int, list[str]]:
+        """Exit code and failing limits of one gate. lossy: a text with the loss to detect."""
+        rng = np.random.default_rng([seed, lossy is not None])
+        results = dict(self._results)
+        if lossy is not None:
+            results[lossy] = results[lossy].with_loss(self.detect[lossy])
+        plan, missing = planned_evaluation(
+            self.policy, [FULL_PRECISION], ORIGINAL, [self._text], None, batch=8, calibration=None,
+            seed=0, reference="drawn",
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, context=self._bench.prepared.evaluator.context)
+        drawn = {text: part.drawn(rng) for text, part in results.items()}
+        evaluator = DrawnEvaluator(self._bench.original, plan, drawn)
+        with open_database(f"{self._bench.folder}/{os.getpid()}.sqlite") as database:
+            origin = dataclasses.replace(
+                self._bench.prepared.origin, run=new_run(SUITE, "manual", ())
+            )
+            report = gate_accuracy(
+                self.policy, PreparedModel(plan, evaluator, origin), database, [FULL_PRECISION],
+                ORIGINAL, missing, on_unit=lambda unit, found: None, diagnose=False,
+            )  # fmt: skip
+        failing = [limit.check for limit in report.with_outcome(GateOutcome.FAIL)]
+        return int(report.exit_code), failing
+
+
+def at_its_values(
+    table: Any, results: TextResults, centred: Mapping[str, TextResults]
+) -> Any | None:
+    """A table of limits that are exactly the values of results; None: another kind of table."""
+    every = TokenValues(*(torch.stack(values) for values in zip(*results.tokens, strict=True)))
+    kl = np.sort(every.kl.double().numpy(), axis=None)
+    if isinstance(table, KlLimit):
+        values = {"mean": float(kl.mean())} | {
+            name: float(kl[math.ceil(share * kl.size - 1e-9) - 1])
+            for name, share in KL_QUANTILES.items()
+        }
+        kept = {name: values[name] for name in table.bounds if name != "max"}
+        return table.model_copy(update={**kept, "max": None})
+    if isinstance(table, AgreementLimit):
+        means = {name: float(getattr(every, name).double().mean()) for name in table.bounds}
+        return table.model_copy(update=means)
+    if isinstance(table, TailLimit):
+        losses = centred.get(table.text, results).losses
+        excess = tail_excess(losses, seed=0).estimate
+        return table.model_copy(update={"percent": max(1e-6, 100 * math.expm1(excess))})
+    return None
 
 
 def main() -> int:
@@ -182,49 +275,55 @@ def main() -> int:
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, nargs=1)
     parser.add_argument("--policy", default="default")
-    parser.add_argument("--gates", type=int, default=200)
-    parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--texts", help="of the policy; default: all")
+    parser.add_argument("--gates", type=int, default=300)
+    parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--context", type=int)
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default=best_device())
     options = parser.parse_args()
-    bench = Bench(options, judged_policy(options))
-    codes = equal_models(bench, options.gates)
-    bench.close()
-    rates = PlannedPower(detect=1.0)
-    policy = dataclasses.replace(judged_policy(options), planned=rates)
-    size, agreement, losses = fitted_losses(options, bench)
-    gates = Draws(policy, agreement, losses)
-    lossy = [gates.judge(seed, 0.0) for seed in range(options.draws)]
-    equal = [gates.judge(seed, -LOSS) for seed in range(options.draws)]
-    power = sum(above for above, _, _ in lossy) / options.draws
-    alpha = sum(fails for _, fails, _ in equal) / options.draws
-    caught = power >= rates.power - 3 * _error(rates.power, options.draws)
-    few = alpha <= rates.alpha + 3 * _error(rates.alpha, options.draws)
-    deviation = float(losses.std(ddof=1))
+    torch.set_num_threads(max(1, torch.get_num_threads() // options.processes))
+    policy = judged_policy(options)
+    bench = Bench(options, policy)
+    codes = equal_models(bench, options.gates, options.processes)
+    right = say(
+        {"texts": policy.texts, "equal_models_by_exit_code": codes}, not codes.keys() - {"0"}
+    )
+    replay = Replay(bench, policy, options.data[0])
+    rates, count = policy.planned, options.draws
+    draws: list[tuple[int, str | None]] = [(seed, None) for seed in range(count)]
+    equal = list(in_processes(options.processes, draws, replay.judge))
+    failed = sum(bool(failing) for _, failing in equal)
     found = {
-        "equal_models_by_exit_code": codes,
-        "noise_of_1_percent": size,
-        "segments": losses.size,
-        "deviation_of_segments": deviation,
-        "segments_needed": int(gates.plan.needed(losses)),
-        "segments_taken": float(np.mean([taken for _, _, taken in lossy + equal])),
-        "draws": options.draws,
-        "share_of_losses_caught": power,
-        "planned_power": rates.power,
-        "share_without_loss_failed": alpha,
-        "share_without_loss_failed_by_perplexity": sum(a for a, _, _ in equal) / options.draws,
-        "planned_alpha": rates.alpha,
-        "planned_alpha_of_perplexity": gates.plan.alpha,
+        "noise_of_1_percent": replay.noise,
+        "gates_of_the_worst_accepted_model": count,
+        "limits": sum(len(limit.names) for limit in replay.policy.limits),
+        "failed": failed,
+        "by_exit_code": Counter(code for code, _ in equal),
+        "failing_limits": Counter(name for _, failing in equal for name in failing),
+        "planned_share": rates.alpha,
     }
-    json.dump(found, sys.stdout, indent=2)
-    sys.stdout.write("\n")
-    right = set(codes) <= {str(int(ExitCode.PASS))} and caught and few
+    right &= say(found, failed / count <= rates.alpha + 3 * _error(rates.alpha, count))
+    lossy_text = policy.texts[0]
+    draws = [(seed, lossy_text) for seed in range(count)]
+    lossy = list(in_processes(options.processes, draws, replay.judge))
+    bench.close()
+    caught = sum(f"perplexity of {lossy_text}" in failing for _, failing in lossy)
+    found = {"gates_with_a_loss": count, "caught": caught, "planned_share": rates.power}
+    right &= say(found, caught / count >= rates.power - 3 * _error(rates.power, count))
     return 0 if right else 1
 
 
+def say(found: Mapping[str, Any], right: bool) -> bool:
+    """Print what was found; returns whether it is right."""
+    sys.stdout.write(json.dumps({**found, "right": right}) + "\n")
+    sys.stdout.flush()
+    return right
+
+
 def _error(share: float, draws: int) -> float:
-    return math.sqrt(share * (1 - share) / draws)
+    return math.sqrt(share * (1 - share) / max(1, draws))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Error rates of the gate's planned test on losses that are skewed, autocorrelated or concentrated.
 
     python benchmarks/accuracy/gate_power.py [--draws 4000] [--alpha 0.01] [--power 0.95]
+    python benchmarks/accuracy/gate_power.py --test tail [--draws 400]  # of the tail's test
 
 Each row draws series of paired losses, runs the test on as many of them as it plans, and counts how
 often it fails a model: without a loss (false alarms), and with a mean loss of the effect (power).
@@ -11,6 +12,10 @@ The deviation is in units of the effect; `segments` is the mean number that the 
 - AR(1): autocorrelated, in the text's order: the whole of a text is its sample
 - sampled AR(1): a stratified random sample of a text four times as long
 - 5 %: the mean loss is carried by 5 % of the segments, at random
+
+The test of the tail is not planned: rows have its false alarms for losses whose excess is the limit
+on average (0 if it is below), and how often a loss of 10 and 20 deviations on 5 % of the segments
+fails, and does not pass, if the limit is three deviations above the excess without it.
 
 Exit code 1: more than 1.5 times alpha, or less than the planned power (0.8 for 5 %), by more than
 two standard errors.
@@ -28,13 +33,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexq_bench.accuracy.sampling import sampled_order
-from flexq_bench.stats import TestPlan
+from flexq_bench.ci.accuracy_gate.checks.tail import judge_tail
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.stats import TestPlan, tail_size
 from flexq_bench.stats.planned_mean import simulated_decisions
 
 Losses = NDArray[np.float64]
 EFFECT = 0.01  # nats per token
 LONGEST = 1600  # segments of a text
 CONCENTRATED, CONCENTRATED_POWER = 0.05, 0.8
+TAIL_SEGMENTS, TAIL_DRAWS, TAIL_LOSSES = (60, 240), 20_000, (10, 20)
 
 
 def student(rng: np.random.Generator, shape: tuple[int, int]) -> Losses:
@@ -92,8 +100,17 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=4000)
     parser.add_argument("--alpha", type=float, default=0.01)
     parser.add_argument("--power", type=float, default=0.95)
+    parser.add_argument("--test", choices=("mean", "tail"), default="mean")
     parser.add_argument("--deviations", type=float, nargs="+", default=[1.0, 3.0])
     options = parser.parse_args()
+    if options.test == "tail":
+        rows = [
+            tail_row(name, draw, segments, options)
+            for name, draw in KINDS.items()
+            for segments in TAIL_SEGMENTS
+            if not name.startswith("sampled")
+        ]
+        return 0 if all(rows) else 1
     plan, right = TestPlan(EFFECT, options.alpha, options.power), True
     for name, draw in KINDS.items():
         for deviation in options.deviations:
@@ -108,6 +125,36 @@ def main() -> int:
         series += EFFECT / CONCENTRATED * (rng.random(shape) < CONCENTRATED)
         right &= say("5 %", deviation, options, simulated_decisions(plan, series), None)
     return 0 if right else 1
+
+
+def tail_row(
+    name: str, draw: Callable[..., Losses], segments: int, options: argparse.Namespace
+) -> bool:
+    """Simulate the test of the tail, print a row; returns whether false alarms keep to alpha."""
+    rng = np.random.default_rng(0)
+    many = draw(rng, (TAIL_DRAWS, segments))
+    count = tail_size(segments)
+    ordered = np.sort(many, axis=1)
+    usual = max(0.0, float((ordered[:, -count:].mean(1) + ordered[:, :count].mean(1)).mean()))
+    series = draw(rng, (options.draws, segments))
+
+    def judged(losses: Losses, bound: float) -> tuple[float, float]:
+        """Shares that fail, and that don't pass."""
+        outcomes = [judge_tail(row, bound, options.alpha, seed=0)[1] for row in losses]
+        fail, other = (outcomes.count(x) for x in (GateOutcome.FAIL, GateOutcome.AMBIGUOUS))
+        return fail / len(outcomes), (fail + other) / len(outcomes)
+
+    alarms, _ = judged(series, usual)
+    row = {"losses": name, "segments": segments, "false_alarms": round(alarms, 4)}
+    for loss in TAIL_LOSSES:
+        damaged = series + loss * (rng.random(series.shape).argsort(1) < count)
+        fails, no_pass = judged(damaged, usual + 3)
+        row |= {f"{loss}_fails": round(fails, 3), f"{loss}_does_not_pass": round(no_pass, 3)}
+    most = 1.5 * options.alpha
+    right = bool(alarms <= most + 2 * _error(most, options.draws))
+    sys.stdout.write(json.dumps({**row, "right": right}) + "\n")
+    sys.stdout.flush()
+    return right
 
 
 def say(name: str, deviation: float, options: argparse.Namespace, lossy, null) -> bool:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+from flexq_bench.accuracy.approved import ApprovedReference
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.results import FULL_PRECISION, PERPLEXITY, Bos, MetricResult
 from flexq_bench.accuracy.setup import PreparedModel
@@ -243,8 +244,9 @@ class CheckContext:
     every_result: with repeated segments of texts. distinct: by text, the indices of its distinct
     segments, and the number of all. prepared: None: the model can't be loaded. shares: the part of
     the error probabilities of a text's limits that this look may spend. reproduce: results of the
-    original quantized here, see `reproduced`. progress: shows the current activity. quick: a
-    first opinion is enough.
+    original quantized here, see `reproduced`. approved: those of a checkpoint that a person
+    approved, in place of those; None: there are none of the scheme. progress: shows the current
+    activity. quick: a first opinion is enough.
     """
 
     policy: AccuracyPolicy
@@ -257,6 +259,7 @@ class CheckContext:
     tests: Mapping[str, TextTest] = field(default_factory=dict)
     share: Callable[[str], float] = lambda text: 1.0
     reproduce: Callable[[str], Sequence[MetricResult]] | None = None
+    approved: ApprovedReference | None = None
     progress: Callable[[str], None] = lambda what: None
     quick: bool = False
     seed: int = 0
@@ -338,13 +341,20 @@ class CheckContext:
     ) -> list[LimitOutcome]:
         """Return an outcome for each name of a limit, other than the known ones."""
         return [
-            LimitOutcome(self.scheme, name, GateOutcome.NOT_JUDGED, reason, "")
+            LimitOutcome(
+                self.scheme,
+                name,
+                GateOutcome.NOT_JUDGED,
+                reason,
+                "",
+                text=next(iter(limit.texts), ""),
+            )
             for name in limit.names
             if name not in known
         ]
 
     def reproduced(self, text: str) -> SchemeResults:
-        """Return the results of the original quantized here by the scheme, on distinct segments.
+        """Return the results to compare with, on distinct segments: see `reproduce`.
 
         Raises NotJudgedError, or another UsageError, if that can't be repeated.
         """

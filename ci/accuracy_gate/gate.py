@@ -8,7 +8,14 @@ from datetime import datetime
 from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from flexq_bench.accuracy.approved import (
+    ApprovedReference,
+    ApprovedText,
+    approved_formats,
+    layer_formats,
+)
 from flexq_bench.accuracy.coverage import TextCoverage
 from flexq_bench.accuracy.diagnosis import (
     Diagnosis,
@@ -19,11 +26,13 @@ from flexq_bench.accuracy.diagnosis import (
     worst_tokens,
 )
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
+from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
 from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, ResultOrigin, execute
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
+    KL,
     ORIGINAL,
     PERPLEXITY,
     REFERENCE,
@@ -100,6 +109,8 @@ class AccuracyReport:
     absent: tuple[str, ...] = ()  # texts and tasks of the policy without data, and what gives them
     quick: bool = False  # a first opinion on a small sample, in which nothing passes
     coverage: tuple[TextCoverage, ...] = ()  # of the texts, by the scheme that was judged on least
+    approved: str = ""  # the reference for fidelity of a checkpoint; empty: computed here
+    results: tuple[MetricResult, ...] = ()  # that were judged
 
     @property
     def exit_code(self) -> ExitCode:
@@ -215,18 +226,20 @@ def gate_accuracy(
     folders: ModelFolders = NO_FOLDERS,
     quick: bool = False,
     on_activity: OnActivity = _no_activity,
+    approved: ApprovedReference | None = None,
 ) -> AccuracyReport:
     """Evaluate the schemes, store the results, and judge every limit.
 
     schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
     with the reason. diagnose: also diagnose failing schemes. quick: evaluate the first segments
     only; what does not fail on them is not judged. on_activity: called with what is done next,
-    besides evaluations. A scheme that can't be evaluated fails, and the others are still judged.
-    Raises errors of the database.
+    besides evaluations. approved: the reference for fidelity of the plan's checkpoint. A scheme
+    that can't be evaluated fails, and the others are still judged. Raises errors of the database.
     """
     gate = _Gate(
-        policy, setup, database, schemes, base, dict(missing), on_unit, folders, quick, on_activity
-    )
+        policy, setup, database, schemes, base, dict(missing), on_unit, folders, quick, on_activity,
+        approved,
+    )  # fmt: skip
     judged = [_first_opinion(limit) for limit in gate.judge()] if quick else gate.judge()
     failing = [s for s in schemes if _fails(judged, s) and s not in gate.failures]
     origin, reference = setup.origin, setup.plan.reference and setup.evaluator.reference
@@ -249,6 +262,8 @@ def gate_accuracy(
         absent=gate.absent(),
         quick=quick,
         coverage=tuple(gate.coverage()),
+        approved=str(approved or ""),
+        results=tuple(gate.results),
     )
 
 
@@ -324,12 +339,13 @@ class _Gate:
         folders: ModelFolders,
         quick: bool,
         on_activity: OnActivity,
+        approved: ApprovedReference | None,
     ) -> None:
         self._policy, self._setup, self._database = policy, setup, database
         self._schemes, self._base = schemes, base
         self._missing = missing | setup.evaluator.unavailable
         self._on_unit, self._folders, self._quick = on_unit, folders, quick
-        self._on_activity = on_activity
+        self._on_activity, self._approved = on_activity, approved
         self.results: list[MetricResult] = []
         self.failures: dict[str, LimitOutcome] = {}  # of schemes that could not be evaluated
         self._early: dict[str, dict[CheckLimit, list[LimitOutcome]]] = {s: {} for s in schemes}
@@ -414,6 +430,10 @@ class _Gate:
         else:
             self._judge_early(Stage.MODEL, scheme)  # while the scheme's model is in memory
 
+    def _is_stored(self, scheme: str) -> bool:
+        """Return True for the scheme of the plan's checkpoint."""
+        return self._setup.plan.checkpoint is not None and scheme == self._setup.plan.schemes[-1]
+
     def _evaluate_base(self) -> None:
         """Evaluate the base; if it fails, so do the schemes of the same model.
 
@@ -426,8 +446,8 @@ class _Gate:
             if plan.reference is not None:
                 return
             for scheme in self._schemes:
-                is_stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
-                failure = _model_outcome(scheme, _described(error), fails=not is_stored)
+                fails = not self._is_stored(scheme)
+                failure = _model_outcome(scheme, _described(error), fails=fails)
                 self.failures.setdefault(scheme, failure)
 
     def diagnoses(self, schemes: Sequence[str]) -> tuple[Diagnosis, ...]:
@@ -480,6 +500,7 @@ class _Gate:
             tests=self._tests(every),
             share=share or partial(self._share, scheme),
             reproduce=partial(self._reproduced, scheme, results),
+            approved=self._approved if self._is_stored(scheme) else None,
             progress=self._on_activity,
             quick=self._quick,
             seed=self._setup.plan.seed,
@@ -536,19 +557,63 @@ class _Gate:
     ) -> Sequence[MetricResult]:
         """Return results of the original quantized here by the scheme, on the same segments.
 
-        Raises NotJudgedError or UsageError if there are none.
+        Or those of the approved reference, on as many as it has. Raises NotJudgedError or
+        UsageError if there are none.
         """
         result = find(results, scheme, text, PERPLEXITY)
         if result is None or not result.values:
             raise NotJudgedError(self._missing.get(text, "no result arrived"))
         plan, evaluator = self._setup.plan, self._setup.evaluator
-        stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
+        stored = self._is_stored(scheme)
+        if stored and self._approved is not None:
+            model, original = evaluator.model_under(scheme).model, evaluator.reference
+            of_original = "" if original is None else original.content_hash
+            if why := self._approved.differs(of_original, layer_formats(model)):
+                raise NotJudgedError(f"{self._approved}: {why}")
+            return self._approved.results(scheme, text, *approved_segments(evaluator, text))
         if not stored and plan.reference is None and evaluator.through == REFERENCE:
             return results  # quantized here, from the original, through the reference
         key = scheme, text, len(result.values)
         if key not in self._own:
             self._own[key] = [replace(own, scheme=scheme) for own in evaluator.reproduced(*key)]
         return self._own[key]
+
+
+def approved_segments(evaluator: Evaluator, text: str) -> tuple[str, dict[str, Any]]:
+    """Return what an approved reference must have in common with an evaluation of a text."""
+    tokens = evaluator.token_hash(text)
+    return tokens, {"context": evaluator.context_of(text), "bos": evaluator.bos}
+
+
+def approve(
+    report: AccuracyReport, setup: PreparedModel, by: str, at: datetime
+) -> ApprovedReference:
+    """Return the results of the checkpoint that was judged, approved by a person.
+
+    Raises UsageError if it was not evaluated.
+    """
+    evaluator, scheme = setup.evaluator, setup.plan.schemes[-1]
+    texts = {}
+    for text in evaluator.available:
+        nll, kl = (find(report.results, scheme, text, metric) for metric in (PERPLEXITY, KL))
+        if nll is not None and kl is not None and nll.values and kl.values:
+            segments = approved_segments(evaluator, text)
+            texts[text] = ApprovedText(*segments, nll.values, kl.values)
+    if not texts or evaluator.reference is None:
+        raise UsageError("there are no results to approve: the checkpoint was not evaluated")
+    formats, layers = approved_formats(layer_formats(evaluator.model_under(scheme).model))
+    return ApprovedReference(
+        model=evaluator.reference.name,
+        model_hash=evaluator.reference.content_hash,
+        scheme=scheme,
+        content_hash=report.content_hashes.get(scheme, ""),
+        formats=formats,
+        layers=layers,
+        texts=texts,
+        approved_by=by,
+        approved_at=at.isoformat(),
+        failed=tuple(limit.check for limit in report.with_outcome(GateOutcome.FAIL)),
+    )
 
 
 def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:

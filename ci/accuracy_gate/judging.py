@@ -1,19 +1,33 @@
-"""Comparison of a value and its interval with a limit, for checks that judge results of a text."""
+"""Judgement shared by several checks: a value and its interval against a limit; differences."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal, Self, TypeVar
 
 import numpy as np
+from pydantic import model_validator
 
+from flexq_bench.accuracy.artefacts.differences import Difference
 from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
-from flexq_bench.ci.accuracy_gate.contract import CheckContext, LimitOutcome, NotJudgedError
+from flexq_bench.ci.accuracy_gate.contract import (
+    ALL_TOKENS,
+    Check,
+    CheckContext,
+    LimitOutcome,
+    NotJudgedError,
+    check_any,
+)
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.stats import Interval, mean_difference_interval, wider_than_95
+from flexq_bench.workloads.data_files import DataTable, Text, Texts
 
+Unit = Literal["nats", "share"]
+_MAX_NAMED = 3  # differences in a reason
 _ROUNDING = 1e-9  # tolerance of a value relative to its limit
 NO_INTERVAL = "one segment has no interval: evaluate more tokens"
 
@@ -22,17 +36,68 @@ NO_INTERVAL = "one segment has no interval: evaluate more tokens"
 class Bound:
     """An upper limit of a metric in nats, or a lower limit of a share.
 
-    fewest: tokens that it needs. whole_text: it is of all tokens of the text, because its value
-    depends on how many there are.
+    fewest: tokens that it needs; ALL_TOKENS: its value depends on how many there are.
     """
 
     check: str
     text: str
     metric: str
     value: float
-    unit: Literal["nats", "share"]
+    unit: Unit
     fewest: int = 0
-    whole_text: bool = False
+
+
+class StatisticsLimit(DataTable):
+    """Limits of statistics over the tokens of a text, one a field; None: not limited."""
+
+    text: Text
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        check_any(self)
+        return self
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Limits by statistic."""
+        names = (name for name in type(self).model_fields if name != "text")
+        return {name: bound for name in names if (bound := getattr(self, name)) is not None}
+
+
+StatisticsT = TypeVar("StatisticsT", bound=StatisticsLimit)
+
+
+class StatisticsCheck(Check[StatisticsT]):
+    """Each limited statistic. metrics: by statistic. form: of a name, with {} for the statistic."""
+
+    metrics: ClassVar[Mapping[str, str]]
+    form: ClassVar[str]
+    unit: ClassVar[Unit]
+
+    def names(self, limit: StatisticsT) -> tuple[str, ...]:
+        return tuple(self._name(limit, statistic) for statistic in limit.bounds)
+
+    def texts(self, limit: StatisticsT) -> tuple[str, ...]:
+        return (limit.text,)
+
+    def tests(self, limit: StatisticsT) -> int:
+        return len(limit.bounds)
+
+    def fewest(self, statistic: str) -> int:
+        """Return the number of tokens that a statistic needs; ALL_TOKENS: it is of all."""
+        return 0
+
+    def tokens_needed(self, limit: StatisticsT) -> int:
+        return max(map(self.fewest, limit.bounds))
+
+    def judge(self, limit: StatisticsT, context: CheckContext) -> Iterator[LimitOutcome]:
+        for statistic, value in limit.bounds.items():
+            name, metric = self._name(limit, statistic), self.metrics[statistic]
+            fewest = self.fewest(statistic)
+            yield judge_bound(context, Bound(name, limit.text, metric, value, self.unit, fewest))
+
+    def _name(self, limit: StatisticsT, statistic: str) -> str:
+        return f"{self.form.format(statistic)} of {limit.text}"
 
 
 def judge_bound(context: CheckContext, bound: Bound) -> LimitOutcome:
@@ -63,12 +128,12 @@ def judge_bound(context: CheckContext, bound: Bound) -> LimitOutcome:
     outcome, reason = GateOutcome.PASS, ""
     if beyond and clearly_beyond(interval, limit, segments, spent):
         outcome = GateOutcome.FAIL
-    elif bound.whole_text and _is_part(context, bound.text):
+    elif bound.fewest == ALL_TOKENS and _is_part(context, bound.text):
         raise NotJudgedError(f"it is of all tokens, {result.n_items:,} were evaluated")
     elif beyond:
         outcome = GateOutcome.AMBIGUOUS
         reason = "past the limit within noise: more tokens are needed"
-    elif result.n_items < bound.fewest:
+    elif result.n_items < bound.fewest != ALL_TOKENS:
         outcome = GateOutcome.NOT_JUDGED
         reason = f"needs {bound.fewest:,} tokens, has {result.n_items:,}: give a longer text"
     elif segments == 1:
@@ -126,4 +191,40 @@ def _interval_of(result: MetricResult) -> Interval:
     value = result.value
     return Interval(
         value, float(result.observed.get("low", value)), float(result.observed.get("high", value))
+    )
+
+
+class DifferencesLimit(DataTable):
+    """Differences that are accepted. allow: patterns of their names, `config.rope_parameters.*`."""
+
+    allow: Texts = ()
+
+
+def judge_differences(
+    context: CheckContext,
+    check: str,
+    limit: DifferencesLimit,
+    found: Sequence[Difference],
+    words: str,
+    *,
+    value: float | None = None,
+    unit: str = "differences",
+    coverage: str = "",
+) -> LimitOutcome:
+    """Fail for any difference that the limit does not accept. value: None: their number."""
+    odd = [x for x in found if not any(fnmatchcase(x.name, known) for known in limit.allow)]
+    reason = "; ".join(map(str, odd[:_MAX_NAMED]))
+    if len(odd) > _MAX_NAMED:
+        reason += f"; and {len(odd) - _MAX_NAMED} more"
+    return LimitOutcome(
+        context.scheme,
+        check,
+        GateOutcome.FAIL if odd else GateOutcome.PASS,
+        reason or ", ".join(f"{difference.name} is allowed" for difference in found),
+        words,
+        value=float(len(odd)) if value is None else value,
+        unit=unit,
+        coverage=coverage,
+        cause=str(odd[0]) if odd else "",
+        details=tuple(map(str, odd)),
     )

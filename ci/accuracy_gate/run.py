@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flexq_bench.accuracy.approved import ApprovedReference
 from flexq_bench.accuracy.errors import DamagedModelError
+from flexq_bench.accuracy.loading import suitable_threads
 from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, ResultOrigin
 from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, REFERENCE, Through
@@ -24,6 +26,7 @@ from flexq_bench.checkpoints.folders import is_checkpoint, read_config
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, ModelFolders
 from flexq_bench.ci.accuracy_gate.gate import (
     AccuracyReport,
+    approve,
     gate_accuracy,
     gate_records,
     judge_unloaded,
@@ -44,7 +47,8 @@ class GateRequest:
     """A request for a gate: names as of the command's options, None as of `prepare`.
 
     schemes: to judge; empty: the policy's, or none with a checkpoint or a reference. base: the
-    scheme to compare with; None: the policy's.
+    scheme to compare with; None: the policy's. approved: an ApprovedReference for the checkpoint.
+    approve: file to write one to, in the name of the approver.
     """
 
     model: str
@@ -60,6 +64,9 @@ class GateRequest:
     through: Through | None = None
     device: str | None = None
     dtype: str | None = None
+    approved: Path | None = None
+    approve: Path | None = None
+    approver: str = ""
 
     @property
     def folders(self) -> ModelFolders:
@@ -122,6 +129,7 @@ def _judged(
     quick: bool,
 ) -> tuple[AccuracyReport, ResultOrigin]:
     judged, compared, plan, absent = _planned(policy, request)
+    approved = _approvals(request, plan, quick=quick)
     with loading:
         setup = prepare(
             request.model,
@@ -131,7 +139,7 @@ def _judged(
             trigger="gate",
             each_by_itself=True,
         )
-    with progress(setup) as (on_unit, on_activity):
+    with suitable_threads(setup.evaluator.loaded), progress(setup) as (on_unit, on_activity):
         report = gate_accuracy(
             *(policy, setup, database, judged, compared, absent),
             on_unit=on_unit,
@@ -139,8 +147,22 @@ def _judged(
             folders=request.folders,
             quick=quick,
             on_activity=on_activity,
+            approved=approved,
         )
+        if request.approve is not None:
+            approve(report, setup, request.approver, datetime.now(UTC)).write(request.approve)
     return report, setup.origin
+
+
+def _approvals(
+    request: GateRequest, plan: EvaluationPlan, *, quick: bool
+) -> ApprovedReference | None:
+    """Return the approved reference. Raises UsageError if a request to approve makes no sense."""
+    if plan.checkpoint is None and (request.approve or request.approved) is not None:
+        raise UsageError("a checkpoint is approved, not a scheme: give its folder")
+    if request.approve is not None and (quick or not request.approver):
+        raise UsageError("--approve needs --approver NAME, and all of the gate instead of --quick")
+    return None if request.approved is None else ApprovedReference.read(request.approved)
 
 
 def _planned(

@@ -25,7 +25,7 @@ _MAX_LAYERS = 8  # rows of a table of layers
 _MAX_ITEMS = 3  # tokens, texts and settings of a failing scheme that a line lists
 _MAX_DETAILS = 8  # lines of a limit
 _NO_OPINION = "no opinion yet"
-_UNNAMED_UNITS = ("share", "relative error")  # which the name of the check says
+_UNNAMED_UNITS = ("", "share", "relative error")  # which the name of the check says
 _FAILING = (GateOutcome.FAIL, GateOutcome.AMBIGUOUS)
 _NOTED = (*_FAILING, GateOutcome.NOT_JUDGED)
 
@@ -52,17 +52,28 @@ def _counted(report: AccuracyReport, outcome: GateOutcome) -> str:
     return f"{count} (allowed)" if allowed == len(limits) else f"{count} ({allowed} allowed)"
 
 
-def terminal(report: AccuracyReport) -> Table:
-    """Return a table of every limit of every scheme, the worst first."""
+def terminal(report: AccuracyReport, *, every: bool = False) -> Table:
+    """Return a table with a line for each check of each scheme, the worst first.
+
+    every: a line for each limit, that is for each text of a check.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     several = len({limit.scheme for limit in report.judged}) > 1
-    for name in _columns(several=several):
+    for name in _columns(several=several)[:-1]:
         right = name in ("value", "limit")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for limit in _worst_first(report.judged):
-        *cells, reason = _cells(limit, several=several)
-        table.add_row(*cells, "" if limit.outcome is GateOutcome.PASS else reason)
+    for limits in _lines_of(report.judged, every=every):
+        _, *cells, _ = _cells(report, limits, several=several)
+        table.add_row(str(limits[0].outcome), *cells)
     return table
+
+
+def reasons(report: AccuracyReport, *, every: bool = False) -> Iterator[str]:
+    """Yield why each line of the table is no pass."""
+    for limits in _lines_of(report.judged, every=every):
+        outcome, scheme, check, *_, reason = _cells(report, limits, several=True)
+        if limits[0].outcome is not GateOutcome.PASS:
+            yield f"{scheme}: {check}: {outcome}{': ' * bool(reason)}{reason}"
 
 
 def _columns(*, several: bool) -> tuple[str, ...]:
@@ -71,18 +82,55 @@ def _columns(*, several: bool) -> tuple[str, ...]:
     return ("outcome", *scheme, "check", "value", "limit", "coverage", "why")
 
 
-def _cells(limit: LimitOutcome, *, several: bool) -> tuple[str, ...]:
-    outcome = f"{limit.outcome} (allowed)" if limit.allowed else str(limit.outcome)
-    scheme = (limit.scheme,) if several else ()
-    return (
-        outcome, *scheme, limit.check, change(limit), limit.limit, coverage(limit), limit.reason,
-    )  # fmt: skip
+def _cells(
+    report: AccuracyReport, limits: Sequence[LimitOutcome], *, several: bool
+) -> tuple[str, ...]:
+    """Return the cells of the limits of one check, the worst of which is the first."""
+    worst, *others = limits
+    outcome = f"{worst.outcome} (allowed)" if worst.allowed else str(worst.outcome)
+    scheme = (worst.scheme,) if several else ()
+    check, value, covered, reason = worst.check, change(worst), coverage(worst), worst.reason
+    if others:
+        check, value = _kind(worst), f"{worst.text} {value}".rstrip()
+        tokens = sum(t.tokens for t in report.coverage if t.text in {x.text for x in limits})
+        covered = f"{len(limits)} texts, {tokens:,} tokens"
+        named = [f"{x.text} ({_outcome(x)})" for x in others if x.outcome in _NOTED]
+        reason = "; ".join(filter(None, (reason, ", ".join(named))))
+    return outcome, *scheme, check, value, worst.limit, covered, reason
 
 
-def _worst_first(judged: Sequence[LimitOutcome]) -> list[LimitOutcome]:
-    """Sort limits by outcome, those that need not be judged last."""
-    order = list(GateOutcome)
-    return sorted(judged, key=lambda limit: (limit.allowed, order.index(limit.outcome)))
+def _outcome(limit: LimitOutcome) -> str:
+    return f"{limit.outcome}, allowed" if limit.allowed else str(limit.outcome)
+
+
+def _kind(limit: LimitOutcome) -> str:
+    """Return the name of a limit's check without that of its text."""
+    return limit.check.removesuffix(f" of {limit.text}") if limit.text else limit.check
+
+
+def _lines_of(
+    judged: Sequence[LimitOutcome], *, every: bool = False
+) -> Sequence[Sequence[LimitOutcome]]:
+    """Group the limits of one check on several texts; the worst come first, as in a group.
+
+    Limits that need not be judged are last. every: each limit is a group.
+    """
+    groups: dict[object, list[LimitOutcome]] = {}
+    for limit in judged:
+        key = (limit.scheme, limit.check if every else _kind(limit))
+        groups.setdefault(key, []).append(limit)
+    sorted_groups = [sorted(limits, key=_badness) for limits in groups.values()]
+    return sorted(sorted_groups, key=lambda limits: _badness(limits[0])[:2])
+
+
+def _badness(limit: LimitOutcome) -> tuple[bool, int, float]:
+    """Sort key: the worst outcome and the largest loss first."""
+    size = limit.change if limit.change is not None else limit.value or 0.0
+    if limit.limit.startswith("±"):
+        size = abs(size)
+    elif limit.limit.startswith("at least"):
+        size = -size
+    return limit.allowed, list(GateOutcome).index(limit.outcome), -size
 
 
 def worst_texts(report: AccuracyReport) -> Iterator[str]:
@@ -99,14 +147,16 @@ def worst_texts(report: AccuracyReport) -> Iterator[str]:
         yield f"{scheme}: worst texts: {'; '.join(named)}"
 
 
-def notes(report: AccuracyReport) -> Iterator[str]:
+def notes(report: AccuracyReport, *, every: bool = False) -> Iterator[str]:
     """Yield what explains the table, as lines of plain text.
 
-    These are warnings, what lacks data, the texts that lose most, causes and details of limits, and
-    the diagnosis of schemes that fail for no named cause.
+    These are warnings, what lacks data, the texts that lose most, causes and details of limits that
+    don't pass, and the diagnosis of schemes that fail for no named cause. every: all details.
     """
     for warning in report.warnings:
         yield f"warning: {warning}"
+    if report.approved:
+        yield f"fidelity is judged by {report.approved}"
     if report.coverage:
         parts = (f"{t.text} {t.tokens:,} of {t.of_tokens:,}" for t in report.coverage)
         yield f"coverage, tokens: {'; '.join(parts)}"
@@ -117,11 +167,12 @@ def notes(report: AccuracyReport) -> Iterator[str]:
     for limit in report.judged:
         if limit.cause:
             yield f"{limit.scheme}: {limit.cause}"
-        for line in limit.details[:_MAX_DETAILS]:
+        shown = len(limit.details) if every else _MAX_DETAILS * (limit.outcome in _NOTED)
+        for line in limit.details[:shown]:
             yield f"{limit.scheme}: {limit.check}: {line}"
-        if len(limit.details) > _MAX_DETAILS:
-            more = len(limit.details) - _MAX_DETAILS
-            yield f"{limit.scheme}: {limit.check}: and {more} more (--json)"
+        if shown and len(limit.details) > shown:
+            more = len(limit.details) - shown
+            yield f"{limit.scheme}: {limit.check}: and {more} more (--details)"
     for diagnosis in report.diagnoses:
         if diagnosis.differing:
             differing = "; ".join(diagnosis.differing[:_MAX_ITEMS])
@@ -180,6 +231,7 @@ def as_json(report: AccuracyReport) -> str:
         "base": report.base,
         "reference": report.reference or None,
         "reference_hash": report.reference_hash,
+        "approved_reference": report.approved or None,
         "warnings": list(report.warnings),
         "policy": report.policy,
         "commit": report.commit,
@@ -201,7 +253,8 @@ def change(limit: LimitOutcome) -> str:
         form, value = "{:.3g}" if has_interval else "{:.4g}", limit.value
     else:
         return ""
-    unit = "" if limit.unit in _UNNAMED_UNITS else limit.unit
+    is_named = limit.unit in _UNNAMED_UNITS or limit.limit.endswith(f" {limit.unit}")
+    unit = "" if is_named and limit.unit != "%" else limit.unit
     text = f"{form.format(value)} {unit}".rstrip()
     if has_interval:
         text += f" ({form.format(limit.low)} … {form.format(limit.high)})"
@@ -233,12 +286,18 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
         "segments and questions."
     )
     yield ""
-    yield from _table(report.judged)
+    yield from _table(report)
     items = list(notes(report))
     if items:
         yield ""
         yield from (f"- {plain(line)}" for line in items)
+    yield ""
+    yield "<details><summary>Every limit</summary>"
+    yield ""
+    yield from _table(report, every=True)
     yield from _coverage_table(report)
+    yield ""
+    yield "</details>"
     yield from _layer_tables(report)
     hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
     if hashes:
@@ -290,11 +349,12 @@ def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
         yield f"content_hash of {scheme}", digest
 
 
-def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
+def _table(report: AccuracyReport, *, every: bool = False) -> Iterator[str]:
     columns = _columns(several=True)
     yield f"| {' | '.join(columns)} |"
     yield f"|{'|'.join(' ---: ' if name in ('value', 'limit') else ' --- ' for name in columns)}|"
-    for limit in _worst_first(judged):
-        outcome, scheme, *cells = _cells(limit, several=True)
-        marked = f"**{outcome}**" if limit.outcome in _NOTED and not limit.allowed else outcome
+    for limits in _lines_of(report.judged, every=every):
+        worst = limits[0]
+        outcome, scheme, *cells = _cells(report, limits, several=True)
+        marked = f"**{outcome}**" if worst.outcome in _NOTED and not worst.allowed else outcome
         yield f"| {' | '.join((marked, f'`{scheme}`', *map(plain, cells)))} |"

@@ -101,15 +101,16 @@ class OutputHead:
 class AgreementMeter:
     """Compares the logits of another model with a reference; `perplexity` calls it per segment.
 
-    Segments must come in the reference's order. The reference may be extended between them.
+    Segments must come in the reference's order. The reference may be extended between them. parts:
+    the values of the segments so far.
     """
 
     def __init__(self, reference: ReferenceLogits) -> None:
         self._reference = reference
-        self._parts: list[_Tokens] = []
+        self.parts: list[TokenValues] = []
 
     def __call__(self, _: int, logits: torch.Tensor) -> None:
-        segment = len(self._parts)
+        segment = len(self.parts)
         hidden = self._reference.hidden[segment].to(logits.device)
         targets = self._reference.targets[segment].to(logits.device)
         parts = [
@@ -121,25 +122,25 @@ class AgreementMeter:
                 strict=True,
             )
         ]
-        self._parts.append(
-            _Tokens(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+        self.parts.append(
+            TokenValues(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
         )
 
     def result(self) -> Agreement:
         """Return the agreement on the segments so far, at least one."""
-        means = [tuple(float(v.double().mean()) for v in part) for part in self._parts]
+        means = [tuple(float(v.double().mean()) for v in part) for part in self.parts]
         kl, top1, top5, rank_change, _ = zip(*means, strict=True)
         return Agreement(
             kl,
             top1,
             top5,
             rank_change,
-            np.stack([part.kl.numpy() for part in self._parts]),
-            np.stack([part.loss.numpy() for part in self._parts]),
+            np.stack([part.kl.numpy() for part in self.parts]),
+            np.stack([part.loss.numpy() for part in self.parts]),
         )
 
 
-class _Tokens(NamedTuple):
+class TokenValues(NamedTuple):
     """Values of each token, float32 [tokens]."""
 
     kl: torch.Tensor
@@ -149,7 +150,7 @@ class _Tokens(NamedTuple):
     loss: torch.Tensor
 
 
-def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> _Tokens:
+def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> TokenValues:
     """Compare logits [tokens, vocabulary] of both models, given the true tokens [tokens]."""
     ours, theirs = (x.float().log_softmax(-1) for x in (logits, original))
     kl = divergence(ours, theirs)
@@ -160,7 +161,7 @@ def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tenso
     our_rank, their_rank = (
         1 + (x > true).sum(-1).float() for x, true in ((ours, our_true), (theirs, their_true))
     )
-    return _Tokens(
+    return TokenValues(
         kl,
         (our_best[:, 0] == their_best[:, 0]).float(),
         shared,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,12 +129,12 @@ class Evaluator:
         checkpoint: QuantizedCheckpoint | None,
         reference: ReferencePredictions | None = None,
     ) -> None:
-        """loaded: the original model; if the plan has none, the checkpoint's.
+        """loaded: the original model; if the plan has none, the checkpoint's. It is kept.
 
         reference: that of the plan; None: the original model, if the plan has it. Raises UsageError
         if a scheme can't be used on this model, or a text is too short.
         """
-        self._loaded = loaded
+        self.loaded = loaded
         self._plan = plan
         self._checkpoint = checkpoint
         self.through = plan.through or default_through(loaded.device)
@@ -181,7 +182,7 @@ class Evaluator:
     def check_kernels(self) -> None:
         """Raise QuantizeError if kernels are requested and a layer of a scheme has none."""
         if self.through == KERNELS and self._schemes:
-            gated = map_model(self._loaded.model).names.gated
+            gated = map_model(self.loaded.model).names.gated
             for scheme in self._schemes.values():
                 _check_kernels(scheme, gated=gated)
 
@@ -190,7 +191,7 @@ class Evaluator:
         if not self._tokens:
             return ()
         tokens = next(iter(self._tokens.values()))
-        of_model = first_tokens_warning(self._loaded.model, self._loaded.tokenizer, tokens)
+        of_model = first_tokens_warning(self.loaded.model, self.loaded.tokenizer, tokens)
         return (*([of_model] if of_model else []), *map(str, self._overlaps))
 
     def save_reference(self, path: Path) -> str:
@@ -201,7 +202,7 @@ class Evaluator:
         predictions = {
             text: (self._tokens[text.name], self._reference_on(text)) for text in self._plan.texts
         }
-        return store_reference(path, self._loaded, predictions)
+        return store_reference(path, self.loaded, predictions)
 
     def _reference_on(self, text: Text) -> ReferenceLogits:
         """Return the reference's predictions on all segments of a text that may be evaluated."""
@@ -254,7 +255,7 @@ class Evaluator:
                 )
             return self.reference.model
         if scheme == FULL_PRECISION or not self._plan.original:
-            return self._loaded
+            return self.loaded
         return self._quantized(scheme).model
 
     def _quantized(self, scheme: str) -> _Quantized:
@@ -264,12 +265,12 @@ class Evaluator:
             if self._checkpoint is not None and self._is_stored(scheme):
                 loaded = load_checkpoint(
                     self._checkpoint,
-                    device=self._loaded.device,
+                    device=self.loaded.device,
                     through=self.through,
-                    dtype=self._loaded.dtype,
+                    dtype=self.loaded.dtype,
                 )
                 for name, tokens in self._tokens.items():
-                    original, text = (self._loaded.name, tokens), self._texts[name]
+                    original, text = (self.loaded.name, tokens), self._texts[name]
                     check_stored(loaded, *original, text, self.context, self._plan.bos)
                 self._current = _Quantized(scheme, loaded, Folds())
             else:
@@ -277,14 +278,14 @@ class Evaluator:
         return self._current
 
     def _quantized_copy(self, scheme: str) -> _Quantized:
-        copied = copy.deepcopy(self._loaded.model)
+        copied = copy.deepcopy(self.loaded.model)
         used = self._schemes[scheme]
         folds = used.quantize(
             copied, self._calibration, seed=self._plan.seed, progress=self.on_block
         )
         if self.through == REFERENCE or not self._computed_as_decode(copied, used.kv_bits):
             quantize_cache(copied, used.kv_bits)
-        return _Quantized(scheme, dataclasses.replace(self._loaded, model=copied), folds)
+        return _Quantized(scheme, dataclasses.replace(self.loaded, model=copied), folds)
 
     def _computed_as_decode(self, quantized: Any, kv_bits: int) -> bool:
         """Let kernels compute a quantized model; returns True if decode's forward pass is used."""
@@ -377,6 +378,10 @@ class Evaluator:
             list(segments(tokens.ids, self.context_of(text), bos=tokens.bos))[:count]
         )
 
+    def token_hash(self, text: str) -> str:
+        """Return the SHA-256 of a text's token ids in the order of evaluation."""
+        return hashlib.sha256(self.text_ids(text).numpy().tobytes()).hexdigest()
+
     def coverage(self, text: str, segments: int) -> TextCoverage:
         """Return the coverage of a text by its first `segments` in the order of evaluation."""
         return text_coverage(text, self._tokens[text], self.context_of(text), segments)
@@ -406,12 +411,12 @@ class Evaluator:
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
         """Return the parameters that affect a unit's numbers, other than model, data and seed."""
-        parameters: dict[str, Any] = {"dtype": self._loaded.dtype}
+        parameters: dict[str, Any] = {"dtype": self.loaded.dtype}
         if scheme == ORIGINAL and self.reference is not None:
             parameters["reference"] = self.reference.content_hash
         elif scheme != FULL_PRECISION:
             parameters["through"] = self.through
-            if self.through == KERNELS and decoded_architecture(self._loaded.model) is not None:
+            if self.through == KERNELS and decoded_architecture(self.loaded.model) is not None:
                 parameters["dtype"] = DTYPE
         if self._checkpoint is not None and self._is_stored(scheme):
             stored = self._checkpoint
@@ -440,7 +445,7 @@ class Evaluator:
         if self._plan.few_shot is not None:
             parameters["few_shot"] = self._plan.few_shot
         if self._plan.chat_template:
-            parameters["chat_template"] = check_chat_template(self._loaded)
+            parameters["chat_template"] = check_chat_template(self.loaded)
         return {**parameters, "limit": self._plan.limit}
 
     def _of_reference(self, scheme: str, text: Text) -> list[MetricResult]:
@@ -457,8 +462,6 @@ class Evaluator:
         parameters = self.parameters(scheme, text.name)
         tokens = self._tokens[text.name]
         available = self._segment_count(text.name)
-        context = self.context_of(text.name)
-        length = text_length(context, tokens.bos)
         meter: AgreementMeter | None = None
         result: PerplexityResult | None = None
         while (done := 0 if result is None else len(result.nll)) < available:
@@ -469,14 +472,7 @@ class Evaluator:
                 reference = self.reference.predictions(text, tokens, wanted)
                 _check_vocabulary(model, reference.head.layer)
                 meter = meter or AgreementMeter(reference)
-            more = perplexity(
-                model.model,
-                tokens.ids[done * length : wanted * length],
-                context=context,
-                on_logits=partial(self._on_logits, (scheme, text.name), meter, (done, wanted)),
-                at_once=self.at_once,
-                bos=tokens.bos,
-            )
+            more = self._computed(scheme, model, text, meter, (done, wanted))
             result = more if result is None else result.followed_by(more)
         assert result is not None  # segments_of is 1 at least
         agreement = None if meter is None else meter.result()
@@ -487,9 +483,29 @@ class Evaluator:
         )
         if self._plan.layers and text == self._plan.texts[0]:
             first, folds = self.text_ids(text.name)[0], self._quantized(scheme).folds
-            errors = layer_errors(self._loaded.model, model.model, first, folds)
+            errors = layer_errors(self.loaded.model, model.model, first, folds)
             results.append(layer_result(scheme, text, errors, parameters))
         return results
+
+    def _computed(
+        self,
+        scheme: str,
+        model: LoadedModel,
+        text: Text,
+        meter: AgreementMeter | None,
+        counts: tuple[int, int],
+    ) -> PerplexityResult:
+        """Compute segments of a text, and compare them. counts: segments so far, and wanted."""
+        tokens, context = self._tokens[text.name], self.context_of(text.name)
+        length = text_length(context, tokens.bos)
+        return perplexity(
+            model.model,
+            tokens.ids[counts[0] * length : counts[1] * length],
+            context=context,
+            on_logits=partial(self._on_logits, (scheme, text.name), meter, counts),
+            at_once=self.at_once,
+            bos=tokens.bos,
+        )
 
     def _on_logits(
         self,
@@ -543,8 +559,8 @@ class Evaluator:
             raise AccuracyError(
                 f"{', '.join(needing)}: --calibration is a text of --data: calibrate on another one"
             )
-        tokens = tokenize(plan.text, self._loaded.tokenizer)
-        length = self._loaded.context(plan.length or self.context)
+        tokens = tokenize(plan.text, self.loaded.tokenizer)
+        length = self.loaded.context(plan.length or self.context)
         return calibration_segments(
             tokens, segments=plan.segments, length=length, seed=self._plan.seed
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
+# Up to about here two threads take as long as one on idle cores, and many times as long if another
+# process runs on one of them, because each operation waits for both.
+_SMALL_MODEL = 5_000_000  # parameters
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -59,6 +64,19 @@ def segment_length(name: str, config: Any, requested: int | None = None) -> int:
             "at most"
         )
     return int(requested or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
+
+
+@contextmanager
+def suitable_threads(model: LoadedModel) -> Iterator[None]:
+    """Compute operations of a small model on a CPU in one thread."""
+    threads = torch.get_num_threads()
+    parameters = sum(parameter.numel() for parameter in model.model.parameters())
+    if model.device.type == "cpu" and parameters < _SMALL_MODEL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def chosen_dtype(name: str | None, device: torch.device) -> str:

@@ -37,6 +37,7 @@ _MAX_LAYER_RATIO, _MIN_LAYER_STEPS = 6.0, 0.6  # of a layer to the model's media
 _MAX_ROW_SCALE, _MAX_LAYER_SCALE = 0.02, 0.01  # relative
 _MAX_CLIPPED = 1.5  # of the distance of a row whose range is clipped to its layer's median
 _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped ranges may lose
+_MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's smallest
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
@@ -182,7 +183,7 @@ class _Comparison:
                     continue
                 self._scaled_norms.add(source)
             else:
-                own = self._measured(self._sites[source], factors).scale
+                own = self._measured(self._sites[source], factors, clips=False).scale
             self._balance(source, own, readers, site_input, factors)
         return factors
 
@@ -270,7 +271,8 @@ class _Comparison:
             values = ordered
         return values if layer.rotation is None else layer.rotation.undo(values)
 
-    def _measured(self, site: LinearSite, factors: _Factors) -> _Rows:
+    def _measured(self, site: LinearSite, factors: _Factors, *, clips: bool = True) -> _Rows:
+        """Compare a layer. clips: with the original in our range, which needs known factors."""
         theirs = self._weight(site.name)
         if site.name in factors.rows:
             theirs = theirs * factors.rows[site.name][:, None]
@@ -279,7 +281,7 @@ class _Comparison:
         module = self._model.get_submodule(site.name)
         layer = _layer_of(module)
         if layer is None:
-            return _rows(self._own_basis(site.name), theirs, theirs)
+            return _rows(self._own_basis(site.name), theirs, theirs, theirs)
         if layer.rotation is not None:
             theirs = layer.rotation.apply(theirs)
         order = layer.weight.order
@@ -293,7 +295,9 @@ class _Comparison:
                 rounded = quantize(theirs, number).dequantize(torch.float32)
         except (ShapeError, ValueError):  # a format that nothing is rounded to here
             rounded = theirs
-        return _rows(_stored_basis(module), theirs, rounded)
+        ours = _stored_basis(module)
+        clipped = _clipped(theirs, ours, number.group) if clips else theirs
+        return _rows(ours, theirs, rounded, clipped)
 
     # Judgement.
 
@@ -403,7 +407,7 @@ class _Comparison:
         """Compare an embedding or head, which may be rounded, by rows."""
         if torch.equal(ours, theirs):
             return
-        rows = _rows(ours, theirs, theirs)
+        rows = _rows(ours, theirs, theirs, theirs)
         if _is_other(rows):
             self._not_judged[module] = _OTHER_BASIS
             return
@@ -440,19 +444,35 @@ def _stored_basis(module: nn.Module) -> torch.Tensor:
     return module.layer.weight.dequantize(torch.float32)
 
 
-def _rows(ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor) -> _Rows:
-    """Compare rows [N, K]. rounded: the original's in the format of ours."""
+def _clipped(theirs: torch.Tensor, ours: torch.Tensor, group: int | None) -> torch.Tensor:
+    """Clip each group of the original's rows [N, K] to the range of ours.
+
+    A scheme that clips ranges (AWQ) leaves all values but the largest as they are. It keeps at
+    least _MIN_RANGE of a range, so that zeroed groups stay different.
+    """
+    width = theirs.shape[1] if group is None or theirs.shape[1] % group else group
+    own, other = (x.reshape(-1, width) for x in (ours, theirs))
+    low = torch.minimum(own.amin(1), _MIN_RANGE * other.amin(1))[:, None]
+    high = torch.maximum(own.amax(1), _MIN_RANGE * other.amax(1))[:, None]
+    return other.clamp(low, high).view_as(theirs)
+
+
+def _rows(
+    ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor, clipped: torch.Tensor
+) -> _Rows:
+    """Compare rows [N, K]. rounded, clipped: the original's in the format and the range of ours."""
     size = theirs.square().mean(1).sqrt()
     step = (rounded - theirs).square().mean(1).sqrt() / _ROUNDED
     floor = size / 2**8  # a step of BF16
     step = torch.maximum(step, floor)
     step = torch.where(step > 0, step, step.median().clamp(min=1e-12))
-    error = (ours - theirs).square().mean(1).sqrt()
     zero = size == 0
-    scale = torch.where(zero, 1.0, _slopes(ours, theirs) / _slopes(rounded, theirs))
-    rest = (ours - _slopes(ours, theirs)[:, None] * theirs).square().mean(1).sqrt()
-    noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     cosine = torch.where(zero, 1.0, torch.cosine_similarity(ours, theirs, dim=1))
+    slopes = _slopes(ours, clipped)
+    error = (ours - clipped).square().mean(1).sqrt()
+    scale = torch.where(zero, 1.0, slopes / _slopes(rounded, theirs))
+    rest = (ours - slopes[:, None] * clipped).square().mean(1).sqrt()
+    noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     return _Rows(error / step, torch.nan_to_num(scale, 1.0), noise, cosine, theirs.shape[1])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +57,25 @@ def accuracy(
             help="Scheme to compare with. Default: the policy's, or fp16.",
         ),
     ] = None,
+    approved: Annotated[
+        Path | None,
+        typer.Option(
+            "--approved",
+            metavar="FILE",
+            help="Judge the checkpoint's fidelity by an approved reference.",
+        ),
+    ] = None,
+    approve: Annotated[
+        Path | None,
+        typer.Option(
+            "--approve",
+            metavar="FILE",
+            help="Write the checkpoint's results as an approved reference, whatever the outcome.",
+        ),
+    ] = None,
+    approver: Annotated[
+        str, typer.Option("--approver", metavar="NAME", help="Who approves it.")
+    ] = "",
     calibrating: CalibrationOptions,
     diagnosis: Annotated[
         bool,
@@ -71,6 +91,12 @@ def accuracy(
             "--quick",
             help="A first opinion on a few segments, which is not stored: what does not fail on "
             "them is not judged, so the exit code is 1 or 4.",
+        ),
+    ] = False,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="Show a line for each text of a check, and the details of all checks."
         ),
     ] = False,
     output: JunitReportOptions,
@@ -109,6 +135,9 @@ def accuracy(
         through=evaluated.implementation(),
         device=device,
         dtype=evaluated.dtype,
+        approved=approved,
+        approve=approve,
+        approver=approver,
     )
     rules = load_accuracy_policy(policy)
     with open_database(db) as database, ended_by_terminate():
@@ -122,7 +151,7 @@ def accuracy(
     output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
     out = console(stderr=STDOUT in output.paths().values())
     say(out, reports.headline(report))
-    print_wrapped(out, reports.terminal(report))
-    for line in reports.notes(report):
+    print_wrapped(out, reports.terminal(report, every=details))
+    for line in (*reports.reasons(report, every=details), *reports.notes(report, every=details)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))

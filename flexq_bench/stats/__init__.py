@@ -31,7 +31,7 @@ from flexq_bench.stats.planned_mean import (
 )
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
-from flexq_bench.stats.tails import tail_excess
+from flexq_bench.stats.tails import tail_excess, tail_size
 
 __all__ = [
     "GROWTH",
@@ -57,5 +57,6 @@ __all__ = [
     "ratio_interval",
     "simulated_rates",
     "tail_excess",
+    "tail_size",
     "wider_than_95",
 ]

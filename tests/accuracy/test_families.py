@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.weight_distances import weight_distances
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
@@ -23,7 +26,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.linear_layers import with_linear_layers
+from flexq_bench.schemes.linear_layers import replace_module, with_linear_layers
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
@@ -236,6 +239,27 @@ def test_folded_scales_cancel_out(family, architecture):
     assert len(layers) == 2 * (FOLDED | ALIKE)[architecture][1]
     near = divergence(expected, logits(model))
     assert 0 < 100 * near < divergence(expected, logits(quantized(path, "w2a16")))
+
+
+@pytest.mark.parametrize("scheme", ["gptq-w4a16", "awq-w4a16"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["GPT2LMHeadModel", "PhiForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"],
+)
+def test_swapped_rows_are_found_and_learned_rounding_is_not(family, architecture, scheme):
+    original = with_linear_layers(family(architecture)[0])
+    model = copy.deepcopy(original)
+    resolve(scheme).quantize(model, Calibration(torch.randint(3, 513, (4, 48))), seed=0)
+    assert weight_distances(model, original).findings == ()
+    layers = [n for n, m in model.named_modules() if isinstance(m, FakeQuantizedLinear)]
+    name = layers[-1]
+    layer = model.get_submodule(name).layer
+    values = layer.weight.values.clone()
+    values[[3, 9]] = values[[9, 3]]
+    damaged = replace(layer, weight=replace(layer.weight, values=values))
+    replace_module(model, name, FakeQuantizedLinear(name, damaged))
+    findings = weight_distances(model, original).findings
+    assert [finding.name for finding in findings] == [f"weights.{name}"]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

@@ -20,6 +20,11 @@ def gate_errors(monkeypatch):
     return importlib.import_module("gate_errors")
 
 
+def options_of(tiny_llama, **given):
+    common = {"data": [str(tiny_llama / "heldout.txt")], "device": "cpu", "texts": "heldout"}
+    return Namespace(model=str(tiny_llama), **common, **given)
+
+
 def test_equal_models_pass_with_any_number_of_segments_together(
     tiny_llama, gate_errors, monkeypatch
 ):
@@ -34,10 +39,7 @@ def test_equal_models_pass_with_any_number_of_segments_together(
         )
 
     monkeypatch.setattr(gate_errors, "permute_channels", permute)
-    options = Namespace(
-        model=str(tiny_llama), data=[str(tiny_llama / "heldout.txt")], policy="default",
-        context=64, max_tokens=3780, device="cpu",
-    )  # fmt: skip
+    options = options_of(tiny_llama, policy="default", context=64, max_tokens=3780)
     bench = gate_errors.Bench(options, gate_errors.judged_policy(options))
 
     with closing(bench):
@@ -45,6 +47,18 @@ def test_equal_models_pass_with_any_number_of_segments_together(
 
     assert codes == {str(int(ExitCode.PASS)): 3}
     assert set(together) >= {1, 2, 3}
+
+
+def test_one_stale_token_of_a_thousand_fails(tiny_llama, gate_errors):
+    damages = importlib.import_module("damages")
+    (stale,) = (damage for damage in damages.WALL if damage.name == "stale tokens")
+    policy = str(tiny_llama / "policy.toml")
+    options = options_of(tiny_llama, policy=policy, context=None, max_tokens=None)
+
+    with closing(gate_errors.Bench(options, gate_errors.judged_policy(options))) as bench:
+        report, _ = bench.judge(stale, 1000, "fp16")
+
+    assert report.exit_code == ExitCode.REGRESSION
 
 
 CLEAN = ["perplexity", "KL mean"]  # what a scheme fails that a policy refuses

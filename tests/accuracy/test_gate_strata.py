@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from flexq_bench.accuracy.strata import shipped_text
 from flexq_bench.exit_codes import ExitCode
 
 LATE = 2600  # tokens: the gate stopped before, when it read a text from its beginning
@@ -105,6 +107,45 @@ def test_damage_to_digits_fails_maths_most(gate, weights, tiny_llama):
     general, maths = report["checks"]
     assert maths["outcome"] == "fail"
     assert maths["change"] > 3 * abs(general["change"])
+
+
+def counts_of_tokens(tiny_llama):
+    """By text that ships, how often each token occurs, [vocabulary]."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    names = ("general", "code", "maths", "language")
+    ids = {n: tokenizer(shipped_text(n).content, verbose=False).input_ids for n in names}
+    return {name: np.bincount(own, minlength=len(tokenizer)) for name, own in ids.items()}
+
+
+@pytest.mark.parametrize("text", ["language", "code"])
+def test_damage_to_one_kind_of_text_alone_fails_there(gate, weights, tiny_llama, text):
+    counts = counts_of_tokens(tiny_llama)
+    shares = {name: count / count.sum() for name, count in counts.items()}
+    others = np.max([share for name, share in shares.items() if name != text], axis=0)
+    own = np.flatnonzero((shares[text] > 10 * others) & (counts[text] > 20))
+    exchange(weights, own.tolist(), 0.3)
+    limits = '[[perplexity]]\ntext = ["general", "code", "language"]\ndetect = 3.0\n'
+    limits += f'[fidelity]\ntext = "{text}"\npercent = 0.4\nkl_percent = 8\nkl = 0.0002\n'
+
+    ran, report = gate(weights, HEAD + limits)
+
+    assert ran.code == ExitCode.REGRESSION
+    failing = [check["check"] for check in report["checks"] if check["outcome"] == "fail"]
+    assert failing
+    assert all(name.endswith(f"of {text}") for name in failing)
+
+
+def test_damage_to_rare_tokens_alone_fails_the_rare_text(gate, weights, tiny_llama):
+    times = sum(counts_of_tokens(tiny_llama).values())
+    rarest = [token for token in np.argsort(times).tolist() if times[token]][:12]
+    exchange(weights, rarest)
+
+    ran, report = gate(weights, HEAD + EXAMPLES)
+
+    assert ran.code == ExitCode.REGRESSION
+    failing = [check["check"] for check in report["checks"] if check["outcome"] == "fail"]
+    assert "fidelity of KL mean of rare" in failing
+    assert not any(name.startswith("perplexity") for name in failing)
 
 
 def test_text_of_a_policy_that_no_one_gave_is_not_judged(gate, weights):

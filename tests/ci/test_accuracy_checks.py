@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flexq_bench.ci.accuracy_gate import policy as policies
 from flexq_bench.ci.accuracy_gate.checks import CHECKS
+from flexq_bench.ci.accuracy_gate.checks.tail import judge_tail
 from flexq_bench.ci.accuracy_gate.contract import (
     Check,
     CheckContext,
@@ -20,7 +22,7 @@ from flexq_bench.ci.accuracy_gate.contract import (
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 from flexq_bench.ci.accuracy_gate.results import SchemeResults
 from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.ci.reports.accuracy import headline, junit, notes
+from flexq_bench.ci.reports.accuracy import headline, junit, notes, reasons, terminal
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.workloads.data_files import Amount, DataTable
 
@@ -121,3 +123,35 @@ def test_named_cause_precedes_the_details():
         "w6a6: layers 1 and 2 are exchanged",
         "w6a6: weights: model.layers.1: all rows",
     ]
+
+
+def test_report_has_one_line_for_a_check_of_several_texts():
+    losses = {"general": 0.2, "code": 4.2, "maths": 0.9}
+    judged = tuple(
+        LimitOutcome(
+            *("w6a6", f"{check} of {text}", GateOutcome.FAIL if loss > 3 else GateOutcome.PASS),
+            *("grew" if loss > 3 else "", "no loss of 3 %"),
+            change=loss,
+            unit="%",
+            text=text,
+        )
+        for check in ("perplexity", "worst segments")
+        for text, loss in losses.items()
+        if check == "perplexity" or text != "code"
+    )
+    report = a_report(judged)
+    outcome, check, value, *_ = (list(column.cells) for column in terminal(report).columns)
+    assert (outcome, check) == (["fail", "pass"], ["perplexity", "worst segments"])
+    assert value == ["code +4.20 %", "maths +0.90 %"]
+    assert list(reasons(report)) == ["w6a6: perplexity: fail: grew"]
+    assert terminal(report, every=True).row_count == len(judged)
+
+
+@pytest.mark.parametrize(
+    ("segments", "loss", "outcome"),
+    [(60, 0.0, "pass"), (60, 0.2, "ambiguous"), (240, 0.2, "fail"), (240, 0.0, "pass")],
+)
+def test_tail_fails_only_with_enough_segments(segments, loss, outcome):
+    losses = np.random.default_rng(0).normal(0, 0.01, segments)
+    losses[::20] += loss
+    assert judge_tail(losses, 0.02, 0.01, seed=0)[1] == outcome

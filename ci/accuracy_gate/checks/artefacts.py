@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 
 from flexq_bench.accuracy.artefacts.folders import compare_folders
 from flexq_bench.ci.accuracy_gate.contract import (
@@ -13,29 +12,21 @@ from flexq_bench.ci.accuracy_gate.contract import (
     NotJudgedError,
     Stage,
 )
-from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.workloads.data_files import DataTable, Texts
+from flexq_bench.ci.accuracy_gate.judging import DifferencesLimit, judge_differences
 
 _NAME = "artefacts"
 _MAX_CHARACTERS = 200_000  # of each text that the tokenizers read
-_MAX_NAMED = 3  # differences in a reason
 
 
-class ArtefactsLimit(DataTable):
-    """Differences that are accepted. allow: patterns of their names, `config.rope_parameters.*`."""
-
-    allow: Texts = ()
-
-
-class ArtefactsCheck(Check[ArtefactsLimit]):
+class ArtefactsCheck(Check[DifferencesLimit]):
     """Settings, tokenizer and chat templates of a folder: any difference fails."""
 
-    key, table, stage = "artefacts", ArtefactsLimit, Stage.FOLDERS
+    key, table, stage = "artefacts", DifferencesLimit, Stage.FOLDERS
 
-    def names(self, limit: ArtefactsLimit) -> tuple[str, ...]:
+    def names(self, limit: DifferencesLimit) -> tuple[str, ...]:
         return (_NAME,)
 
-    def judge(self, limit: ArtefactsLimit, context: CheckContext) -> Iterator[LimitOutcome]:
+    def judge(self, limit: DifferencesLimit, context: CheckContext) -> Iterator[LimitOutcome]:
         judged, original = context.folders.judged, context.folders.original
         if judged is None or _is_in_memory(context):
             return
@@ -49,25 +40,7 @@ class ArtefactsCheck(Check[ArtefactsLimit]):
             [text.content[:_MAX_CHARACTERS] for text in texts],
             seed=context.seed,
         )
-        odd = [
-            difference
-            for difference in found
-            if not any(fnmatchcase(difference.name, pattern) for pattern in limit.allow)
-        ]
-        reason = "; ".join(map(str, odd[:_MAX_NAMED]))
-        if len(odd) > _MAX_NAMED:
-            reason += f"; and {len(odd) - _MAX_NAMED} more"
-        yield LimitOutcome(
-            context.scheme,
-            _NAME,
-            GateOutcome.FAIL if odd else GateOutcome.PASS,
-            reason or ", ".join(f"{difference.name} is allowed" for difference in found),
-            "as the original's",
-            value=float(len(odd)),
-            unit="differences",
-            cause=str(odd[0]) if odd else "",
-            details=tuple(map(str, odd)),
-        )
+        yield judge_differences(context, _NAME, limit, found, "as the original's")
 
 
 def _is_in_memory(context: CheckContext) -> bool:

@@ -5,7 +5,8 @@ size. Fidelity instead compares with the original, quantized by the gate with th
 checkpoint, or kernels, whose results differ from that compute something else.
 
 A checkpoint of another tool is compared with the original rounded to nearest in its formats. That
-is a bound: it may be better, and worse by `above_rounding_percent` at most.
+is a bound: it may be better, and worse by `above_rounding_percent` at most. If a person approved a
+checkpoint of the same original and formats, its stored results take the place of both.
 
 The intervals are of 95 % for any alpha of the policy. An undamaged model computes the same, so no
 error probability is needed, and wider intervals would let damage pass on few tokens.
@@ -15,14 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
+from flexq_bench.accuracy.approved import ApprovedReference
 from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
 from flexq_bench.ci.accuracy_gate.contract import Check, CheckContext, LimitOutcome, NotJudgedError
 from flexq_bench.ci.accuracy_gate.results import SchemeResults, shortened
 from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.stats import Interval, is_clear, mean_difference_interval
-from flexq_bench.workloads.data_files import Amount, DataTable, Text
+from flexq_bench.workloads.data_files import Amount, Count, DataTable, Text, Texts
 
 _METRICS = {PERPLEXITY: "perplexity", KL: "KL mean"}
 
@@ -32,7 +35,8 @@ class FidelityLimit(DataTable):
 
     percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
     difference of the mean KL divergence passes at any percentage. above_rounding_percent: instead
-    of kl_percent, for checkpoints of other tools, see the module's docstring.
+    of kl_percent, for checkpoints of other tools, see the module's docstring. approvers: who may
+    approve a reference; empty: anyone. approval_days: for how long it is valid.
     """
 
     text: Text
@@ -40,6 +44,8 @@ class FidelityLimit(DataTable):
     kl_percent: Amount
     kl: Amount = 0.0
     above_rounding_percent: Amount = 25.0
+    approvers: Texts = ()
+    approval_days: Count = 365
 
 
 class FidelityCheck(Check[FidelityLimit]):
@@ -57,10 +63,27 @@ class FidelityCheck(Check[FidelityLimit]):
         results = context.results
         heads = [results.find(context.scheme, limit.text, metric) for metric in _METRICS]
         can_compare = all(head is not None and head.value is not None for head in heads)
+        approved = context.approved
+        if approved is not None:
+            check_approval(approved, limit, datetime.now(UTC))
         own = context.reproduced(limit.text) if can_compare else None
         for name, metric in zip(self.names(limit), _METRICS, strict=True):
-            is_bound = context.setup.evaluator.is_bounded(context.scheme)
+            is_bound = approved is None and context.setup.evaluator.is_bounded(context.scheme)
             yield judge_fidelity(limit, name, metric, results, own, is_bound=is_bound)
+
+
+def check_approval(approved: ApprovedReference, limit: FidelityLimit, now: datetime) -> None:
+    """Raise NotJudgedError if the policy does not accept an approval, or no longer."""
+    by = approved.approved_by
+    if limit.approvers and by not in limit.approvers:
+        raise NotJudgedError(
+            f"the policy names {', '.join(limit.approvers)} as approvers, not {by}"
+        )
+    age = now - datetime.fromisoformat(approved.approved_at)
+    if age > timedelta(days=limit.approval_days):
+        raise NotJudgedError(
+            f"{approved}: valid for {limit.approval_days} days: approve a checkpoint again"
+        )
 
 
 def judge_fidelity(
@@ -89,7 +112,9 @@ def judge_fidelity(
     clean = None if own is None else own.find(results.scheme, limit.text, metric)
     if clean is None or clean.value is None:
         raise NotJudgedError("nothing to compare with")
-    clean = shortened(clean, len(head.values))
+    shorter = min(len(clean.values), len(head.values))  # an approved reference may have fewer
+    clean, head = shortened(clean, shorter), shortened(head, shorter)
+    assert head.value is not None  # as before
     value, before = head.value, clean.value or 0.0
     difference, unit = _difference(clean, head), "%"
     if metric == KL and percent / 100 * before <= limit.kl:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flexq_bench.accuracy.results import PERPLEXITY
 from flexq_bench.ci.accuracy_gate.contract import (
@@ -16,8 +17,13 @@ from flexq_bench.ci.accuracy_gate.contract import (
 )
 from flexq_bench.ci.accuracy_gate.judging import clearly_beyond
 from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.stats import MIN_VALUES, tail_excess
+from flexq_bench.stats import MIN_VALUES, Interval, tail_excess, tail_size
 from flexq_bench.workloads.data_files import Amount, DataTable, Text
+
+_REASONS = {
+    GateOutcome.FAIL: "few segments carry a loss",
+    GateOutcome.AMBIGUOUS: "beyond the limit within noise: more tokens are needed",
+}
 
 
 class TailLimit(DataTable):
@@ -48,17 +54,13 @@ class TailCheck(Check[TailLimit]):
         losses = np.subtract(second.values, first.values)
         if losses.size < MIN_VALUES:
             raise NotJudgedError(f"{losses.size} segments are fewer than {MIN_VALUES}")
-        excess = tail_excess(losses, seed=context.seed)
-        bound = math.log1p(limit.percent / 100)
+        places = context.setup.evaluator.places(limit.text)
+        kept = [places[i] for i in context.distinct[limit.text][0] if i < len(places)]
+        losses = losses[np.argsort(kept[: losses.size])]
         share, alpha = context.share(limit.text), context.policy.other_alpha
         spent = None if alpha is None else alpha * share
-        beyond = excess.estimate > bound
-        outcome, reason = GateOutcome.PASS, ""
-        if beyond and clearly_beyond(excess, bound, losses.size, spent):
-            outcome, reason = GateOutcome.FAIL, "few segments carry a loss"
-        elif beyond:
-            outcome = GateOutcome.AMBIGUOUS
-            reason = "beyond the limit within noise: more tokens are needed"
+        bound = math.log1p(limit.percent / 100)
+        excess, outcome = judge_tail(losses, bound, spent, seed=context.seed)
         change, low, high = (
             100 * math.expm1(min(end, 700.0)) for end in (excess.estimate, excess.low, excess.high)
         )
@@ -66,7 +68,7 @@ class TailCheck(Check[TailLimit]):
             context.scheme,
             self.names(limit)[0],
             outcome,
-            reason,
+            _REASONS.get(outcome, ""),
             f"+{limit.percent:g} %",
             change=change,
             low=low,
@@ -74,3 +76,18 @@ class TailCheck(Check[TailLimit]):
             unit="%",
             text=limit.text,
         )
+
+
+def judge_tail(
+    losses: NDArray[np.float64], bound: float, alpha: float | None, *, seed: int
+) -> tuple[Interval, GateOutcome]:
+    """Return the excess of the losses' upper tail, and whether it is beyond the bound, in nats.
+
+    losses: [segments], in the text's order. alpha: probability that an excess of the bound fails;
+    None: any beyond it.
+    """
+    excess = tail_excess(losses, seed=seed)
+    if excess.estimate <= bound:
+        return excess, GateOutcome.PASS
+    fails = clearly_beyond(excess, bound, tail_size(losses.size), alpha)
+    return excess, GateOutcome.FAIL if fails else GateOutcome.AMBIGUOUS
