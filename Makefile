@@ -19,7 +19,9 @@ ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
-# Without bytecode, which pip makes of all 23,000 files on one core: Python makes that of what it imports.
+# Without bytecode, which pip makes of all 23,000 files on one core: Python makes and keeps that of
+# what it imports, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
 PIP = $(PY) -m pip --disable-pip-version-check --quiet install --no-compile
 STAMPS := $(VENV)/.stamps
 

@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, text
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
+from flexq_bench.runs.meter_worker import MODULE
 from tests.faults.conftest import OURS, ROOT
 
 pytestmark = pytest.mark.timeout(300)
@@ -134,7 +135,7 @@ def test_kernel_hangs(place: str, round_seed: int, tmp_path: Path) -> None:
 
 
 def test_worker_is_stopped(place: str, round_seed: int, tmp_path: Path) -> None:
-    """SIGSTOP at any time: its case fails, and a new process measures the others."""
+    """SIGSTOP while it starts or measures: a case fails, and a new process has the others."""
     sweep, chance = Sweep(tmp_path, place), random.Random(f"stop {round_seed}")
     process = sweep.start("good(x, w, out)")
     worker = until(lambda: children_of(process.pid), process)
@@ -157,8 +158,10 @@ def until(found: Callable[[], list[int]], process: subprocess.Popen[str]) -> int
 
 
 def children_of(pid: int) -> list[int]:
+    """Processes that measure."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return [child for child in children if MODULE in Path(f"/proc/{child}/cmdline").read_text()]
 
 
 @pytest.fixture
@@ -228,7 +231,7 @@ def test_compile_cache_is_damaged(
 
 @pytest.mark.parametrize("verb", ["compare", "gate perf"])
 def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> None:
-    """A comparison whose checkouts vanish ends in one line, and the next one has its own."""
+    """A comparison whose checkouts vanish ends in good order."""
     script = ROOT / "examples" / "byo" / "make_repository.py"
     project, cache = tmp_path / "acme", tmp_path / "cache"
     subprocess.run(
@@ -236,10 +239,11 @@ def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> No
          "runpy.run_path(sys.argv[1])['make'](pathlib.Path(sys.argv[2]), ('torch',), (10, 3))",
          str(script), str(project)], check=True, cwd=tmp_path,
     )  # fmt: skip
-    sides = (
-        ("slower~1", "slower") if verb == "compare" else ("--base", "slower~1", "--head", "slower")
-    )
-    words = (*verb.split(), *sides, "--project", str(project), "--backend", "cpu")
+    given = {
+        "compare": ("slower~1", "slower", "--backend", "cpu"),
+        "gate perf": ("--base", "slower~1", "--head", "slower", "--device", "cpu"),
+    }[verb]
+    words = (*verb.split(), *given, "--project", str(project), "--processes", "1")
     own = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(cache)}
     process = subprocess.Popen(
         (sys.executable, "-m", "flexq_bench", *words, "--db", str(tmp_path / "flexq.sqlite")),
