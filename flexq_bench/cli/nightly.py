@@ -15,6 +15,7 @@ import typer
 
 from flexq_bench.cli.external import (
     KernelSourceOptions,
+    OpenedProject,
     code_with_failures,
     use_project,
     with_external,
@@ -132,8 +133,8 @@ def nightly(
         make_folder("--report", options.report)
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
-    measured = _measured_code(suite, sources.project, db, night or today)
-    pool_options = place.pool(seed, tuning, measured.project)
+    measured = _measured_code(suite, sources.project, db, night or today, place)
+    pool_options = place.pool(seed, tuning, measured.opened)
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():
         name = unfinished_night(database, suite_name, commit) if resume else night or today
@@ -166,17 +167,17 @@ def nightly(
 class _MeasuredCode:
     """A commit and the suite it is measured on.
 
-    project None: it is of this repository. repository None: its clone is not there.
+    opened None: it is of this repository. repository None: its clone is not there.
     """
 
     suite: Suite
     commit: CommitInfo
     repository: Path | None
-    project: Project | None = None
+    opened: OpenedProject | None = None
 
 
 def _measured_code(
-    suite: str | None, project: str | None, db: str | None, night: str
+    suite: str | None, project: str | None, db: str | None, night: str, place: PlaceOptions
 ) -> _MeasuredCode:
     """Load the suite and the kernels of a night; a commit that fails to load is notified."""
     from flexq_bench.workloads.suites import load_suite
@@ -185,7 +186,7 @@ def _measured_code(
         own = with_external(load_suite("nightly" if suite is None else suite), None)
         return _MeasuredCode(own, current_commit(), _repository())
     try:
-        opened = use_project(project)
+        opened = use_project(project, builds=place.is_local)
         projects_suite = opened.suite() if suite is None else None
     except UsageError:
         raise
@@ -193,9 +194,7 @@ def _measured_code(
         _notify_commit_without_night(db, night, project, error)
         raise
     selected = projects_suite or opened.suite(suite)
-    return _MeasuredCode(
-        selected, opened.revision.commit, opened.project.root, project=opened.project
-    )
+    return _MeasuredCode(selected, opened.revision.commit, opened.project.root, opened)
 
 
 def _measure(
@@ -211,9 +210,11 @@ def _measure(
     from flexq_bench.fleet import open_pool
 
     suite, commit = measured.suite, measured.commit
-    if measured.project is not None:
-        _warn_of_another_repository(database, suite.name, measured.project)
+    if measured.opened is not None:
+        _warn_of_another_repository(database, suite.name, measured.opened.project)
     with open_pool(database, pool_options, commit) as pool:
+        if measured.opened is not None:
+            measured.opened.check_loaded()
         gpus = [kind.gpu for kind in pool.kinds]
         nights = measure_night(
             database,
@@ -227,7 +228,7 @@ def _measure(
         reports = conclude_nights(
             database, pool, nights, commit, rules, progress=_comparing_progress
         )
-    if measured.project is None:  # gaps of projects are filled by nights at their commits
+    if measured.opened is None:  # gaps of projects are filled by nights at their commits
         _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
     return reports
 

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.ray_cluster import LOCAL, Slot, is_alive, ray_session, slots
 from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
+from flexq_bench.fleet.shipping import answer_of, call
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
@@ -172,23 +173,25 @@ class RayActors(ABC):
     def call(self, worker: str, method: str, *arguments: object) -> None:
         """Call a method of an idle actor; a Finished or a Lost follows."""
         actor = self._actor(worker)
-        actor.pending = getattr(actor.handle, method).remote(*arguments)
+        actor.pending = call(actor.handle, method, *arguments)
 
     def call_and_wait(self, worker: str, method: str, *arguments: object) -> Any:
         """Call a method of an idle actor and return its result.
 
         Raises InfrastructureError if the call fails; a Lost follows then.
         """
-        import ray
 
         actor = self._actor(worker)
         try:
-            answer = getattr(actor.handle, method).remote(*arguments)
-            return ray.get(answer, timeout=self._times.start)
-        except ray.exceptions.RayError as error:
+            return answer_of(call(actor.handle, method, *arguments), timeout_s=self._times.start)
+        except Exception as error:
             reason = reason_of(error)
             self._lose(actor, reason, blameless=False)
             raise InfrastructureError(f"a worker did not answer: {reason}") from error
+
+    def answer(self, worker: str, answer: object) -> None:
+        """Answer a call in place of an idle actor: a Finished follows."""
+        self._events.append(Finished(worker, answer))
 
     def end(self, worker: str, reason: str) -> None:
         """Kill an actor's process, idle or not; a Lost follows."""
@@ -218,16 +221,13 @@ class RayActors(ABC):
         for slot in self._slots:
             if slot not in self._actors and self._failures_of(slot).retry_at <= now:
                 handle = slot.create(self._class, *self._arguments)
-                answer = getattr(handle, self.greeting).remote()
-                self._actors[slot] = Actor(slot, handle, answer, now)
+                self._actors[slot] = Actor(slot, handle, call(handle, self.greeting), now)
 
     def _handle_ready(self, actor: Actor, reference: Any) -> None:
-        import ray
-
         actor.pending = None
         try:
-            answer = ray.get(reference)
-        except (InfrastructureError, ray.exceptions.RayError) as error:
+            answer = answer_of(reference)
+        except Exception as error:  # any that the actor raised, or Ray's for its loss
             self._fail(actor, error)
         else:
             if actor.uuid:
@@ -241,6 +241,8 @@ class RayActors(ABC):
         reason = reason_of(error)
         alive = is_alive(actor.slot.node)
         self._lose(actor, reason, blameless=is_blameless(error, reason, node_is_alive=alive))
+        if isinstance(error, ImportError):  # the node can't run the program: another try can't help
+            self._failures_of(actor.slot).count = MAX_FAILURES
 
     def _register(self, actor: Actor, answer: Any) -> None:
         actor.uuid = str(uuid.uuid4())

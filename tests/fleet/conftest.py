@@ -239,9 +239,9 @@ def simulated() -> ModuleType:
 
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
-    from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET, _python_path
+    from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET
 
-    for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
+    for name, value in {**_QUIET, **_LOOPBACK_ONLY}.items():
         monkeypatch.setenv(name, value)
     from ray.cluster_utils import Cluster
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet import ray_workers as actor
-from flexq_bench.fleet.ray_actors import Actor
-from flexq_bench.fleet.ray_cluster import Slot
-from flexq_bench.fleet.ray_workers import MeterActor, RayWorkers
+from flexq_bench.fleet.ray_workers import MeterActor
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config
@@ -82,17 +80,6 @@ def test_received_choices_are_not_sent_back(monkeypatch):
     report = worker.measure(Case("cublas-fp16", GemmWorkload(1, 32, 32)), (told,))
 
     assert [(choice.key["m"], choice.config) for choice in report.choices] == [(8, {"width": 32})]
-
-
-def test_worker_with_other_code_is_refused():
-    workers = RayWorkers("local", backend="cpu", seed=0)
-    greeting = MeterActor("cpu", 0, Tuning.NONE).describe()
-    slot = Slot("node", "node7", 0, "")
-    other = replace(greeting, sources="0" * 12)
-
-    assert workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), greeting).uuid == "w"
-    with pytest.raises(InfrastructureError, match="has other code of flexq-bench than this"):
-        workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), other)
 
 
 def test_actor_measures_external_kernels_without_their_file(tmp_path, monkeypatch):
