@@ -103,6 +103,7 @@ from flexq_bench.db.queries.runs_and_plans import (
     run_by_uuid_prefix,
     run_info,
     run_names,
+    run_options,
     runs,
     runs_by_uuid,
     suite_names,

@@ -14,6 +14,7 @@ from rich.console import Console
 from flexq_bench.cli.external import OpenedProject
 from flexq_bench.cli.output import console, print_unbroken, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
+from flexq_bench.cli.stored_options import given_options
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
@@ -144,7 +145,7 @@ def carry_out(
     total = max(new, sum(run_progress.open for run_progress in stored))
     try:
         with progress(total, prints_each_result=options.prints_each_result) as advance:
-            measure_runs(database, pool, planned, commit, advance)
+            measure_runs(database, pool, planned, commit, advance, given_options())
     except KeyboardInterrupt:
         for run in runs:
             report(database, run, options)

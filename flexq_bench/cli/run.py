@@ -23,11 +23,13 @@ from flexq_bench.cli.options import (
     TuningOptions,
     regimes_of,
 )
+from flexq_bench.cli.stored_options import stores_options
 from flexq_bench.errors import UsageError
 
 _TRIGGERS = ("manual", "sweep", "nightly", "gate")
 
 
+@stores_options(lambda values: values["resume"])
 @takes_option_groups
 def run(
     *,

@@ -26,6 +26,7 @@ from flexq_bench.cli.options import (
     regimes_of,
 )
 from flexq_bench.cli.output import say
+from flexq_bench.cli.stored_options import stores_options
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _MAX_SIZE_FILE_BYTES = 1 << 20  # ten times that of the largest number of sizes, 10,000
 
 
+@stores_options()
 @takes_option_groups
 def sweep(
     *,

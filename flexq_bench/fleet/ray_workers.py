@@ -255,7 +255,7 @@ def _wait_for_exclusive_use(device: str, worker: Worker) -> None:
 
     worker: which has used it already.
     """
-    nvml = None if device == "cpu" else open_handle(find_device(device))
+    nvml = open_handle(find_device(device))
     give_up = time.monotonic() + _RELEASE_TIMEOUT_S
     while processes := other_processes(nvml):
         if time.monotonic() > give_up:
