@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.local_pool import LocalPool, registered_worker
 from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.ray_pool import RayPool
@@ -24,6 +26,7 @@ from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
+from flexq_bench.runs.worker import Worker
 
 NO_CLUSTER = "none"
 
@@ -78,6 +81,7 @@ def open_pool(
     with ExitStack() as stack:
         if options.is_local:
             pool = stack.enter_context(_local_pool(database, options))
+            _refuse_drained(database, pool.worker)
             if registers:
                 stack.enter_context(registered_worker(database, pool.worker))
             yield pool
@@ -103,6 +107,16 @@ def open_pool(
             database, workers, commit, times, gpus=options.gpus, repeat=options.repeat
         )
         yield stack.enter_context(pool_of_cluster.opened())
+
+
+def _refuse_drained(database: Database, worker: Worker) -> None:
+    """Raise InfrastructureError if this host or the device is drained."""
+    with database.session() as session:
+        for row in queries.drains(session):
+            if row.target in (platform.node(), worker.device.uuid):
+                raise InfrastructureError(
+                    f"{row.target} is drained ({row.reason}): flexq-bench fleet resume {row.target}"
+                )
 
 
 def device_name(backend: Backend | None, device: str | None) -> str:

@@ -94,9 +94,7 @@ class RayActors(ABC):
         gpus = 0 if self._requested_backend == "cpu" else None
         with ExitStack() as opening:
             opening.enter_context(ray_session(self._address, gpus=gpus))
-            import ray
-
-            count = ray.cluster_resources().get("GPU", 0)
+            count = self._gpus_after_waiting()
             if self._requested_backend == "cuda" and not count:
                 raise InfrastructureError(
                     f"the cluster ({self._address}) has no GPU: {self.no_gpu_advice}"
@@ -105,6 +103,27 @@ class RayActors(ABC):
             self._scan()
             self._open = opening.pop_all()
         return self
+
+    def _gpus_after_waiting(self) -> float:
+        """Return the cluster's number of GPUs, when it has a device of the requested backend.
+
+        Nodes that have not joined yet are waited for as long as `device` says.
+        """
+        import ray
+
+        give_up = time.monotonic() + (0.0 if self._address == LOCAL else self._times.device)
+        is_logged = False
+        while True:
+            resources = ray.cluster_resources()
+            gpus, cpus = (resources.get(name, 0) for name in ("GPU", "CPU"))
+            wanted = {"cuda": gpus, "cpu": cpus, None: gpus or cpus}[self._requested_backend]
+            if wanted or time.monotonic() >= give_up:
+                return float(gpus)
+            if not is_logged:
+                what = "a GPU" if self._requested_backend == "cuda" else "a device"
+                log.warning("waiting up to %.0f s for a node with %s", self._times.device, what)
+                is_logged = True
+            time.sleep(min(1.0, self._times.scan))
 
     def __exit__(self, *error: object) -> None:
         self._actors.clear()

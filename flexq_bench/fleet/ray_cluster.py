@@ -30,6 +30,7 @@ _QUIET = {
 # machines are disabled: this variable does that, on any system. Ray reads it on import.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+_CLIENT_FAILURE = "Initialization failure from server"
 _ACCELERATOR = "accelerator_type:"
 _CLIENT = "ray://"
 _CONNECT_TIMEOUT_S = 10.0
@@ -219,9 +220,18 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _explain(address: str, error: Exception) -> str:
+    """Return what is wrong with a cluster, in one line, and what to do."""
+    text = str(error)
+    if _CLIENT_FAILURE in text:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return (
+            f"the head node at {address} could not start a process for this client ({lines[-1]}): "
+            "see ray_client_server*.err in /tmp/ray/session_latest/logs there, or start this on a "
+            "node of the cluster with --cluster auto"
+        )
     reason = library_reason(error)
-    if _OTHER_VERSIONS in str(error):
-        versions = " ".join(str(error).split()).removeprefix(_OTHER_VERSIONS)
+    if _OTHER_VERSIONS in text:
+        versions = " ".join(text.split()).removeprefix(_OTHER_VERSIONS)
         return (
             f"the Ray cluster at {address} has other versions than this machine: "
             f"{versions.strip(' :.')}: install the same version of Ray and of Python on both"
@@ -230,6 +240,6 @@ def _explain(address: str, error: Exception) -> str:
         return f"Ray did not start on this machine ({reason}): see `flexq-bench doctor`"
     token = ", that this machine has its token (~/.ray/auth_token)"
     return (
-        f"no Ray cluster at {address} ({reason}): check that it runs (ray status)"
+        f"no Ray cluster at {address} ({reason}): check that its head node runs (ray status)"
         f"{token}, or start one here with --cluster local"
     )

@@ -19,7 +19,7 @@ source = "made"
 
 [[group]]
 kernels = ["cublas-fp16"]
-shapes = [[32, 32]]
+shapes = ["32x32"]
 m = "1"
 """
 

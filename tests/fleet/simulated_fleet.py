@@ -73,7 +73,7 @@ def simulated_comparer(seconds: float) -> type:
             self._worker = describe()
 
         def describe(self) -> WorkerDescription:
-            return WorkerDescription(self._worker, source_hash(ROOT), "simulated")
+            return WorkerDescription(self._worker, "simulated")
 
         def beat(self) -> None:
             pass
