@@ -67,6 +67,11 @@ class OpenedProject:
     revision: ProjectRevision
     built: Path
 
+    @property
+    def measured(self) -> tuple[Project, ProjectRevision]:
+        """The project and its revision that is measured."""
+        return self.project, self.revision
+
     def suite(self, name: str | None = None) -> Suite:
         """Load a suite, named `project.suite`; None: the one in the project file.
 

@@ -174,7 +174,9 @@ def nightly(
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today, place)
-    pool_options = place.pool(seed, tuning, measured.opened)
+    pool_options = place.pool(
+        seed, tuning, None if measured.opened is None else measured.opened.measured
+    )
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():
         name = unfinished_night(database, suite_name, commit, night) if resume else night or today

@@ -18,13 +18,12 @@ from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.case import Regime
 
 if TYPE_CHECKING:
-    from flexq_bench.cli.external import OpenedProject
-
     # They import torch, which would delay usage errors.
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.kernels.contract import Backend
     from flexq_bench.measure import Tuning
     from flexq_bench.measure.ab import InterleaveRules
+    from flexq_bench.repository.project import Project, ProjectRevision
 
 MAX_SEED = 2**63 - 1  # limit of the database
 MAX_ID = 2**31 - 1  # of its rows
@@ -167,9 +166,12 @@ class PlaceOptions(DeviceOptions):
         return self.cluster == "none"
 
     def pool(
-        self, seed: int | None, tuning: TuningOptions, opened: OpenedProject | None = None
+        self,
+        seed: int | None,
+        tuning: TuningOptions,
+        project: tuple[Project, ProjectRevision] | None = None,
     ) -> PoolOptions:
-        """Return the options of the pool that measures. opened: None for this repository."""
+        """Return the options of the pool that measures. project: None for this repository."""
         from flexq_bench.fleet import PoolOptions
 
         return PoolOptions(
@@ -181,7 +183,7 @@ class PlaceOptions(DeviceOptions):
             split_names(self.gpus) or (),
             self.repeat,
             self.times,
-            *(() if opened is None else (opened.project, opened.revision)),
+            *(project or ()),
         )
 
 

@@ -70,7 +70,7 @@ def run(
     patterns, regimes = cases.patterns or (), regimes_of(regime)
     options = measuring.RunOptions(
         db,
-        place.pool(seed, tuning, opened),
+        place.pool(seed, tuning, None if opened is None else opened.measured),
         output.files(),
         opened=opened,
     )

@@ -125,7 +125,11 @@ def sweep(
         kernels = kernels or f"{opened.project.name}.*"
     patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
     options = measuring.RunOptions(
-        db, place.pool(seed, tuning, opened), output.files(plot), True, opened
+        db,
+        place.pool(seed, tuning, None if opened is None else opened.measured),
+        output.files(plot),
+        True,
+        opened,
     )
     if like is not None:
         if n is not None or k is not None or model is not None or config is not None or queue:

@@ -113,7 +113,7 @@ def check_versions(coordinator: Mapping[str, str]) -> None:
             for found in (here, coordinator)
         )
         raise ImportError(
-            f"{platform.node()} has {theirs}, and this machine {ours}: install the same versions"
+            f"{platform.node()} has {theirs}, and the coordinator {ours}: install the same there"
         )
 
 

@@ -113,6 +113,7 @@ def test_actor_measures_shipped_kernels_without_their_files(tmp_path, monkeypatc
         report = worker.measure(Case("theirs.dense", GemmWorkload(1, 32, 32)), ())
         described = worker.describe().kernels
     finally:
+        worker._measurer.__exit__(None, None, None)
         external_kernels.forget()
 
     assert report.measured.is_comparable, report.measured.detail  # ok, or noisy on a busy machine
