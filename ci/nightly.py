@@ -19,7 +19,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ class Rules:
     repository None: no git tree, so nothing can be confirmed. canaries: cases per night and kind of
     GPU that compare the commit with itself. candidates: most comparisons per night and kind of
     outliers, of creeping series, and of series that may be fixed. alerting: True on the branch
-    whose changes open alerts.
+    whose changes open alerts. options: of the command, to store with the runs.
     """
 
     night: str
@@ -80,6 +80,7 @@ class Rules:
     canaries: int = 2
     candidates: int = MAX_CANDIDATES
     alerting: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
@@ -116,7 +117,7 @@ def measure_night(
                 continue
             plan = build_plan(suite, kind.backend, kind.capability)
             named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
-            run = runs.enter_context(open_run(database, named, commit))
+            run = runs.enter_context(open_run(database, named, commit, rules.options))
             info = NightInfo(key, rules.night, suite.name, kind.gpu, run.info.uuid)
             if known is None:
                 _set_state(database, info, "measuring")

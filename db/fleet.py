@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, exists, insert, or_, select, update
+from sqlalchemy import bindparam, delete, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.leases import JOB_LEASES
 from flexq_bench.db.records import DeviceInfo, Record
-from flexq_bench.db.tables import DeviceOffset, Job, Measurement, Worker
+from flexq_bench.db.tables import DeviceOffset, Drain, Job, Measurement, Worker
 from flexq_bench.db.writer import Writer, stored_run_id
 
 # The other states are final: done; quarantined (too many workers died on it); refused (the commits
@@ -360,6 +360,20 @@ def forget_silent_workers(session: Session, *, silent_since: datetime) -> int:
     }
     session.execute(update(Worker).where(Worker.id.in_(silent)).values(values))
     return len(silent)
+
+
+def drain(session: Session, target: str, *, reason: str, person: str, at: datetime) -> None:
+    """Give a host, by name, or a device, by uuid, no more work; the newest reason is stored."""
+    lock_for_writing(session.connection())
+    end_drain(session, target)
+    values = {"target": target, "reason": reason, "drained_by": person, "drained_at": at}
+    session.execute(insert(Drain).values(**values))
+
+
+def end_drain(session: Session, target: str) -> None:
+    """Give a host or device work again; no effect if it is not drained."""
+    lock_for_writing(session.connection())
+    session.execute(delete(Drain).where(Drain.target == target))
 
 
 def add_offsets(

@@ -7,8 +7,9 @@ one record, or one file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -25,11 +26,16 @@ _STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 
 
 def begin_run(
-    session: Session, run: RunInfo, commit: CommitInfo, owner: RunOwner | None = None
+    session: Session,
+    run: RunInfo,
+    commit: CommitInfo,
+    owner: RunOwner | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> RunInfo:
     """Store a run and its plan, or resume it; return the stored run.
 
-    owner: the process that executes it; None: unknown. A stored run with this idempotency key (or
+    owner: the process that executes it; None: unknown. options: of its command, by name; None:
+    those that are stored. A stored run with this idempotency key (or
     uuid) is resumed: its status is set to the given one, and new planned cases are appended. Raises
     RecordError.
     """
@@ -40,7 +46,9 @@ def begin_run(
     run_id = writer.run(resumed, writer.commit(canonical(commit)))
     writer.place_commits()
     owned = {} if owner is None else _owner_columns(owner)
-    values = {"status": run.status, "finished_at": None, **owned}
+    values: dict[str, Any] = {"status": run.status, "finished_at": None, **owned}
+    if options is not None:
+        values["options"] = dict(options)
     session.execute(update(Run).where(Run.id == run_id).values(values))
     return run_info(session, resumed.uuid)
 

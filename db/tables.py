@@ -187,6 +187,8 @@ class Run(Base):
     owner_host: Mapped[str | None]
     owner_pid: Mapped[int | None] = mapped_column(BigInteger)
     owner_start: Mapped[str | None]  # distinguishes the process from later ones with its pid
+    # of the command that last started it, by name, without secrets; null: unknown
+    options: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class PlannedCase(Base):
@@ -693,6 +695,18 @@ class Worker(Base):
     temperature_c: Mapped[float | None]  # null: not reported by the driver, or a CPU
     finished: Mapped[int] = mapped_column(BigInteger)  # finished jobs
     measuring_s: Mapped[float]  # seconds spent in cases
+
+
+class Drain(Base):
+    """A device or a host that finishes its jobs and gets no others, until it is resumed."""
+
+    __tablename__ = "drain"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    target: Mapped[str] = mapped_column(unique=True)  # a device's uuid or a host's name
+    reason: Mapped[str]
+    drained_by: Mapped[str]
+    drained_at: Mapped[datetime]
 
 
 class Job(Base):

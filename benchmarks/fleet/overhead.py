@@ -18,7 +18,6 @@ from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
 from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
-from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.lifecycle import open_run
 from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
@@ -38,7 +37,7 @@ def instant_worker() -> type:
             self._worker = Worker(DeviceInfo("CPU-1", "A CPU", "cpu"), {}, None, os.getpid())
 
         def describe(self) -> WorkerDescription:
-            return WorkerDescription(self._worker, source_hash(ROOT), "made")
+            return WorkerDescription(self._worker, "made")
 
         def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}

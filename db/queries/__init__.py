@@ -15,6 +15,7 @@ from flexq_bench.db.queries.commits import (
 from flexq_bench.db.queries.filters import Filters
 from flexq_bench.db.queries.fleet import (
     DeviceRow,
+    DrainRow,
     Health,
     JobRow,
     OffsetRow,
@@ -27,6 +28,7 @@ from flexq_bench.db.queries.fleet import (
     device_medians,
     device_offsets,
     devices,
+    drains,
     health,
     jobs_of,
     last_results,
@@ -103,6 +105,7 @@ from flexq_bench.db.queries.runs_and_plans import (
     run_by_uuid_prefix,
     run_info,
     run_names,
+    run_options,
     runs,
     runs_by_uuid,
     suite_names,

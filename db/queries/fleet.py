@@ -19,6 +19,7 @@ from flexq_bench.db.tables import (
     Commit,
     Device,
     DeviceOffset,
+    Drain,
     Job,
     Measurement,
     Request,
@@ -45,6 +46,16 @@ class WorkerRow:
     temperature_c: float | None
     finished: int
     measuring_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRow:
+    """A host or device that gets no work; see db.tables.Drain."""
+
+    target: str
+    reason: str
+    drained_by: str
+    drained_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,12 @@ def workers(session: Session, *, live: bool = False, limit: int | None = None) -
     if live:
         query = query.where(Worker.state.in_(LIVE_WORKER_STATES))
     return rows_of(session, WorkerRow, query)
+
+
+def drains(session: Session) -> list[DrainRow]:
+    """Return the hosts and devices that get no work, latest first."""
+    query = select(*columns_of(DrainRow, Drain)).order_by(Drain.drained_at.desc())
+    return rows_of(session, DrainRow, query)
 
 
 def jobs_of(

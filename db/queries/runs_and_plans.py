@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
@@ -220,6 +221,11 @@ def run_info(session: Session, run_uuid: str) -> RunInfo:
         idempotency_key=run.idempotency_key,
         plan=tuple(plan),
     )
+
+
+def run_options(session: Session, run_uuid: str) -> dict[str, Any]:
+    """Return the stored options of a run's command, by name; empty: unknown."""
+    return session.scalar(select(Run.options).where(Run.uuid == run_uuid)) or {}
 
 
 def owned_runs(session: Session) -> list[OwnedRun]:

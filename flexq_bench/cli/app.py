@@ -23,6 +23,7 @@ from flexq_bench.cli import (
     detect,
     doctor,
     explain,
+    fleet,
     gate_accuracy,
     gate_perf,
     gate_static,
@@ -78,6 +79,7 @@ gates.command("perf")(gate_perf.perf)
 gates.command("accuracy")(gate_accuracy.accuracy)
 app.add_typer(gates, name="gate")
 app.add_typer(alerts.app, name="alerts")
+app.add_typer(fleet.app, name="fleet")
 app.command("init")(init.init)
 app.command("explain")(explain.explain)
 app.command("static")(static.static)

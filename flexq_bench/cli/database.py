@@ -24,6 +24,7 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.db import engine, maintenance, queries
+from flexq_bench.db.copy import copy_database
 from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.exchange import ImportSummary, import_file, write_records
 from flexq_bench.db.maintenance import compact, prune_samples
@@ -213,6 +214,32 @@ def export(
                 console(),
                 f"{left_out} results that are no GEMMs are left out: a .jsonl file holds them",
             )
+
+
+@app.command()
+def copy(
+    target: Annotated[
+        str, typer.Argument(metavar="URL", help="A new SQLite file or an empty postgresql:// URL.")
+    ],
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Copy everything to another database: results, verdicts, alerts, nights and jobs.
+
+    Nothing may be writing to the database meanwhile.
+    """
+    with (
+        open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as source,
+        engine.open_database(target, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as copied,
+        progress("copying") as bar,
+    ):
+        engine.upgrade(copied)
+        with source.session() as reading, copied.session() as writing:
+            rows = copy_database(reading, writing, on_rows=lambda rows: bar.advance())
+        if as_json:
+            print_json({"database": copied.url, "rows": rows})
+        else:
+            say(console(), f"copied {rows} rows to {copied.url}")
 
 
 @app.command()

@@ -47,13 +47,16 @@ class KernelSourceOptions:
     kernels_from: KernelsFromOption = None
     project: ProjectOption = None
 
-    def use_kernels(self) -> None:
-        """Register the kernels of --kernels-from. Raises UsageError if both options are given."""
+    def use_kernels(self, *, only: bool = False) -> None:
+        """Register the kernels of --kernels-from. only: see use_kernels_from.
+
+        Raises UsageError if both options are given.
+        """
         if self.kernels_from and self.project is not None:
             raise UsageError(
                 "--kernels-from and --project don't go together: leave one of them out"
             )
-        use_kernels_from(self.kernels_from)
+        use_kernels_from(self.kernels_from, only=only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,11 @@ class OpenedProject:
     project: Project
     revision: ProjectRevision
     built: Path
+
+    @property
+    def measured(self) -> tuple[Project, ProjectRevision]:
+        """The project and its revision that is measured."""
+        return self.project, self.revision
 
     def suite(self, name: str | None = None) -> Suite:
         """Load a suite, named `project.suite`; None: the one in the project file.
@@ -77,7 +85,23 @@ class OpenedProject:
             # A suite in the project file is read from the revision, not from the current folder.
             is_of_revision = name is None or inside.is_file()
             return self._with_project_name(load_suite(inside if is_of_revision else text))
-        return self._with_project_name(load_suite(text).of(adopted().all_labels))
+        # On a cluster the labels are known when its workers are there.
+        labels = adopted().all_labels or (f"{self.project.name}.*",)
+        return self._with_project_name(load_suite(text).of(labels))
+
+    def check_loaded(self) -> None:
+        """Log the sources that failed to load. Raises MissingResultsError if all did."""
+        from flexq_bench.measure import external_kernels
+
+        known = external_kernels.adopted()
+        if not known.labels:
+            reason = next(iter(known.failures.values()), "none was loaded")
+            build = self.project.file.build
+            unbuilt = "" if build.command or build.packages else _UNBUILT
+            raise MissingResultsError(
+                f"{self.revision.commit.sha[:10]} has no kernels: {reason}{unbuilt}"
+            )
+        external_kernels.log_failures()
 
     def policy(self) -> Policy:
         """Return the policy in the project file, else one with the file's limit and owner."""
@@ -94,31 +118,31 @@ class OpenedProject:
         return replace(suite, name=f"{self.project.name}.{suite.name}")
 
 
-def use_project(folder: str, revision: str = ".") -> OpenedProject:
+def use_project(folder: str, revision: str = ".", *, builds: bool = True) -> OpenedProject:
     """Build a revision of a project, and register its kernels and no others.
 
-    The project file is that of the revision. Raises UsageError, WorkloadError and BuildError;
-    MissingResultsError if none of its kernels loads.
+    The project file is that of the revision. builds: False for a cluster, whose nodes build it: it
+    is only checked out here, and `check_loaded` follows when its workers are there. Raises
+    UsageError, WorkloadError and BuildError; MissingResultsError if none of its kernels loads.
     """
     from flexq_bench.measure import external_kernels
     from flexq_bench.repository import project as projects
+    from flexq_bench.repository.project import BuildTable
     from flexq_bench.repository.project_builds import built_tree
 
     opened = projects.open_project(folder)
     project_revision = projects.revision(opened, revision)
     project = opened.at(project_revision.checkout)
-    built = built_tree(project, project_revision.checkout)
     external_kernels.forget()
-    known = external_kernels.adopt(built.sources, environment=built.environment())
-    if not known.labels:
-        reason = next(iter(known.failures.values()))
-        build = project.file.build
-        unbuilt = "" if build.command or build.packages else _UNBUILT
-        raise MissingResultsError(
-            f"{project_revision.commit.sha[:10]} has no kernels: {reason}{unbuilt}"
-        )
-    external_kernels.log_failures()
-    return OpenedProject(project, project_revision, built.folder)
+    if not builds:
+        unbuilt = replace(project, file=project.file.model_copy(update={"build": BuildTable()}))
+        checked_out = built_tree(unbuilt, project_revision.checkout)
+        return OpenedProject(project, project_revision, checked_out.folder)
+    built = built_tree(project, project_revision.checkout)
+    external_kernels.adopt(built.sources, environment=built.environment())
+    used = OpenedProject(project, project_revision, built.folder)
+    used.check_loaded()
+    return used
 
 
 def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flexq_bench.cli.external import OpenedProject
 from flexq_bench.cli.output import console, print_unbroken, say, say_interrupted
 from flexq_bench.cli.progress import progress as shown_progress
+from flexq_bench.cli.stored_options import given_options
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
@@ -43,20 +45,20 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Options of a run: database, devices and output files.
 
-    prints_each_result: also print the expected duration before. commit: of the measured kernels;
-    None: that of this program.
+    prints_each_result: also print the expected duration before. opened: the project whose kernels
+    are measured; None: this program's.
     """
 
     db: str | None
     pool: PoolOptions = field(default_factory=PoolOptions)
     files: ResultFiles = field(default_factory=ResultFiles)
     prints_each_result: bool = False
-    commit: CommitInfo | None = None
+    opened: OpenedProject | None = None
 
     @property
     def measured_commit(self) -> CommitInfo:
         """The commit with which results are stored."""
-        return self.commit or current_commit()
+        return current_commit() if self.opened is None else self.opened.revision.commit
 
     @property
     def console(self) -> Console:
@@ -72,6 +74,8 @@ def measure_suite(
     with open_database(options.db) as database:
         store_published_numbers(database)
         with open_pool(database, options.pool, commit) as pool:
+            if options.opened is not None:
+                options.opened.check_loaded()
             planned = plan_runs(pool, suite, requested_kernels, trigger)
             announce(database, planned, options)
             return carry_out(database, pool, planned, commit, options)
@@ -141,7 +145,7 @@ def carry_out(
     total = max(new, sum(run_progress.open for run_progress in stored))
     try:
         with progress(total, prints_each_result=options.prints_each_result) as advance:
-            measure_runs(database, pool, planned, commit, advance)
+            measure_runs(database, pool, planned, commit, advance, given_options())
     except KeyboardInterrupt:
         for run in runs:
             report(database, run, options)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flexq_bench.cli.external import (
     KernelSourceOptions,
+    OpenedProject,
     code_with_failures,
     use_project,
     with_external,
@@ -29,6 +31,12 @@ from flexq_bench.cli.options import (
     TuningOptions,
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
+from flexq_bench.cli.stored_options import (
+    NIGHTLY,
+    arguments_of,
+    given_options,
+    stores_options,
+)
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.errors import DatabaseError
@@ -53,6 +61,10 @@ if TYPE_CHECKING:
     from flexq_bench.fleet.pool import OnCompared
     from flexq_bench.repository.project import Project
     from flexq_bench.runs.lifecycle import OnRecord
+
+
+_UUID_PREFIX = re.compile(r"[0-9a-f][0-9a-f-]{5,35}")
+_PLACE = ("cluster", "backend", "device", "times", "seed")  # options that gaps are filled with
 
 
 @dataclass(frozen=True)
@@ -94,19 +106,48 @@ class NightOptions:
     ] = None
 
 
+def _run_to_resume(values: dict[str, Any]) -> str | None:
+    """Return the run of the night to resume, and set its name; None: there is none.
+
+    The argument SUITE may be the uuid of the run, or a prefix of it.
+    """
+    named = values["suite"]
+    if not values["resume"]:
+        return None
+    with open_database(values["db"]) as database, database.session() as session:
+        if named is not None and _UUID_PREFIX.fullmatch(named):
+            run = queries.run_by_uuid_prefix(session, named).uuid
+            nights = [night for night in queries.night_states(session) if night.run == run]
+            if not nights:
+                raise UsageError(f"run {named} is of no night: flexq-bench run --resume {named}")
+            values |= {"suite": None, "night": nights[0].name}
+        else:
+            unfinished = queries.unfinished_nights(session)
+            nights = [night for night in unfinished if named in (None, night.suite)]
+    return nights[0].run if nights else None
+
+
+@stores_options(_run_to_resume, NIGHTLY)
 @takes_option_groups
 def nightly(
     *,
     suite: Annotated[
         str | None,
-        typer.Argument(help="A suite's name or .toml file. Default: nightly, or the project's."),
+        typer.Argument(
+            help="A suite's name or .toml file; with --resume also a run of the night to resume. "
+            "Default: nightly, or the project's."
+        ),
     ] = None,
     night: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Name of the nightly run. Default: today's date, UTC."),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume the latest unfinished nightly run.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Resume a nightly run with its options: the latest unfinished one.",
+        ),
     ] = False,
     place: PlaceOptions,
     options: NightOptions,
@@ -132,28 +173,29 @@ def nightly(
         make_folder("--report", options.report)
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
-    measured = _measured_code(suite, sources.project, db, night or today)
-    pool_options = place.pool(seed, tuning, measured.project)
+    measured = _measured_code(suite, sources.project, db, night or today, place)
+    pool_options = place.pool(
+        seed, tuning, None if measured.opened is None else measured.opened.measured
+    )
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():
-        name = unfinished_night(database, suite_name, commit) if resume else night or today
+        name = unfinished_night(database, suite_name, commit, night) if resume else night or today
         rules = Rules(
             name,
             measured.repository,
             options.canaries,
             options.comparisons,
             alerting=options.alert,
+            options=given_options(NIGHTLY),
         )
         try:
             reports = _measure(database, pool_options, measured, rules, db, options.backfill)
             _judge_and_notify(database, name, suite_name, commit, reports, alerting=options.alert)
         except KeyboardInterrupt:
+            run = _run_of(database, name, suite_name, commit)
             same: tuple[str, ...] = () if suite is None else (suite,)
-            if sources.project is not None:
-                same = (*same, "--project", sources.project)
-            say_interrupted(
-                command("nightly", *same, "--night", name, *database_arguments(database))
-            )
+            again = (*same, "--night", name) if run is None else ("--resume", run)
+            say_interrupted(command("nightly", *again, *database_arguments(database)))
             raise
         except Exception as error:
             _notify_broken_night(database, name, suite_name, commit, error)
@@ -166,17 +208,17 @@ def nightly(
 class _MeasuredCode:
     """A commit and the suite it is measured on.
 
-    project None: it is of this repository. repository None: its clone is not there.
+    opened None: it is of this repository. repository None: its clone is not there.
     """
 
     suite: Suite
     commit: CommitInfo
     repository: Path | None
-    project: Project | None = None
+    opened: OpenedProject | None = None
 
 
 def _measured_code(
-    suite: str | None, project: str | None, db: str | None, night: str
+    suite: str | None, project: str | None, db: str | None, night: str, place: PlaceOptions
 ) -> _MeasuredCode:
     """Load the suite and the kernels of a night; a commit that fails to load is notified."""
     from flexq_bench.workloads.suites import load_suite
@@ -185,7 +227,7 @@ def _measured_code(
         own = with_external(load_suite("nightly" if suite is None else suite), None)
         return _MeasuredCode(own, current_commit(), _repository())
     try:
-        opened = use_project(project)
+        opened = use_project(project, builds=place.is_local)
         projects_suite = opened.suite() if suite is None else None
     except UsageError:
         raise
@@ -193,9 +235,7 @@ def _measured_code(
         _notify_commit_without_night(db, night, project, error)
         raise
     selected = projects_suite or opened.suite(suite)
-    return _MeasuredCode(
-        selected, opened.revision.commit, opened.project.root, project=opened.project
-    )
+    return _MeasuredCode(selected, opened.revision.commit, opened.project.root, opened)
 
 
 def _measure(
@@ -211,9 +251,11 @@ def _measure(
     from flexq_bench.fleet import open_pool
 
     suite, commit = measured.suite, measured.commit
-    if measured.project is not None:
-        _warn_of_another_repository(database, suite.name, measured.project)
+    if measured.opened is not None:
+        _warn_of_another_repository(database, suite.name, measured.opened.project)
     with open_pool(database, pool_options, commit) as pool:
+        if measured.opened is not None:
+            measured.opened.check_loaded()
         gpus = [kind.gpu for kind in pool.kinds]
         nights = measure_night(
             database,
@@ -227,7 +269,7 @@ def _measure(
         reports = conclude_nights(
             database, pool, nights, commit, rules, progress=_comparing_progress
         )
-    if measured.project is None:  # gaps of projects are filled by nights at their commits
+    if measured.opened is None:  # gaps of projects are filled by nights at their commits
         _backfill(database, pool_options, db, suite.name, gpus, rules, backfill)
     return reports
 
@@ -347,14 +389,25 @@ def _store_release_tags(database: Database, repository: Path | None, project: st
             store_releases(session, commits_of_tags(repository), project=project)
 
 
-def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
-    """Name of the latest unfinished night of a suite at this commit.
+def _run_of(database: Database, name: str, suite: str, commit: CommitInfo) -> str | None:
+    """Return a run of a night, abbreviated; None: it has none yet."""
+    with database.session() as session:
+        nights = queries.night_states(session, name=name, suite=suite, project=commit.project)
+    runs = [night.run[:8] for night in nights if night.commit == commit.sha]
+    return next(iter(runs), None)
+
+
+def unfinished_night(
+    database: Database, suite: str, commit: CommitInfo, name: str | None = None
+) -> str:
+    """Name of the latest unfinished night of a suite at this commit, or with this name.
 
     Raises UsageError if there is none; the message names the commit of another unfinished night.
     """
 
     with database.session() as session:
-        unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
+        nights = queries.night_states(session, suite=suite, name=name)
+        unfinished = [n for n in nights if name is not None or n.state != "done"]
     for night in unfinished:
         if (night.commit, night.dirty) == (commit.sha, commit.dirty):
             return night.name
@@ -388,9 +441,7 @@ def _backfill(
 
     if rules.repository is None or not cases:
         return
-    options = ["--cluster", pool.cluster, "--seed", str(pool.seed or 0)]
-    if pool.device is not None:
-        options += ["--device", pool.device]
+    options = arguments_of({"cluster": pool.cluster, **given_options()}, _PLACE)
     # In the environment, because all users of the host can read a process' arguments.
     environment = {}
     if db is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flexq_bench.kernels.contract import Backend
     from flexq_bench.measure import Tuning
     from flexq_bench.measure.ab import InterleaveRules
-    from flexq_bench.repository.project import Project
+    from flexq_bench.repository.project import Project, ProjectRevision
 
 MAX_SEED = 2**63 - 1  # limit of the database
 MAX_ID = 2**31 - 1  # of its rows
@@ -160,8 +160,16 @@ class PlaceOptions(DeviceOptions):
     ] = 1
     times: TimesOption = None
 
+    @property
+    def is_local(self) -> bool:
+        """True if this process measures, not a cluster."""
+        return self.cluster == "none"
+
     def pool(
-        self, seed: int | None, tuning: TuningOptions, project: Project | None = None
+        self,
+        seed: int | None,
+        tuning: TuningOptions,
+        project: tuple[Project, ProjectRevision] | None = None,
     ) -> PoolOptions:
         """Return the options of the pool that measures. project: None for this repository."""
         from flexq_bench.fleet import PoolOptions
@@ -175,7 +183,7 @@ class PlaceOptions(DeviceOptions):
             split_names(self.gpus) or (),
             self.repeat,
             self.times,
-            project,
+            *(project or ()),
         )
 
 

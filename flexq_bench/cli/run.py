@@ -23,11 +23,13 @@ from flexq_bench.cli.options import (
     TuningOptions,
     regimes_of,
 )
+from flexq_bench.cli.stored_options import stores_options
 from flexq_bench.errors import UsageError
 
 _TRIGGERS = ("manual", "sweep", "nightly", "gate")
 
 
+@stores_options(lambda values: values["resume"])
 @takes_option_groups
 def run(
     *,
@@ -62,13 +64,15 @@ def run(
     from flexq_bench.workloads.suites import list_suites, load_suite
 
     sources.use_kernels()
-    opened = None if sources.project is None else use_project(sources.project)
+    opened = (
+        None if sources.project is None else use_project(sources.project, builds=place.is_local)
+    )
     patterns, regimes = cases.patterns or (), regimes_of(regime)
     options = measuring.RunOptions(
         db,
-        place.pool(seed, tuning, None if opened is None else opened.project),
+        place.pool(seed, tuning, None if opened is None else opened.measured),
         output.files(),
-        commit=None if opened is None else opened.revision.commit,
+        opened=opened,
     )
     if resume is not None:
         if regimes is not None or not cases.is_empty:

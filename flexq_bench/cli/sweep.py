@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.external import (
-    KernelsFromOption,
+    KernelSourceOptions,
     code_with_failures,
     sweep_patterns,
-    use_kernels_from,
+    use_project,
 )
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
@@ -26,6 +26,7 @@ from flexq_bench.cli.options import (
     regimes_of,
 )
 from flexq_bench.cli.output import say
+from flexq_bench.cli.stored_options import stores_options
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
@@ -46,11 +47,12 @@ if TYPE_CHECKING:
 _MAX_SIZE_FILE_BYTES = 1 << 20  # ten times that of the largest number of sizes, 10,000
 
 
+@stores_options()
 @takes_option_groups
 def sweep(
     *,
     kernels: KernelsOption = None,
-    kernels_from: KernelsFromOption = None,
+    sources: KernelSourceOptions,
     m: Annotated[
         str | None,
         typer.Option(
@@ -114,10 +116,20 @@ def sweep(
     """
     from flexq_bench.cli import measuring
 
-    use_kernels_from(kernels_from, only=kernels is None)
+    sources.use_kernels(only=kernels is None)
+    opened = None
+    if sources.project is not None:
+        if queue:
+            raise UsageError("--queue is for kernels of this program: leave out --project")
+        opened = use_project(sources.project, builds=place.is_local)
+        kernels = kernels or f"{opened.project.name}.*"
     patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
     options = measuring.RunOptions(
-        db, place.pool(seed, tuning), output.files(plot), prints_each_result=True
+        db,
+        place.pool(seed, tuning, None if opened is None else opened.measured),
+        output.files(plot),
+        True,
+        opened,
     )
     if like is not None:
         if n is not None or k is not None or model is not None or config is not None or queue:

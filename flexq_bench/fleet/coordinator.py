@@ -125,6 +125,7 @@ class Coordinator:
         self._returning: dict[int, tuple[Job, ReadyWorker, str]] = {}
         self._leased_elsewhere = False  # another coordinator leases jobs of these works
         self._backlog_is_stale = False  # another coordinator leased or finished some of its jobs
+        self._drained: dict[str, str] = {}  # reasons by host or device
         self._next_beat = self._next_reload = 0.0
 
     @property
@@ -181,7 +182,12 @@ class Coordinator:
         reason = "see `flexq-bench status`"
         for _ in range(MAX_DEATHS):
             self.gather()
-            idle = (u for u, s in self._states.items() if s.ready.gpu == gpu and s.is_idle)
+            self._read_drains()
+            idle = (
+                uuid
+                for uuid, state in self._states.items()
+                if state.ready.gpu == gpu and state.is_idle and not self._is_drained(state)
+            )
             worker = next(idle, None)
             if worker is None:
                 raise InfrastructureError(f"no {gpu} is free: {reason}")
@@ -210,6 +216,7 @@ class Coordinator:
     def _carry_out(self) -> None:
         self._kinds = {gpu: _Kind() for gpu in self._gpus.values()}
         try:
+            self._read_drains()
             self._reload_backlog()
             self._exchange()  # before the first wait, so that ready workers start at once
             while not self._is_done():
@@ -354,7 +361,7 @@ class Coordinator:
 
     def _give_up_on_missing_kinds(self) -> None:
         now = self._clock()
-        present = {state.ready.gpu for state in self._states.values()}
+        present = {s.ready.gpu for s in self._states.values() if not self._is_drained(s)}
         for gpu, kind in self._kinds.items():
             if gpu in present or not kind.backlog:
                 kind.missing_since = None
@@ -366,11 +373,27 @@ class Coordinator:
                     kind.missing_since = now
                     self._leased_elsewhere = self._backlog_is_stale = True
                     continue
-                reason = f"no {gpu} came within {self._times.device:.0f} s"
+                reason = self._drain_of(gpu) or f"no {gpu} came within {self._times.device:.0f} s"
                 for run, gpu_of_run in self._gpus.items():
                     if gpu_of_run == gpu:
                         self._buffer.abandon_jobs(run, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
+
+    def _read_drains(self) -> None:
+        stored = self._buffer.read(queries.drains)
+        if stored is not None:
+            self._drained = {row.target: row.reason for row in stored}
+
+    def _is_drained(self, state: _WorkerState) -> bool:
+        host = state.ready.worker.environment.get("host", "")
+        return host in self._drained or state.ready.device in self._drained
+
+    def _drain_of(self, gpu: str) -> str:
+        """Return that all devices of a kind are drained, with a reason; empty: they are not."""
+        of_kind = [state.ready for state in self._states.values() if state.ready.gpu == gpu]
+        names = [(ready.worker.environment.get("host", ""), ready.device) for ready in of_kind]
+        reasons = [self._drained[name] for pair in names for name in pair if name in self._drained]
+        return f"every {gpu} is drained ({reasons[0]})" if reasons else ""
 
     def _is_leased_elsewhere(self, gpu: str) -> bool:
         """Return True if another coordinator's worker has a job of these runs on this kind."""
@@ -414,14 +437,15 @@ class Coordinator:
         devices: dict[str, set[str]] = defaultdict(set)
         busy: dict[str, set[Shape]] = defaultdict(set)
         for state in self._states.values():
-            devices[state.ready.gpu].add(state.ready.device)
+            if not self._is_drained(state):
+                devices[state.ready.gpu].add(state.ready.device)
             if state.job is not None:
                 busy[state.ready.gpu].add(state.job.shape)
         assignments = []
         idle = [
             (state, self._kinds[state.ready.gpu])
             for state in self._states.values()
-            if state.is_idle and state.ready.gpu in self._kinds
+            if state.is_idle and state.ready.gpu in self._kinds and not self._is_drained(state)
         ]
         # Workers that continue their shape come first, so that no other worker takes its last jobs.
         idle.sort(key=lambda pair: not pair[1].backlog.has(pair[0].last))
@@ -470,6 +494,7 @@ class Coordinator:
     def _due_beats(self) -> list[Beat]:
         if self._clock() < self._next_beat:
             return []
+        self._read_drains()
         self._next_beat = self._clock() + self._times.beat
         return self._beats()
 

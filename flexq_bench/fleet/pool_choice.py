@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.local_pool import LocalPool, registered_worker
 from flexq_bench.fleet.pool import Pool
 from flexq_bench.fleet.ray_pool import RayPool
 from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.shipped_kernels import ship_kernels
 from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.external_kernels import adopted, carried
-from flexq_bench.repository.project import Project
+from flexq_bench.measure.external_kernels import adopted
+from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
+from flexq_bench.runs.worker import Worker
 
 NO_CLUSTER = "none"
 
@@ -30,11 +35,11 @@ NO_CLUSTER = "none"
 class PoolOptions:
     """Options of where and how to measure.
 
-    project: of the commits; None: this repository. cluster: "none" for this process, "local" or a
-    Ray address. backend None: CUDA if there is a GPU, else CPU. device: of this process, as named
-    by torch; None: the backend's first. seed None: the seed of the resumed run, or 0. times: as in
-    `--times`, None for the defaults; without a cluster they apply to the processes that measure
-    external kernels.
+    project: of the commits; None: this repository. revision: of it, which is measured. cluster:
+    "none" for this process, "local" or a Ray address. backend None: CUDA if there is a GPU, else
+    CPU. device: of this process, as named by torch; None: the backend's first. seed None: the seed
+    of the resumed run, or 0. times: as in `--times`, None for the defaults; without a cluster they
+    apply to the processes that measure external kernels.
 
     For a cluster only: gpus, SKUs or globs, empty for every kind; repeat, the number of
     measurements of each case, on different GPUs of its kind if there are several.
@@ -49,6 +54,7 @@ class PoolOptions:
     repeat: int = 1
     times: str | None = None
     project: Project | None = None
+    revision: ProjectRevision | None = None
 
     def __post_init__(self) -> None:
         if not self.cluster.strip():
@@ -75,6 +81,7 @@ def open_pool(
     with ExitStack() as stack:
         if options.is_local:
             pool = stack.enter_context(_local_pool(database, options))
+            _refuse_drained(database, pool.worker)
             if registers:
                 stack.enter_context(registered_worker(database, pool.worker))
             yield pool
@@ -84,8 +91,6 @@ def open_pool(
                 "--device picks a device of this process: leave it out with --cluster, which uses "
                 "all"
             )
-        if options.project is not None:
-            raise UsageError("--project is measured on this machine: leave out --cluster")
         times = parse_times(options.times)
         workers = RayWorkers(
             options.cluster,
@@ -93,12 +98,25 @@ def open_pool(
             seed=options.seed or 0,
             tuning=options.tuning,
             times=times,
-            kernels_from=carried(adopted().sources),
+            kernels=partial(
+                ship_kernels, adopted().sources, options.project, options.revision, times
+            ),
+            project=options.project,
         )
         pool_of_cluster = RayPool(
             database, workers, commit, times, gpus=options.gpus, repeat=options.repeat
         )
         yield stack.enter_context(pool_of_cluster.opened())
+
+
+def _refuse_drained(database: Database, worker: Worker) -> None:
+    """Raise InfrastructureError if this host or the device is drained."""
+    with database.session() as session:
+        for row in queries.drains(session):
+            if row.target in (platform.node(), worker.device.uuid):
+                raise InfrastructureError(
+                    f"{row.target} is drained ({row.reason}): flexq-bench fleet resume {row.target}"
+                )
 
 
 def device_name(backend: Backend | None, device: str | None) -> str:

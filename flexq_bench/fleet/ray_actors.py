@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.ray_cluster import LOCAL, Slot, is_alive, ray_session, slots
 from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
+from flexq_bench.fleet.shipping import answer_of, call
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.kernels.contract import Backend
@@ -93,9 +94,7 @@ class RayActors(ABC):
         gpus = 0 if self._requested_backend == "cpu" else None
         with ExitStack() as opening:
             opening.enter_context(ray_session(self._address, gpus=gpus))
-            import ray
-
-            count = ray.cluster_resources().get("GPU", 0)
+            count = self._gpus_after_waiting()
             if self._requested_backend == "cuda" and not count:
                 raise InfrastructureError(
                     f"the cluster ({self._address}) has no GPU: {self.no_gpu_advice}"
@@ -104,6 +103,27 @@ class RayActors(ABC):
             self._scan()
             self._open = opening.pop_all()
         return self
+
+    def _gpus_after_waiting(self) -> float:
+        """Return the cluster's number of GPUs, when it has a device of the requested backend.
+
+        Nodes that have not joined yet are waited for as long as `device` says.
+        """
+        import ray
+
+        give_up = time.monotonic() + (0.0 if self._address == LOCAL else self._times.device)
+        is_logged = False
+        while True:
+            resources = ray.cluster_resources()
+            gpus, cpus = (resources.get(name, 0) for name in ("GPU", "CPU"))
+            wanted = {"cuda": gpus, "cpu": cpus, None: gpus or cpus}[self._requested_backend]
+            if wanted or time.monotonic() >= give_up:
+                return float(gpus)
+            if not is_logged:
+                what = "a GPU" if self._requested_backend == "cuda" else "a device"
+                log.warning("waiting up to %.0f s for a node with %s", self._times.device, what)
+                is_logged = True
+            time.sleep(min(1.0, self._times.scan))
 
     def __exit__(self, *error: object) -> None:
         self._actors.clear()
@@ -172,23 +192,25 @@ class RayActors(ABC):
     def call(self, worker: str, method: str, *arguments: object) -> None:
         """Call a method of an idle actor; a Finished or a Lost follows."""
         actor = self._actor(worker)
-        actor.pending = getattr(actor.handle, method).remote(*arguments)
+        actor.pending = call(actor.handle, method, *arguments)
 
     def call_and_wait(self, worker: str, method: str, *arguments: object) -> Any:
         """Call a method of an idle actor and return its result.
 
         Raises InfrastructureError if the call fails; a Lost follows then.
         """
-        import ray
 
         actor = self._actor(worker)
         try:
-            answer = getattr(actor.handle, method).remote(*arguments)
-            return ray.get(answer, timeout=self._times.start)
-        except ray.exceptions.RayError as error:
+            return answer_of(call(actor.handle, method, *arguments), timeout_s=self._times.start)
+        except Exception as error:
             reason = reason_of(error)
             self._lose(actor, reason, blameless=False)
             raise InfrastructureError(f"a worker did not answer: {reason}") from error
+
+    def answer(self, worker: str, answer: object) -> None:
+        """Answer a call in place of an idle actor: a Finished follows."""
+        self._events.append(Finished(worker, answer))
 
     def end(self, worker: str, reason: str) -> None:
         """Kill an actor's process, idle or not; a Lost follows."""
@@ -218,16 +240,13 @@ class RayActors(ABC):
         for slot in self._slots:
             if slot not in self._actors and self._failures_of(slot).retry_at <= now:
                 handle = slot.create(self._class, *self._arguments)
-                answer = getattr(handle, self.greeting).remote()
-                self._actors[slot] = Actor(slot, handle, answer, now)
+                self._actors[slot] = Actor(slot, handle, call(handle, self.greeting), now)
 
     def _handle_ready(self, actor: Actor, reference: Any) -> None:
-        import ray
-
         actor.pending = None
         try:
-            answer = ray.get(reference)
-        except (InfrastructureError, ray.exceptions.RayError) as error:
+            answer = answer_of(reference)
+        except Exception as error:  # any that the actor raised, or Ray's for its loss
             self._fail(actor, error)
         else:
             if actor.uuid:
@@ -241,6 +260,8 @@ class RayActors(ABC):
         reason = reason_of(error)
         alive = is_alive(actor.slot.node)
         self._lose(actor, reason, blameless=is_blameless(error, reason, node_is_alive=alive))
+        if isinstance(error, ImportError):  # the node can't run the program: another try can't help
+            self._failures_of(actor.slot).count = MAX_FAILURES
 
     def _register(self, actor: Actor, answer: Any) -> None:
         actor.uuid = str(uuid.uuid4())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import site
 import socket
 import tempfile
 import warnings
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import InfrastructureError, library_reason
+from flexq_bench.fleet.shipping import create_actor
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.packages import require_extra
-from flexq_bench.repository.provenance import ROOT
 
 LOCAL = "local"
 MAX_CPU_SLOTS = 4
@@ -31,6 +30,7 @@ _QUIET = {
 # machines are disabled: this variable does that, on any system. Ray reads it on import.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
+_CLIENT_FAILURE = "Initialization failure from server"
 _ACCELERATOR = "accelerator_type:"
 _CLIENT = "ray://"
 _CONNECT_TIMEOUT_S = 10.0
@@ -60,7 +60,6 @@ class Slot:
 
     def create(self, actor: type, *arguments: object) -> Any:
         """Create actor(backend, *arguments) on this slot; only one at a time gets its device."""
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {
@@ -72,7 +71,7 @@ class Slot:
             options["max_concurrency"] = 2  # answers it during another call
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
-        return ray.remote(actor).options(**options).remote(self.backend, *arguments)
+        return create_actor(actor, options, self.backend, *arguments)
 
 
 def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
@@ -98,9 +97,9 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
     """Connect to Ray for the duration of the block.
 
     address: "local" starts Ray on this machine's loopback and stops it afterwards; any other joins
-    that cluster, whose nodes must have this package installed. gpus: of a local cluster; None: all
-    that Ray detects. Raises MissingExtraError without Ray, InfrastructureError if it can't be
-    started or reached.
+    that cluster, whose nodes need the dependencies of this program. gpus: of a local cluster;
+    None: all that Ray detects. Raises MissingExtraError without Ray, InfrastructureError if it
+    can't be started or reached.
     """
     require_extra("fleet", "--cluster")
     variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
@@ -168,28 +167,18 @@ def _token(address: str) -> dict[str, str]:
 def _start(folder: Path, gpus: int | None) -> None:
     import ray
 
-    # Workers inherit this environment: in a checkout that is not installed they import the
-    # packages from where this process did.
-    with _environment({"PYTHONPATH": _python_path()}):
-        ray.init(
-            address=LOCAL,
-            num_cpus=max(cpu_slots(), gpus or 0),
-            num_gpus=gpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-        )
-
-
-def _python_path() -> str:
-    before = os.environ.get("PYTHONPATH", "")
-    if str(ROOT) in site.getsitepackages():
-        return before
-    return os.pathsep.join(filter(None, (str(ROOT), before)))
+    ray.init(
+        address=LOCAL,
+        num_cpus=max(cpu_slots(), gpus or 0),
+        num_gpus=gpus,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        configure_logging=False,
+        logging_level=logging.ERROR,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder),
+    )
 
 
 @contextmanager
@@ -231,9 +220,18 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _explain(address: str, error: Exception) -> str:
+    """Return what is wrong with a cluster, in one line, and what to do."""
+    text = str(error)
+    if _CLIENT_FAILURE in text:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return (
+            f"the head node at {address} could not start a process for this client ({lines[-1]}): "
+            "see ray_client_server*.err in /tmp/ray/session_latest/logs there, or start this on a "
+            "node of the cluster with --cluster auto"
+        )
     reason = library_reason(error)
-    if _OTHER_VERSIONS in str(error):
-        versions = " ".join(str(error).split()).removeprefix(_OTHER_VERSIONS)
+    if _OTHER_VERSIONS in text:
+        versions = " ".join(text.split()).removeprefix(_OTHER_VERSIONS)
         return (
             f"the Ray cluster at {address} has other versions than this machine: "
             f"{versions.strip(' :.')}: install the same version of Ray and of Python on both"
@@ -242,6 +240,6 @@ def _explain(address: str, error: Exception) -> str:
         return f"Ray did not start on this machine ({reason}): see `flexq-bench doctor`"
     token = ", that this machine has its token (~/.ray/auth_token)"
     return (
-        f"no Ray cluster at {address} ({reason}): check that it runs (ray status)"
+        f"no Ray cluster at {address} ({reason}): check that its head node runs (ray status)"
         f"{token}, or start one here with --cluster local"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,18 +81,39 @@ class RayPool:
                 self._coordinator.mark_stopped()
 
     def gather(self) -> None:
-        """Wait for the workers.
+        """Wait for the workers; for nodes that have not joined yet, as long as `device` says.
 
         Raises InfrastructureError if none starts, UsageError if a requested kind has no worker.
         """
         self._coordinator.gather()
+        give_up = time.monotonic() + self._times.device
+        is_logged = False
+        while (missing := self._missing_kinds()) and time.monotonic() < give_up:
+            if self._workers.refusals and not self._coordinator.workers:
+                break  # nodes are there, and can't take part
+            if not is_logged:
+                what = ", ".join(missing)
+                log.warning("waiting up to %.0f s for a node with %s", self._times.device, what)
+                is_logged = True
+            time.sleep(min(1.0, self._times.scan))
+            self._coordinator.gather()
         if not self._coordinator.workers:
             reasons = "; ".join(self._workers.refusals) or "it has no devices"
             raise InfrastructureError(f"no worker started on this cluster: {reasons}")
         available = [kind.gpu for kind in self._all_kinds()]
-        for pattern in self._gpus:
-            if not any(fnmatchcase(gpu, pattern) for gpu in available):
-                raise UsageError(unknown("GPU", pattern, available))
+        for pattern in missing:
+            raise UsageError(unknown("GPU", pattern, available))
+
+    def _missing_kinds(self) -> list[str]:
+        """Requested kinds without a worker; any device, if there is no worker at all."""
+        available = [kind.gpu for kind in self._all_kinds()]
+        if not self._gpus:
+            return [] if available else ["a device"]
+        return [
+            pattern
+            for pattern in self._gpus
+            if not any(fnmatchcase(gpu, pattern) for gpu in available)
+        ]
 
     @property
     def kinds(self) -> Sequence[Kind]:

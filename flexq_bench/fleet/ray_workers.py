@@ -4,36 +4,50 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from flexq_bench.db.fleet import COMPARE
 from flexq_bench.db.tuning import ChoiceInfo
-from flexq_bench.errors import InfrastructureError, MeasureError
+from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.ray_actors import Actor, RayActors
+from flexq_bench.fleet.shipped_kernels import ShippedKernels
+from flexq_bench.fleet.shipped_repository import ShippedRepository, shipped
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker, Report
-from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningKey
 from flexq_bench.kernels.contract import Backend
-from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external.loading import load
-from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.ab import InterleaveRules, compare_commits
-from flexq_bench.measure.device import capability, describe_environment, device_info, find_device
+from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.measure.device import (
+    capability,
+    describe_environment,
+    device_info,
+    find_device,
+    other_processes,
+)
 from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.external_kernels import adopt, log_failures
+from flexq_bench.measure.external_kernels import (
+    KernelDescriptions,
+    adopt_descriptions,
+    descriptions_of,
+)
 from flexq_bench.measure.nvml import open_handle
-from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.repository.provenance import ROOT, source_hash
-from flexq_bench.runs.worker import Worker, measure_case, worker_of
+from flexq_bench.repository.project import Project
+from flexq_bench.repository.project_builds import BuildError
+from flexq_bench.runs.process_meter import (
+    InProcessMeter,
+    Measurer,
+    ProcessMeter,
+    ProcessOptions,
+)
+from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
 
 _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
@@ -41,56 +55,63 @@ _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """The description of a worker that is ready. sources: hash of the code that it runs."""
+    """The description of a worker that is ready. software: as in ReadyWorker.
+
+    kernels: external ones that it can run; None: it has none.
+    """
 
     worker: Worker
-    sources: str
     software: str = ""
+    kernels: KernelDescriptions | None = None
 
 
 class MeterActor:
     """Measures one case at a time on the device that Ray assigned to this process.
 
-    On a CPU it uses one thread, so that actors of one host don't share cores.
-    kernels_from: sources of external kernels. Raises InfrastructureError if another process
-    uses its GPU, or if those kernels can't be loaded on this machine.
+    On a CPU it uses one thread, so that actors of one host don't share cores. kernels: external
+    ones, which run in processes of their own. Raises InfrastructureError if another process uses
+    its GPU, ImportError if a commit with kernels does not build on this node.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        seed: int,
-        tuning: Tuning,
-        kernels_from: Sequence[KernelSource] = (),
+        self, backend: Backend, seed: int, tuning: Tuning, kernels: ShippedKernels | None = None
     ) -> None:
-        if kernels_from:
-            limit_memory(backend)
-        for source in kernels_from:
-            try:
-                registry.add(load(source).kernels)
-            except SourceError as error:
-                raise InfrastructureError(str(error)) from error
         if backend == "cpu":
             torch.set_num_threads(1)
-        self._meter = Meter(_device_of(backend), seed=seed, tuning=tuning)
+        device = _device_of(backend)
+        self._meter: Meter | None = None
+        self._adopted = None
+        if kernels is None:
+            self._meter = Meter(device, seed=seed, tuning=tuning)
+            self._measurer: Measurer = InProcessMeter(self._meter)
+        else:
+            try:
+                self._adopted = kernels.adopt()
+            except BuildError as error:
+                raise ImportError(str(error)) from error
+            environment = self._adopted.environment
+            limits = (kernels.start_s, kernels.case_s, environment)
+            options = ProcessOptions(device, seed, tuning, *limits)
+            self._measurer = ProcessMeter(options, self._adopted)
         self._known_keys: set[TuningKey] = set()
         # Held until the process ends. Actors on the slots of one CPU run side by side.
         self._device_lock = device_alone(
-            self._meter.device_info.uuid, shared=backend == "cpu", wait_s=_RELEASE_TIMEOUT_S
+            self._measurer.worker.device.uuid, shared=backend == "cpu", wait_s=_RELEASE_TIMEOUT_S
         )
         self._device_lock.__enter__()
-        _wait_for_exclusive_use(self._meter)
+        _wait_for_exclusive_use(device, self._measurer.worker)
 
     def describe(self) -> WorkerDescription:
-        machine = self._meter.tuning_machine
-        return WorkerDescription(worker_of(self._meter), source_hash(ROOT), machine.software)
+        software = "" if self._meter is None else self._meter.tuning_machine.software
+        kernels = None if self._adopted is None else descriptions_of(self._adopted)
+        return WorkerDescription(self._measurer.worker, software, kernels)
 
     def memory_obstacles(self, cases: Sequence[Case]) -> dict[str, str]:
         """Reasons, by key, why cases don't fit the free memory."""
         reasons = {}
         for case in cases:
             try:
-                self._meter.check_memory(case)
+                self._measurer.check(case)
             except MeasureError as error:
                 reasons[case.key] = str(error)
         return reasons
@@ -100,12 +121,14 @@ class MeterActor:
 
         Raises InfrastructureError if the device is broken: the process must be replaced.
         """
+        if self._meter is None:  # processes of external kernels keep their own choices
+            return Report(self._measurer.measure(case))
         memory = self._meter.choices
         for choice in choices:
             key = TuningKey(**choice.key)
             memory.offer(key, choice.config)
             self._known_keys.add(key)
-        measured = measure_case(self._meter, case)
+        measured = self._measurer.measure(case)
         new = {key: config for key, config in memory.chosen.items() if key not in self._known_keys}
         self._known_keys |= new.keys()
         return Report(
@@ -118,33 +141,31 @@ class ComparerActor:
     """Starts the worker processes of both commits, which see the same GPU as this process."""
 
     def __init__(
-        self,
-        backend: Backend,
-        seed: int,
-        tuning: Tuning,
-        kernels_from: Sequence[KernelSource] = (),
+        self, backend: Backend, seed: int, tuning: Tuning, kernels: ShippedKernels | None = None
     ) -> None:
-        adopt(kernels_from)
-        log_failures()
+        if kernels is not None and kernels.repository is None:
+            kernels.adopt()
         self._device, self._seed = _device_of(backend), seed
 
     def describe(self) -> WorkerDescription:
         device = find_device(self._device)
         environment = describe_environment(device, open_handle(device))
         worker = Worker(device_info(self._device), environment, capability(device), os.getpid())
-        return WorkerDescription(worker, source_hash(ROOT))
+        return WorkerDescription(worker)
 
     def beat(self) -> None:
         """Answer, also during a comparison, whose processes this one only waits for."""
 
-    def compare(self, job: CompareJob, repository: Path, rules: InterleaveRules | None) -> Compared:
+    def compare(
+        self, job: CompareJob, repository: ShippedRepository, rules: InterleaveRules | None
+    ) -> Compared:
         """Compare on the device. An error that a comparison can have is the answer, not raised."""
         compare = partial(
-            compare_commits,
-            repository,
+            repository.compare,
             job.base,
             job.head,
             job.cases,
+            judged=job.judged,
             device=self._device,
             seed=self._seed,
             rules=rules or InterleaveRules(),
@@ -156,7 +177,9 @@ class RayWorkers(RayActors):
     """The implementation of `Workers` on Ray.
 
     actor, comparer: the classes of the actors that measure and that compare, called with backend,
-    seed, tuning and the sources of external kernels. Other arguments and errors: see RayActors.
+    seed, tuning and external kernels, if there are any. kernels: puts these into the object store
+    of the session. project: of the commits to compare; None: this program. Other arguments and
+    errors: see RayActors.
     """
 
     greeting = "describe"
@@ -171,12 +194,23 @@ class RayWorkers(RayActors):
         times: Times | None = None,
         actor: type = MeterActor,
         comparer: type = ComparerActor,
-        kernels_from: tuple[KernelSource, ...] = (),
+        kernels: Callable[[], ShippedKernels | None] = lambda: None,
+        project: Project | None = None,
     ) -> None:
-        self._of_workers = (seed, tuning, *((kernels_from,) if kernels_from else ()))
-        super().__init__(address, actor, *self._of_workers, backend=backend, times=times or Times())
+        times = times or Times()
+        if project is not None:
+            times = replace(times, start=times.start + project.file.build.timeout_s)
+        self._of_workers: tuple[object, ...] = (seed, tuning)
+        super().__init__(address, actor, *self._of_workers, backend=backend, times=times)
         self._meter, self._comparer = actor, comparer
-        self._sources = source_hash(ROOT)
+        self._kernels, self._project = kernels, project
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        kernels = self._kernels()
+        if kernels is not None:
+            self._of_workers = self._arguments = (*self._arguments, kernels)
+        return self
 
     def use(self, kind: str) -> None:
         comparing = kind == COMPARE
@@ -188,13 +222,9 @@ class RayWorkers(RayActors):
         )
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
-        """Refuse a worker that runs other code than this process."""
         description: WorkerDescription = answer
-        if description.sources != self._sources:
-            host = description.worker.environment.get("host", actor.slot.host)
-            raise InfrastructureError(
-                f"{host} has other code of flexq-bench than this machine: install this commit there"
-            )
+        if description.kernels is not None:
+            adopt_descriptions(description.kernels)
         return ReadyWorker(actor.uuid, description.worker, description.software)
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
@@ -203,7 +233,12 @@ class RayWorkers(RayActors):
     def compare(
         self, worker: str, job: CompareJob, repository: Path, rules: InterleaveRules | None = None
     ) -> None:
-        self.call(worker, "compare", job, repository, rules)
+        try:
+            sent = shipped(repository, (job.base, job.head), self._project)
+        except FlexqError as error:  # the coordinator's clone lacks a commit
+            self.answer(worker, Compared(error=error))
+        else:
+            self.call(worker, "compare", job, sent, rules)
 
     def memory_obstacles(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
         reasons: dict[str, str] = self.call_and_wait(worker, "memory_obstacles", tuple(cases))
@@ -215,14 +250,18 @@ def _device_of(backend: Backend) -> str:
     return "cpu" if backend == "cpu" else "cuda:0"
 
 
-def _wait_for_exclusive_use(meter: Meter) -> None:
-    """Raise InfrastructureError if other processes use the device for longer than the timeout."""
+def _wait_for_exclusive_use(device: str, worker: Worker) -> None:
+    """Raise InfrastructureError if other processes use the device for longer than the timeout.
+
+    worker: which has used it already.
+    """
+    nvml = open_handle(find_device(device))
     give_up = time.monotonic() + _RELEASE_TIMEOUT_S
-    while processes := meter.other_processes():
+    while processes := other_processes(nvml):
         if time.monotonic() > give_up:
             raise InfrastructureError(
-                f"{processes} other processes compute on {meter.device_info.sku} "
-                f"{meter.device_info.uuid}: end them (nvidia-smi shows them), a worker needs the "
+                f"{processes} other processes compute on {worker.device.sku} "
+                f"{worker.device.uuid}: end them (nvidia-smi shows them), a worker needs the "
                 "GPU alone"
             )
         time.sleep(0.5)

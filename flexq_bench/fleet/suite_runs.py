@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo, RunInfo
@@ -50,11 +51,19 @@ def measure_runs(
     planned: Sequence[PlannedRun],
     commit: CommitInfo,
     on_record: OnRecord,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Open the runs, measure their cases, and store their final status. Raises as Pool.measure."""
+    """Open the runs, measure their cases, and store their final status. Raises as Pool.measure.
+
+    options: see begin_run.
+    """
     with ExitStack() as opened:
         works = [
-            Work(opened.enter_context(open_run(database, run.run, commit)), run.kind.gpu, run.cases)
+            Work(
+                opened.enter_context(open_run(database, run.run, commit, options)),
+                run.kind.gpu,
+                run.cases,
+            )
             for run in planned
         ]
         pool.measure(works, on_record)

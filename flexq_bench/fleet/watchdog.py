@@ -91,7 +91,7 @@ def _nights(session: Session, now: datetime) -> Iterator[Stall]:
         reasons = ", ".join(dict.fromkeys(job.reason for job in jobs if job.reason))
         reason = (
             f"it is {night.state} at {night.commit[:10]}, {len(jobs)} jobs wait"
-            f"{f' ({reasons})' if reasons else ''} (nightly {night.suite} --resume, or the next "
+            f"{f' ({reasons})' if reasons else ''} (nightly --resume {night.run[:8]}, or the next "
             "night)"
         )
         yield Stall("night", f"{night.name} on {night.gpu}", idle_s, reason)

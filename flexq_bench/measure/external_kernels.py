@@ -18,8 +18,9 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.kernels import registry
+from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.external.described import DescribedKernel, spec_of_plain
+from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plain, spec_of_plain
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.runtime.files import cache_folder
@@ -77,7 +78,7 @@ def adopt(
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     owners: dict[tuple[str, str], KernelSource] = {}
-    for source in (source.on_this_machine() for source in sources):
+    for source in sources:
         try:
             kernels = described(source, environment=environment)
             refuse_taken(kernels, source, owners)
@@ -87,6 +88,49 @@ def adopt(
         registry.add(kernels)
         labels[source] = tuple(dict.fromkeys(kernel.spec.label for kernel in kernels))
     _state = Adopted(labels, failures, environment)
+    return _state
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDescriptions:
+    """Adopted kernels as plain values, for a process that has no files of them.
+
+    specs: of all kernels, see spec_as_plain. Others as in Adopted, by the sources' prefixes.
+    """
+
+    specs: tuple[dict[str, Any], ...]
+    labels: Mapping[str, tuple[str, ...]]
+    failures: Mapping[str, str]
+
+
+def descriptions_of(kernels: Adopted) -> KernelDescriptions:
+    """Describe the kernels that this process has adopted."""
+    backends: tuple[Backend, ...] = ("cuda", "cpu")
+    specs = [
+        registry.resolve(label, backend).spec
+        for backend in backends
+        for label in registry.labels(backend)
+        if label in kernels.all_labels
+    ]
+    return KernelDescriptions(
+        tuple(map(spec_as_plain, specs)),
+        {source.prefix: labels for source, labels in kernels.labels.items()},
+        {source.prefix: reason for source, reason in kernels.failures.items()},
+    )
+
+
+def adopt_descriptions(described: KernelDescriptions) -> Adopted:
+    """Register kernels that run in other processes only; those that are registered stay."""
+    global _state
+    known = set(registry.external_labels())
+    specs = [spec_of_plain(values) for values in described.specs]
+    registry.add([DescribedKernel(spec) for spec in specs if spec.label not in known])
+    labels, failures = dict(_state.labels), dict(_state.failures)
+    for prefix, of_source in described.labels.items():
+        labels.setdefault(KernelSource(prefix, prefix), of_source)
+    for prefix, reason in described.failures.items():
+        failures.setdefault(KernelSource(prefix, prefix), reason)
+    _state = Adopted(labels, failures, _state.environment)
     return _state
 
 
@@ -185,8 +229,3 @@ def without_failed(patterns: Sequence[str], loaded: Adopted) -> tuple[str, ...]:
     """Labels and globs without those of failed sources, which are known to be missing."""
     lost = tuple(f"{source.prefix}." for source in loaded.failures)
     return tuple(pattern for pattern in patterns if not pattern.startswith(lost or ("\0",)))
-
-
-def carried(sources: Sequence[KernelSource]) -> tuple[KernelSource, ...]:
-    """The sources, with their contents for machines that don't have the files."""
-    return tuple(source.with_content() for source in sources)

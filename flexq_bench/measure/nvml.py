@@ -11,7 +11,9 @@ T = TypeVar("T")
 
 
 def open_handle(device: torch.device) -> Nvml | None:
-    """NVML handle of a CUDA device; None if NVML is missing or doesn't know the device."""
+    """NVML handle of a device; None: a CPU, or NVML is missing or doesn't know the device."""
+    if device.type == "cpu":
+        return None
     try:
         import pynvml
     except ImportError:

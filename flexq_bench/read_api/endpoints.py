@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from flexq_bench.db.decisions import ALERT_STATES
 from flexq_bench.db.engine import Session
+from flexq_bench.db.nightly import NIGHT_STATES
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api import responses
@@ -132,6 +133,12 @@ ENDPOINTS = (
     Endpoint(
         "/v1/runs/{uuid}/results", "getRunResults", "all results of a run",
         responses.run_results, responses.ResultList, (_UUID, *_PAGE),
+    ),
+    Endpoint(
+        "/v1/nights", "listNights", "nightly runs with their reports, latest first",
+        responses.night_list, responses.NightList,
+        (Parameter("name", "usually a date"), Parameter("suite", "name"),
+         Parameter("gpu", "SKU"), Parameter("state", "of the night", choices=NIGHT_STATES), *_PAGE),
     ),
     Endpoint(
         "/v1/results/latest", "latestResults",

@@ -17,6 +17,7 @@ from flexq_bench.db.queries import (
     DecisionRow,
     Filters,
     HistoryPoint,
+    NightState,
     ResultRow,
     RunSummary,
     SeriesName,
@@ -72,6 +73,14 @@ class RunDetail:
 
     run: RunSummary
     missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NightList:
+    """Nightly runs on each kind of GPU, latest first. report: empty until it is judged."""
+
+    total: int
+    nights: tuple[NightState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,16 @@ def run_list(session: Session, parameters: Parameters) -> RunList:
 def run_detail(session: Session, parameters: Parameters) -> RunDetail:
     run = queries.run_by_uuid_prefix(session, parameters["uuid"])
     return RunDetail(run, queries.missing_cases(session, run.uuid))
+
+
+def night_list(session: Session, parameters: Parameters) -> NightList:
+    filters = {name: parameters[name] for name in ("suite", "state", "name") if name in parameters}
+    nights = [
+        night
+        for night in queries.night_states(session, **filters)
+        if parameters.get("gpu") in (None, night.gpu)
+    ]
+    return NightList(len(nights), tuple(_page(nights, parameters)))
 
 
 def latest_results(session: Session, parameters: Parameters) -> ResultList:

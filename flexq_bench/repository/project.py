@@ -224,6 +224,11 @@ class ProjectRevision:
     commit: CommitInfo
     checkout: str
 
+    @property
+    def name(self) -> str:
+        """Its name in comparisons: the full sha, with "-dirty" for changes."""
+        return self.commit.sha + ("-dirty" if self.commit.dirty else "")
+
 
 def revision(project: Project, text: str) -> ProjectRevision:
     """Resolve a revision; `.` is the working tree.

@@ -101,10 +101,10 @@ def built_tree(
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
-    submodules, missing = _submodules(project.root, commit)
+    submodules, missing = submodules_of(project.root, commit)
     for name in missing:
         _log_missing(commit, name)
-    large, pointers = _large_files(project.root, commit)
+    large, pointers = large_files_of(project.root, commit)
     for name in pointers:
         _log_pointer(commit, name)
     missing += pointers
@@ -157,12 +157,12 @@ def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
     """Return the folder of a build, named by a hash of everything that affects the build."""
     table = project.file.build.model_dump_json()
     inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
-    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version, *inputs]
+    identity = [str(project.inside), tree, *missing, table, sys.version, *inputs]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return cache / "projects" / project.name / key
 
 
-def _submodules(
+def submodules_of(
     root: Path, commit: str, above: Path = Path()
 ) -> tuple[list[tuple[Path, str, Path]], list[str]]:
     """Find the submodules of a commit, including nested ones.
@@ -181,13 +181,13 @@ def _submodules(
         if not (repository / ".git").exists() or run_git(repository, *has).returncode:
             missing.append(str(path))
             continue
-        inner, lost = _submodules(repository, sha, path)
+        inner, lost = submodules_of(repository, sha, path)
         there += [(repository, sha, path), *inner]
         missing += lost
     return there, missing
 
 
-def _large_files(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
+def large_files_of(root: Path, commit: str) -> tuple[dict[str, Path], list[str]]:
     """Find the files of a commit that are stored in git-lfs, without running git-lfs.
 
     Returns the contents by name, and the names of files whose content is not in this clone.

@@ -21,12 +21,12 @@ from __future__ import annotations
 import logging
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
@@ -108,8 +108,15 @@ class OpenRun:
 
 
 @contextmanager
-def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[OpenRun]:
+def open_run(
+    database: Database,
+    run: RunInfo,
+    commit: CommitInfo,
+    options: Mapping[str, Any] | None = None,
+) -> Iterator[OpenRun]:
     """Begin a run, or resume the one with its uuid or idempotency key; set its final status.
+
+    options: see begin_run.
 
     Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does. An exception that
     ends the block is raised again after the status is stored. Raises what begin_run raises, and
@@ -124,7 +131,7 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
         info = run_transaction(
             database,
             lambda session: begin_run(
-                session, replace(run, status="running"), commit, this_process()
+                session, replace(run, status="running"), commit, this_process(), options
             ),
         )
         opened = OpenRun(database, info, commit)

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from types import ModuleType
 from flexq_bench.kernels.errors import SourceError, first_line
 from flexq_bench.kernels.external.external_code import importing
 
-_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
+SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
 _HASH_DIGITS = 16
 _PACKAGE = "__init__"  # the file of a package
 _EXTERNAL = "flexq_bench_external_{}"  # names of modules loaded from files
@@ -30,13 +29,11 @@ class KernelSource:
     """A Python file or a module with kernels.
 
     place: the file's absolute path, or the module's name. package: prefix of the names of its
-    kernels; empty: that of the module's distribution, or the file's stem. content: the bytes of a
-    file, for machines that may not have it; None: the file is there.
+    kernels; empty: that of the module's distribution, or the file's stem.
     """
 
     place: str
     package: str = ""
-    content: bytes | None = None
 
     @classmethod
     def parse(cls, text: str, package: str = "") -> KernelSource:
@@ -70,27 +67,10 @@ class KernelSource:
         package, _, place = text.partition("=")
         return cls(place, package)
 
-    def with_content(self) -> KernelSource:
-        """Return this source with the file's content. Raises SourceError if it can't be read."""
-        if not self.is_file:
-            return self
-        try:
-            return KernelSource(
-                self.place, self.package or self.prefix, Path(self.place).read_bytes()
-            )
-        except OSError as error:
-            raise SourceError(f"can't read {self.place}: {error.strerror}") from None
-
-    def on_this_machine(self) -> KernelSource:
-        """Return the same source with its file on this machine, as a copy if necessary."""
-        if self.content is None:
-            return self
-        return KernelSource(str(self._unpacked()), self.prefix)
-
     def check_exists(self) -> None:
         """Raise SourceError if there is no such file or package; none of its code is run."""
         if self.is_file:
-            if self.content is None and not os.path.isfile(self.place):
+            if not os.path.isfile(self.place):
                 raise SourceError(f"there is no file {self.place}: name a Python file or a module")
             if Path(self.place).suffix != ".py":
                 raise SourceError(f"{self.place} is no Python file: its name must end in .py")
@@ -117,7 +97,7 @@ class KernelSource:
         return module, hash_of_module(module)
 
     def _imported_file(self) -> tuple[ModuleType, str]:
-        path = self._unpacked()
+        path = Path(self.place)
         folder, before = path.parent, set(sys.modules)
         sys.path.insert(0, str(folder))
         _find_own_package(path)
@@ -136,19 +116,6 @@ class KernelSource:
             module = _imported_in_package(path, folder)
         imported = _files_of(sys.modules.keys() - before, top_of_package(path))
         return module, content_hash({path, *imported}, folder)
-
-    def _unpacked(self) -> Path:
-        """Return the path of the file with this content.
-
-        It is a temporary copy if this machine has another file at its place, or none.
-        """
-        path = Path(self.place)
-        if self.content is None or (path.is_file() and path.read_bytes() == self.content):
-            return path
-        folder = Path(tempfile.mkdtemp(prefix="flexq-bench-kernels-"))
-        copy = folder / path.name
-        copy.write_bytes(self.content)
-        return copy
 
 
 def top_of_package(path: Path) -> Path:
@@ -223,7 +190,7 @@ def hash_of_module(module: ModuleType) -> str:
 
 def hash_of_folders(folders: Sequence[Path]) -> str:
     """Return a hash of all sources in folders."""
-    paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in _SUFFIXES}
+    paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in SUFFIXES}
     return content_hash(paths, folders[0])
 
 

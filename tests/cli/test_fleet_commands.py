@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,15 @@ import pytest
 from flexq_bench.cli.app import main
 from flexq_bench.cli.measuring import RunOptions, report
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
+from flexq_bench.db.fleet import (
+    Beat,
+    JobInfo,
+    WorkerInfo,
+    add_jobs,
+    beat,
+    drain,
+    register_worker,
+)
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.db.store import begin_run
 from flexq_bench.errors import UsageError
@@ -165,3 +174,33 @@ def test_json_log_line_has_run_and_job():
     assert (line["message"], line["level"]) == ("3 left", "info")
     assert (line["run"], line["job"]) == ("r1", 7)
     assert "worker" not in line
+
+
+def test_drained_device_is_listed_and_resumed(fleet, capsys):
+    assert main(["fleet", "drain", "node7", "--reason", "new power supply", "--db", fleet]) == 0
+    assert main(["fleet", "list", "--json", "--db", fleet]) == 0
+    listed = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert [(row["target"], row["reason"]) for row in listed] == [("node7", "new power supply")]
+
+    assert main(["fleet", "resume", "node7", "--db", fleet]) == 0
+    assert main(["fleet", "list", "--db", fleet]) == 0
+    assert "nothing is drained" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("drain", "node8", "--reason", "x"), ("drain", "node7", "--reason", " "), ("resume", "node7")],
+)
+def test_drain_of_unknown_nodes_or_without_reason_is_refused(fleet, command):
+    assert main(["fleet", *command, "--db", fleet]) == ExitCode.USAGE
+
+
+def test_drained_host_measures_nothing_without_cluster(path, capsys, monkeypatch):
+    sweep = ["sweep", "--kernels", "cublas-fp16", *SHAPE, "--db", path]
+    assert main([*sweep]) == 0
+    with open_database(path) as database, database.session() as session:
+        drain(session, platform.node(), reason="hot", person="Ada", at=datetime.now(UTC))
+
+    assert main([*sweep]) == ExitCode.INFRASTRUCTURE
+
+    assert "is drained (hot): flexq-bench fleet resume" in capsys.readouterr().err

@@ -35,6 +35,8 @@ from flexq_bench.runs.worker import Worker
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
+sys.path.insert(0, str(Path(__file__).parent))  # its helper: separate_machines
+
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 TIMES = Times(start=1, case=5, beat=1, lease=2, device=3, scan=1, database=50)
@@ -239,9 +241,9 @@ def simulated() -> ModuleType:
 
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
-    from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET, _python_path
+    from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET
 
-    for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
+    for name, value in {**_QUIET, **_LOOPBACK_ONLY}.items():
         monkeypatch.setenv(name, value)
     from ray.cluster_utils import Cluster
 

@@ -28,7 +28,6 @@ from flexq_bench.fleet.pool import OnCompared
 from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
-from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.lifecycle import OnRecord, open_run
 from flexq_bench.runs.worker import Worker
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
@@ -53,7 +52,7 @@ def simulated_gpu(seconds: float) -> type:
             self._worker = describe()
 
         def describe(self) -> WorkerDescription:
-            return WorkerDescription(self._worker, source_hash(ROOT), "simulated")
+            return WorkerDescription(self._worker, "simulated")
 
         def memory_obstacles(self, cases: tuple[Case, ...]) -> dict[str, str]:
             return {}
@@ -74,7 +73,7 @@ def simulated_comparer(seconds: float) -> type:
             self._worker = describe()
 
         def describe(self) -> WorkerDescription:
-            return WorkerDescription(self._worker, source_hash(ROOT), "simulated")
+            return WorkerDescription(self._worker, "simulated")
 
         def beat(self) -> None:
             pass

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import text
 
 from flexq_bench.db import queries
 from flexq_bench.db.errors import FileMovedError, UnreachableError
+from flexq_bench.db.fleet import drain
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.fleet.workers import Lost, Report
@@ -325,3 +327,32 @@ def test_lease_with_lost_acknowledgement_is_used_at_once(table, gpus, a_case, co
     assert set(table.states(work).values()) == {"done"}
     assert table.received(work) == sorted(case.key for case in work.cases)
     assert len(workers.started) == count
+
+
+def test_drained_device_gets_no_job_and_others_take_them(table, database, gpus, a_case):
+    crew = gpus({"H200": 2})
+    work = table.work("H200", [a_case(m) for m in range(1, 5)])
+    with database.session() as session:
+        drain(session, "H200 0", reason="hot", person="Ada", at=datetime.now(UTC))
+
+    coordinator = table.coordinator(crew)
+    coordinator.gather()
+    coordinator.carry_out([work])
+
+    devices = {member.uuid: member.device for member in crew._members.values()}
+    assert {devices[member] for member, _ in crew.started} == {"H200 1"}
+    assert set(table.states(work).values()) == {"done"}
+
+
+def test_kind_whose_devices_are_drained_leaves_jobs_with_the_reason(table, database, gpus, a_case):
+    work = table.work("H200", [a_case(1)])
+    with database.session() as session:
+        drain(session, "here", reason="moving", person="Ada", at=datetime.now(UTC))
+
+    coordinator = table.coordinator(gpus({"H200": 1}))
+    coordinator.gather()
+    coordinator.carry_out([work])
+
+    with database.session() as session:
+        [job] = queries.jobs_of(session, work.run.info.uuid)
+    assert (job.state, job.reason) == ("no-device", "every H200 is drained (moving)")

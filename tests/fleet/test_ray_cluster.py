@@ -40,6 +40,43 @@ def test_invalid_address_is_refused_at_once(address):
         pass
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RuntimeError(
+                "Version mismatch: The cluster was started with:\n"
+                "    Ray: 2.50.0\n    Python: 3.12.1\n"
+                "This process on 10.0.0.1 was started with:\n"
+                "    Ray: 2.60.0\n    Python: 3.11.7\n"
+            ),
+            r"Ray: 2\.50\.0 Python: 3\.12\.1 .* Ray: 2\.60\.0 Python: 3\.11\.7",
+        ),
+        (
+            ConnectionAbortedError(
+                "Initialization failure from server:\nTraceback (most recent call last):\n"
+                '  File "x.py", line 1\nRuntimeError: no memory\n'
+            ),
+            r"start a process for this client \(RuntimeError: no memory\): see ray_client_server",
+        ),
+    ],
+)
+def test_errors_of_ray_are_explained_in_one_line(monkeypatch, error, told):
+    import ray
+
+    def fail(**options):
+        raise error
+
+    monkeypatch.setattr(ray, "init", fail)
+    with (
+        pytest.raises(InfrastructureError, match=told) as raised,
+        ray_session("auto", gpus=None),
+    ):
+        pass
+
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own pipes
 def test_fleet_is_reached_through_the_ray_client(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet import ray_workers as actor
-from flexq_bench.fleet.ray_actors import Actor
-from flexq_bench.fleet.ray_cluster import Slot
-from flexq_bench.fleet.ray_workers import MeterActor, RayWorkers
-from flexq_bench.kernels import registry
+from flexq_bench.fleet import shipped_kernels
+from flexq_bench.fleet.node_program import unpacked
+from flexq_bench.fleet.ray_workers import MeterActor
+from flexq_bench.fleet.shipped_kernels import ship_kernels
+from flexq_bench.fleet.timeouts import Times
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.errors import SourceError
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure import Meter, Tuning
+from flexq_bench.measure import Tuning, external_kernels
+from flexq_bench.runs import process_meter
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -45,7 +51,7 @@ def test_worker_describes_itself_and_measures():
 
 def test_worker_refuses_a_gpu_with_other_processes(monkeypatch):
     monkeypatch.setattr(actor, "_RELEASE_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(Meter, "other_processes", lambda self: 2)
+    monkeypatch.setattr(actor, "other_processes", lambda nvml: 2)
 
     with pytest.raises(InfrastructureError, match="2 other processes compute on"):
         MeterActor("cpu", 0, Tuning.NONE)
@@ -77,49 +83,60 @@ def test_received_choices_are_not_sent_back(monkeypatch):
         memory.choose(other, CANDIDATES, lambda config: config.width)
 
     other = TuningKey("k", 1, 8, 64, 64, "gemm", "cold", "A GPU", "software")
-    monkeypatch.setattr(actor, "measure_case", measure)
+    monkeypatch.setattr(process_meter, "measure_case", measure)
 
     report = worker.measure(Case("cublas-fp16", GemmWorkload(1, 32, 32)), (told,))
 
     assert [(choice.key["m"], choice.config) for choice in report.choices] == [(8, {"width": 32})]
 
 
-def test_worker_with_other_code_is_refused():
-    workers = RayWorkers("local", backend="cpu", seed=0)
-    greeting = MeterActor("cpu", 0, Tuning.NONE).describe()
-    slot = Slot("node", "node7", 0, "")
-    other = replace(greeting, sources="0" * 12)
-
-    assert workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), greeting).uuid == "w"
-    with pytest.raises(InfrastructureError, match="has other code of flexq-bench than this"):
-        workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), other)
-
-
-def test_actor_measures_external_kernels_without_their_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(actor, "limit_memory", lambda device: None)  # it is this process's
-    path = tmp_path / "theirs.py"
+def test_actor_measures_shipped_kernels_without_their_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "products.py").write_text("def product(x, w):\n    return x.float() @ w.float().T\n")
+    (folder / "unrelated.py").write_text("raise RuntimeError\n")
+    path = folder / "theirs.py"
     path.write_text(
         "from flexq_bench.api import linear_kernel\n"
+        "from products import product\n"
         "@linear_kernel('dense', weight='fp16', backends=['cpu'])\n"
         "def dense(x, w, out):\n"
-        "    out.copy_(x.float() @ w.float().T)\n"
+        "    out.copy_(product(x, w))\n"
     )
-    carried = KernelSource.parse(str(path)).with_content()
-    path.unlink()
+    monkeypatch.setattr(shipped_kernels, "parcel", in_memory)
+    kernels = ship_kernels([KernelSource.parse(str(path))], None, None, Times())
+    shutil.rmtree(folder)
 
-    worker = MeterActor("cpu", 0, Tuning.NONE, [carried])
+    worker = MeterActor("cpu", 0, Tuning.NONE, kernels)
     try:
         report = worker.measure(Case("theirs.dense", GemmWorkload(1, 32, 32)), ())
+        described = worker.describe().kernels
     finally:
-        registry.remove(registry.external_labels())
+        worker._measurer.__exit__(None, None, None)
+        external_kernels.forget()
 
     assert report.measured.is_comparable, report.measured.detail  # ok, or noisy on a busy machine
     assert report.measured.source_hash
+    assert described is not None
+    assert described.labels == {"theirs": ("theirs.dense",)}
+    assert not list((tmp_path / "cache").rglob("unrelated.py"))
 
 
-def test_actor_without_the_external_kernels_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(actor, "limit_memory", lambda device: None)
-    source = KernelSource.parse(str(tmp_path / "none.py"))
+def test_source_that_does_not_exist_is_refused_before_shipping(tmp_path):
+    with pytest.raises(SourceError, match="there is no file"):
+        ship_kernels([KernelSource.parse(str(tmp_path / "none.py"))], None, None, Times())
 
-    with pytest.raises(InfrastructureError, match="there is no file"):
-        MeterActor("cpu", 0, Tuning.NONE, [source])
+
+class Stored:
+    """A parcel of this process."""
+
+    def __init__(self, content: bytes) -> None:
+        self.digest, self._content = hashlib.sha256(content).hexdigest(), content
+
+    def unpacked(self, home: Path) -> Path:
+        return unpacked(home, self.digest, lambda: self._content)
+
+
+def in_memory(content: bytes) -> Stored:
+    return Stored(content)

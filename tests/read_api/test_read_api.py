@@ -35,6 +35,7 @@ ADDRESSES = [
     "/v1/runs",
     f"/v1/runs/{a_run().uuid[:8]}",
     f"/v1/runs/{a_run().uuid[:8]}/results",
+    "/v1/nights",
     "/v1/results/latest",
 ]
 

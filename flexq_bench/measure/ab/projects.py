@@ -155,9 +155,8 @@ def _side(
     launcher: Launcher,
 ) -> Side:
     built = built_tree(project, revision.checkout, variables=variables)
-    commit = revision.commit
     return Side(
-        commit.sha + ("-dirty" if commit.dirty else ""),
+        revision.name,
         program_root(),
         built.environment(variables),
         kernels_from=built.sources,

@@ -56,15 +56,11 @@ def compare_project_code(
         check_patterns("kernel", patterns or (), labels)
         old, new = ({c.build.build.name: c.build for c in side.values()} for side in codes)
         return comparison_of_builds(
-            (_name(base), _name(head)),
+            (base.name, head.name),
             (old, new),
             targets,
             lambda _work: (codes[0], codes[1]),
         )
-
-
-def _name(revision: ProjectRevision) -> str:
-    return revision.commit.sha + ("-dirty" if revision.commit.dirty else "")
 
 
 def _compiled(
