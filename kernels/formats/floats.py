@@ -89,4 +89,3 @@ FLOAT_TYPES = {
 # The type that `fp4`, `fp5`, `fp6` and `fp8` name without another one.
 USUAL_TYPES = {4: "e2m1", 5: "e3m1", 6: "e3m2", 8: "e4m3"}
 E4M3 = FLOAT_TYPES["e4m3"]
-E4M3_LARGEST = E4M3.largest
