@@ -171,7 +171,9 @@ class Sandbox:
                 else:
                     found[seen] = ("read", seen, real)
         for place, (what, _, *details) in list(found.items()):
-            for name in _hidden_in(details[0]) if what == "read" and place not in _SYSTEM else ():
+            if what != "read" or place in _SYSTEM or os.path.realpath(place) != place:
+                continue
+            for name in _hidden_in(details[0]):
                 is_folder = os.path.isdir(f"{place}/{name}")
                 cover = ("private", _SMALL) if is_folder else ("device", "/dev/null")
                 found.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
