@@ -44,6 +44,8 @@ def clean_environment() -> Iterator[dict[str, str]]:
             "PYTHONUSERBASE": site.getuserbase(),
             **({"PYTHONPATH": installed} if installed else {}),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # Libraries ask for the name of their user, who in a sandbox is in no list.
+            **dict.fromkeys(("USER", "LOGNAME"), "flexq-bench"),
         }
 
 

@@ -109,7 +109,8 @@ def run(command: list[str], folder: str) -> NoReturn:
         os.chdir("/")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
     # Libraries ask for the name of their user, who is in no list.
-    os.environ |= {"USER": _USER, "LOGNAME": _USER}
+    for name in ("USER", "LOGNAME"):
+        os.environ.setdefault(name, _USER)
     try:
         os.execvp(command[0], command)
     except OSError as error:
