@@ -77,7 +77,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """What processes of one side see and may use.
+    """Files, network and limits of the processes of one side.
 
     environment: of the processes; its HOME, TMPDIR and FLEXQ_BENCH_CACHE are private folders, empty
     at each start. read: files and folders that they may read, besides the system and the
@@ -136,7 +136,7 @@ class Sandbox:
         }
 
     def _mounts(self) -> Iterator[tuple[str, ...]]:
-        """What is mounted, in this order: an action of sandbox_init, a path, and its details."""
+        """Mounts in their order: an action of sandbox_init, a path, and its details."""
         size = str(self.limits.files_bytes)
         found: dict[str, tuple[str, ...]] = {}
         for system in _SYSTEM:
@@ -272,7 +272,7 @@ def required_kind() -> Kind:
 
 @cache
 def obstacle(kind: Kind) -> str:
-    """Why a kind of sandbox does not work here, in a line; empty: it works. Tried once."""
+    """The reason why a kind does not work here, in a line; empty: it works. Tried once."""
     if sys.platform != "linux":
         return "it needs Linux"
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
