@@ -25,6 +25,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests beside these measure on the same CPU, and need not wait for each other.
+# Most tests of external kernels have them write beside their file, and start many of them.
+os.environ["FLEXQ_BENCH_SANDBOX"] = "none"
 os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
 

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
     from flexq_bench.ci.report_data import GateReport
     from flexq_bench.verdicts import CaseComparison
 
+_NO_SANDBOX = (
+    "no sandbox (--no-sandbox): head's code could use the network, and read and write what this "
+    "user may; of the files that both sides run from, only changes of the two trees are found"
+)
+
 
 @takes_option_groups
 def perf(
@@ -64,6 +69,13 @@ def perf(
             "--trust-head", help="Measure each revision with its own program; for reviewed code."
         ),
     ] = False,
+    no_sandbox: Annotated[
+        bool,
+        typer.Option(
+            "--no-sandbox",
+            help="Run head's code without a sandbox: see the threat model.",
+        ),
+    ] = False,
     db: DbOption = None,
 ) -> None:
     """Compare two revisions, interleaved on one device, and check every case against a policy.
@@ -85,6 +97,9 @@ def perf(
     else:
         tree = repository_of(repository)
         judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
+    if no_sandbox and not trust_head:
+        compare = partial(judged.compare, sandbox="none")
+        judged = replace(judged, compare=compare, notes=(_NO_SANDBOX, *judged.notes))
     machine, device_name, plan = planned_cases(judged.policy.suite, device)
     if sources.project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=judged.base.project)

@@ -38,12 +38,14 @@ def clean_environment() -> Iterator[dict[str, str]]:
             folder.mkdir(exist_ok=True)
         installed = os.pathsep.join(installed_on_python_path())
         yield {
-            **{name: value for name, value in os.environ.items() if _passes(name)},
+            **{name: value for name, value in os.environ.items() if is_passed(name)},
             **{name: str(folder) for name, folder in own.items()},
             # Packages that were installed for the user are in the real home.
             "PYTHONUSERBASE": site.getuserbase(),
             **({"PYTHONPATH": installed} if installed else {}),
             "PYTHONDONTWRITEBYTECODE": "1",
+            # Libraries ask for the name of their user, who in a sandbox is in no list.
+            **dict.fromkeys(("USER", "LOGNAME"), "flexq-bench"),
         }
 
 
@@ -56,5 +58,6 @@ def installed_on_python_path() -> list[str]:
     return [name for name in folders if name and any(Path(name).glob("*.dist-info"))]
 
 
-def _passes(name: str) -> bool:
+def is_passed(name: str) -> bool:
+    """Return True if unreviewed code may know a variable of this name."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _PASSED)

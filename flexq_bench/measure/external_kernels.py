@@ -7,7 +7,9 @@ kernels; this process never runs its code.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,11 +26,13 @@ from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plai
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.runtime.files import cache_folder
-from flexq_bench.measure.launcher import Launcher
+from flexq_bench.measure.launcher import FreshProcesses, Launcher
+from flexq_bench.measure.sandbox import Sandbox, available_kind
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.packages import PACKAGE
 
+_TRITON_CACHE = Path(".triton", "cache")  # in a home
 LOADER = (sys.executable, "-m", "flexq_bench.measure.external_loader")
 LOAD_TIMEOUT_S = 180.0  # for the import of a file, which may build an extension
 OPTION = "--kernels-from"
@@ -80,7 +84,8 @@ def adopt(
     owners: dict[tuple[str, str], KernelSource] = {}
     for source in sources:
         try:
-            kernels = described(source, environment=environment)
+            launcher = FreshProcesses(sandbox_of([source], environment).wrap)
+            kernels = described(source, environment=environment, launcher=launcher)
             refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
@@ -132,6 +137,38 @@ def adopt_descriptions(described: KernelDescriptions) -> Adopted:
         failures.setdefault(KernelSource(prefix, prefix), reason)
     _state = Adopted(labels, failures, _state.environment)
     return _state
+
+
+def sandbox_of(
+    sources: Sequence[KernelSource],
+    environment: Mapping[str, str] | None = None,
+    folders: Sequence[Path] = (),
+) -> Sandbox:
+    """The sandbox of processes that load these sources, where this machine allows one.
+
+    environment: of the processes; None: ours. folders: that they read, too.
+    """
+    variables = os.environ if environment is None else environment
+    kind = available_kind() if sources else "none"
+    read = [*folders, program_root(), *map(_folder_of, sources)]
+    caches = [cache_folder() / "cubin", cache_folder() / "tuning", Path.home() / _TRITON_CACHE]
+    return Sandbox(dict(variables), kind, read=read, prefilled=caches)
+
+
+def sandbox_of_adopted(tree: Path) -> Sandbox:
+    """The sandbox of processes that run a tree's program with the adopted sources."""
+    return sandbox_of(_state.sources, _state.environment, [tree])
+
+
+def _folder_of(source: KernelSource) -> Path:
+    """The folder that a source's modules are in, without running any of its code."""
+    if source.is_file:
+        return Path(source.place).parent
+    with suppress(ImportError, ValueError):
+        found = importlib.util.find_spec(source.place.partition(".")[0])
+        if found is not None and found.origin is not None:
+            return Path(found.origin).parent
+    return program_root()  # nothing more to see
 
 
 def log_failures() -> None:

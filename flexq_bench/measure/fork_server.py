@@ -235,7 +235,8 @@ class Server:
 
     def _empty(self, folders: list[str]) -> None:
         if os.getpid() == 1:
-            os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
+            with contextlib.suppress(ProcessLookupError):  # there is none
+                os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
         for pid in self._statuses:
             _signal(pid, signal.SIGKILL)
         for key in list(self._selector.get_map().values()):

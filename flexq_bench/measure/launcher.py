@@ -94,7 +94,13 @@ class FreshProcess(subprocess.Popen[bytes]):
 
 
 class FreshProcesses:
-    """Starts each process with a new interpreter."""
+    """Starts each process with a new interpreter.
+
+    wrap: changes the command line, for example to run it in a sandbox.
+    """
+
+    def __init__(self, wrap: Callable[[Sequence[str]], Sequence[str]] = tuple) -> None:
+        self._wrap = wrap
 
     def start(
         self,
@@ -105,7 +111,7 @@ class FreshProcesses:
         stderr: IO[bytes],
     ) -> Process:
         return FreshProcess(
-            list(command),
+            list(self._wrap(command)),
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.PIPE,
@@ -315,7 +321,7 @@ def forking_launcher(
 ) -> Iterator[Launcher]:
     """A ForkServer where the operating system has what it needs; else fresh processes."""
     if sys.platform != "linux":
-        yield FreshProcesses()
+        yield FreshProcesses(wrap)
         return
     with ForkServer(program, wrap) as server:
         yield server

@@ -67,6 +67,7 @@ class BuildTable(DataTable):
     environment: Annotated[Environment, must_be("none, pip or uv")] = "none"
     packages: Texts | tuple[()] = ()
     timeout_s: Amount = 1800.0
+    network: bool = False  # for builds of unreviewed code, which otherwise have none
 
 
 class ProjectFile(DataTable):

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,7 @@ _OUTPUT = "build.log"
 _MAX_REASON_LENGTH = 200  # maximum characters of the reason of a failure
 # Lines that give a reason, and lines that only wrap another error.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
+_NEEDS_NETWORK = re.compile(r"resol(?:ve|ution)|unreachable|connection|no matching distr", re.I)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
 _LFS = "version https://git-lfs.github.com/spec/v1"
@@ -89,15 +90,25 @@ class BuiltTree:
         }
 
 
+# Of a folder to write to and permission to use the network: a context in which a function changes
+# the command lines of a build, for example so that they run in a sandbox.
+Isolated = Callable[[Path, bool], AbstractContextManager[Callable[[Sequence[str]], Sequence[str]]]]
+
+
 def built_tree(
-    project: Project, commit: str, *, variables: Mapping[str, str] | None = None
+    project: Project,
+    commit: str,
+    *,
+    variables: Mapping[str, str] | None = None,
+    isolated: Isolated | None = None,
 ) -> BuiltTree:
     """Return the tree of a commit, built as configured in the project file; cached if it was built.
 
     variables: environment of the build; None: that of this process. The tree is stored in the cache
     folder of that environment. Unreviewed code gets a cache folder of its own, because code that
-    runs in the tree can change it, and must not affect later runs. Raises BuildError if the commit
-    does not build, and exceptions of checking it out.
+    runs in the tree can change it, and must not affect later runs. isolated: for the commands of
+    unreviewed code; None: they run as they are. Raises BuildError if the commit does not build, and
+    exceptions of checking it out.
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
@@ -123,7 +134,9 @@ def built_tree(
                 **(os.environ if variables is None else variables),
                 **project.file.variables,
             }
-            _build(_Build(project.file.build, folder, commit, output), site, build_variables)
+            table = project.file.build
+            with nullcontext(tuple) if isolated is None else isolated(home, table.network) as wrap:
+                _build(_Build(table, folder, commit, output, wrap), site, build_variables)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     sources = project.file.sources(folder)
     place = BuildPlace(
@@ -234,12 +247,16 @@ def _without_git(folder: str, names: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Build:
-    """A build in progress. output: file for the output of a failure; None: it is not stored."""
+    """A build in progress.
+
+    output: file for the output of a failure; None: it is not stored. wrap: changes its commands.
+    """
 
     table: BuildTable
     folder: Path
     commit: str
     output: Path | None
+    wrap: Callable[[Sequence[str]], Sequence[str]]
 
 
 def _build(build: _Build, site: Path, variables: Mapping[str, str]) -> None:
@@ -320,7 +337,7 @@ def _run(
     with tempfile.TemporaryFile() as written:
         try:
             process = subprocess.Popen(
-                command,
+                build.wrap(command),
                 cwd=build.folder,
                 env={**environment, mark: "1"},
                 stdin=subprocess.DEVNULL,
@@ -347,6 +364,8 @@ def _run(
         if build.output is not None:
             build.output.write_text(output, "utf-8")
             where = f" (its output: {build.output})"
+        if build.wrap is not tuple and not build.table.network and _NEEDS_NETWORK.search(output):
+            where = " (it has no network unless base's file says `network = true` under [build])"
         raise BuildError(f"{does_not}: {_reason(output, process.returncode)}{where}")
 
 

@@ -133,6 +133,7 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
     with in_cache(home):
         _remove_abandoned(repository, home)
         folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
+        folder.chmod(0o755)  # as git makes it: the user of a sandbox reads it
     try:
         done = run_git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
         if done.returncode != 0:

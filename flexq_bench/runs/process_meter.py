@@ -16,12 +16,15 @@ from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Measured, Meter, Tuning
-from flexq_bench.measure.external_kernels import Adopted, options_of, program_root
-from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.external_kernels import Adopted, options_of, program_root, sandbox_of
+from flexq_bench.measure.launcher import FreshProcesses, forking_launcher
+from flexq_bench.measure.sandbox import Kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.runs.meter_worker import MODULE
 from flexq_bench.runs.worker import Worker, failed, measure_case, worker_of
 from flexq_bench.workloads.case import Case
+
+SANDBOX = "sandbox"  # in `extra` of a result: the kind of sandbox that an external kernel ran in
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +86,8 @@ class ProcessMeter:
 
     Built-in kernels run in a process that loads no files from outside; installed packages are
     trusted and imported in all processes. A process that dies, hangs or fails is replaced, and its
-    case gets a failed result.
+    case gets a failed result. Kernels from outside run in a sandbox where this machine allows one;
+    `extra` of their results has its kind.
 
     Raises WorkerError if the first process can't describe the device.
     """
@@ -95,6 +99,7 @@ class ProcessMeter:
         }
         self._process: WorkerProcess | None = None
         self._group = ""
+        self._sandbox: Kind = "none"
         with ExitStack() as stack:
             self._launcher = stack.enter_context(forking_launcher(program_root()))
             described = self._process_for(None).ask("describe")
@@ -132,7 +137,10 @@ class ProcessMeter:
     def measure(self, case: Case) -> Measured:
         group = self._group_of(case)
         try:
-            measured = measured_of(self._process_for(case).ask("measure", case=case.key))
+            values = self._process_for(case).ask("measure", case=case.key)
+            if group:
+                values["extra"] = {**values.get("extra", {}), SANDBOX: self._sandbox}
+            measured = measured_of(values)
         except (RefusedError, WorkerError) as error:
             self._end()
             return failed(case, str(error), backend=self.backend, seed=self._options.seed)
@@ -153,6 +161,8 @@ class ProcessMeter:
 
     def _start(self, name: str, sources: Sequence[KernelSource]) -> WorkerProcess:
         options = self._options
+        sandbox = sandbox_of(sources, options.environment)
+        self._sandbox = sandbox.kind
         process = WorkerProcess(
             name,
             program_root(),
@@ -163,7 +173,7 @@ class ProcessMeter:
             ),
             timeout_s=options.start_s,
             environment=options.environment,
-            launcher=self._launcher,
+            launcher=self._launcher if sandbox.kind == "none" else FreshProcesses(sandbox.wrap),
         )
         try:
             process.ask("describe")

@@ -11,6 +11,7 @@ from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
+from flexq_bench.measure.external_kernels import sandbox_of_adopted
 from flexq_bench.measure.launcher import Launcher, forking_launcher
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
@@ -44,7 +45,8 @@ def compare_commits(
             Side(
                 each.name,
                 tree,
-                launcher=launcher or stack.enter_context(forking_launcher(tree)),
+                launcher=launcher
+                or stack.enter_context(forking_launcher(tree, sandbox_of_adopted(tree).wrap)),
             )
             for each, tree in zip(revisions, trees, strict=True)
         )

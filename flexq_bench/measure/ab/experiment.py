@@ -18,7 +18,7 @@ from flexq_bench.measure.ab.rules import InterleaveRules, OnProgress, OnResult
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import Workers
 from flexq_bench.measure.external_kernels import adopted, options_of
-from flexq_bench.measure.launcher import Launcher
+from flexq_bench.measure.launcher import ForkServer, Launcher
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
@@ -35,7 +35,8 @@ class Side:
 
     environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
     loads; None: those adopted in this process. launcher: starts its workers; None: each as a fresh
-    process.
+    process. scratch: folders of a sandbox that are emptied after each worker, when all of its
+    processes end.
     """
 
     name: str
@@ -43,6 +44,12 @@ class Side:
     environment: Mapping[str, str] | None = None
     kernels_from: tuple[KernelSource, ...] | None = None
     launcher: Launcher | None = None
+    scratch: tuple[str, ...] = ()
+
+    def reset(self) -> None:
+        """End what a worker left in its sandbox."""
+        if self.scratch and isinstance(self.launcher, ForkServer):
+            self.launcher.reset(map(Path, self.scratch))
 
     @property
     def short_name(self) -> str:
@@ -140,6 +147,7 @@ class ABExperiment:
             environment=adopted().environment if side.environment is None else side.environment,
             launcher=side.launcher,
         )
+        stack.callback(side.reset)  # after its end
         return stack.enter_context(worker)
 
     def result(self, pair: CasePair) -> CaseComparison:

@@ -16,8 +16,11 @@ from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.ab.same_code import same_code, without_measurement
+from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.own_secrets import hidden_secrets
+from flexq_bench.measure.sandbox import Kind, required_kind
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.worktrees import repository_of, worktree
@@ -31,6 +34,8 @@ def compare_judged(
     base: str,
     head: str,
     cases: Sequence[Case],
+    *,
+    sandbox: Kind | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare base with an unreviewed head; see compare_commits.
@@ -38,9 +43,11 @@ def compare_judged(
     Both sides are measured with base's program; only the code under test is head's (see
     judged_tree). Probes, to which the other kernels are compared, are base's on both sides. This
     process checks results and times (see judged_sides), and finds cases with the same code, most of
-    which are not measured (see same_code). The workers of each side get a clean
-    environment with a private cache. Raises MissingResultsError if base can't judge head.
+    which are not measured (see same_code). The workers of each side get a sandbox, and a clean
+    environment with a private cache. sandbox: its kind; None: the one that this machine has. Raises
+    MissingResultsError if base can't judge head, SandboxError if there is no sandbox.
     """
+    kind = required_kind() if sandbox is None else sandbox
     repository = repository_of(repository)
     first, second = resolve_pair(repository, base, head)
     tree = judged_tree(repository, first.commit, second.commit)
@@ -54,16 +61,18 @@ def compare_judged(
     with ExitStack() as stack:
         judge = stack.enter_context(judging_device(options.get("device", "cuda")))
         folder = stack.enter_context(worktree(repository, first.commit))
+        trees = (folder, stack.enter_context(worktree(repository, tree.commit)))
+        stack.enter_context(hidden_secrets())
+        if kind == "none":
+            judge = replace(judge, files=UnchangedFiles(trees))
 
-        def side(name: str, folder: Path) -> Side:
+        def side(name: str, slot: str, tree: Path) -> Side:
             environment = stack.enter_context(clean_environment())
-            launcher = stack.enter_context(forking_launcher())
-            return Side(name, folder, environment, launcher=launcher)
+            sandbox = judge.sandbox(slot, kind, environment, [tree])
+            launcher = stack.enter_context(forking_launcher(wrap=sandbox.wrap))
+            return Side(name, tree, environment, launcher=launcher, scratch=sandbox.scratch)
 
-        sides = (
-            side(first.name, folder),
-            side(second.name, stack.enter_context(worktree(repository, tree.commit))),
-        )
+        sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
         _check_workers(ABExperiment(*sides, **options))
         steady = replace(sides[0], name=second.name)
         experiment = partial(ABExperiment, **options, starts_ahead=False)

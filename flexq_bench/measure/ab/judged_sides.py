@@ -8,11 +8,12 @@ compares the worker's times with its own clock.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from flexq_bench.kernels.reference import reference_of
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch, Worker
 from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
+from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import check_linear, judge_error
 from flexq_bench.measure.clocks import draw_kept
@@ -32,6 +34,7 @@ from flexq_bench.measure.device import find_device
 from flexq_bench.measure.inputs import LinearInputs, realistic_inputs
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
+from flexq_bench.measure.sandbox import Kind, Sandbox
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
@@ -53,12 +56,17 @@ _PLACEMENTS_PER_WHOLE_CHECK = 4
 
 @dataclass(frozen=True, slots=True)
 class JudgingDevice:
-    """Device, protocol and sensor to judge with. folder: private, for files to and from workers."""
+    """Device, protocol and sensor to judge with.
+
+    folder: private, for files to and from workers. files: those that no worker may change, where no
+    sandbox protects them.
+    """
 
     device: torch.device
     protocol: Protocol
     sensor: Sensor
     folder: Path
+    files: UnchangedFiles | None = None
 
     @property
     def untimed_samples(self) -> int:
@@ -66,6 +74,28 @@ class JudgingDevice:
         one fills the queue.
         """
         return 0 if self.device.type == "cpu" else 1
+
+    def exchange(self, slot: str) -> Exchange:
+        """The files of a side: an empty one for outputs. In a sandbox it has no others' files."""
+        folder = self.folder / slot
+        folder.mkdir(exist_ok=True)
+        output = folder / "output"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(output, flags)
+        except OSError:  # a worker without a sandbox may have put a link in its place
+            output.unlink()
+            descriptor = os.open(output, flags)
+        os.fchmod(descriptor, 0o666)  # in a sandbox, the worker is another user
+        os.close(descriptor)
+        return Exchange(folder, output)
+
+    def sandbox(
+        self, slot: str, kind: Kind, environment: Mapping[str, str], folders: Sequence[Path]
+    ) -> Sandbox:
+        """The sandbox of a side's workers, which see these folders."""
+        exchange = self.exchange(slot)
+        return Sandbox(environment, kind, (*folders, exchange.inputs), (exchange.output,))
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -75,6 +105,14 @@ class JudgingDevice:
         kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
         assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
         return kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Folder with the inputs of a worker, and the file for its outputs, which exists."""
+
+    inputs: Path
+    output: Path
 
 
 @contextmanager
@@ -147,7 +185,13 @@ class JudgedSide(CaseSide):
                 self.wrong
                 or _unaccounted(self.turns, self.opponent.turns)
                 or _rescheduled(self.opponent)
+                or self._changed_files()
             )
+
+    def _changed_files(self) -> str:
+        files = self.judge.files
+        changed = files.first_changed() if files is not None else ""
+        return f"{changed} changed while its code ran: no times are believed" if changed else ""
 
     def _draw(self) -> LinearInputs:
         """Draw inputs that no worker can predict: new activations, and the placement's weights."""
@@ -159,9 +203,10 @@ class JudgedSide(CaseSide):
         return replace(drawn, w=self._weights.w)
 
     def _fill(self, worker: Worker, inputs: LinearInputs, *, weights: bool) -> None:
-        path = self._file("inputs")
+        path = self.judge.exchange(self.slot).inputs / f"inputs-{secrets.token_hex(8)}"
         # Unchanged weights need not be written again.
         write_inputs(path, inputs if weights else replace(inputs, w=inputs.w.slice_rows(0, 1)))
+        path.chmod(0o644)
         worker.ask("fill", slot=self.slot, path=str(path), weights=weights)
         path.unlink(missing_ok=True)
 
@@ -202,14 +247,14 @@ class JudgedSide(CaseSide):
         return samples, launches
 
     def _output(self, worker: Worker) -> torch.Tensor:
-        path = self._file("output")
+        path = self.judge.exchange(self.slot).output
         worker.ask("output", slot=self.slot, path=str(path))
         try:
             output = read_output(path, self.case.gemm.m, self.case.gemm.n)
         except (OSError, ValueError) as error:
             raise WorkerError(f"{self.case.label}: a worker gave no output: {error}") from None
         finally:
-            path.unlink(missing_ok=True)
+            self.judge.exchange(self.slot)
         return output.to(self.judge.device)
 
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
@@ -241,9 +286,6 @@ class JudgedSide(CaseSide):
         generator = torch.Generator().manual_seed(_seed())
         chosen = torch.randperm(count, generator=generator)[:most].sort().values
         return chosen.to(self.judge.device)
-
-    def _file(self, what: str) -> Path:
-        return self.judge.folder / f"{self.slot}-{what}-{secrets.token_hex(8)}"
 
 
 def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:

@@ -11,6 +11,7 @@ import flexq_bench
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.device import find_device
+from flexq_bench.measure.external_kernels import sandbox_of_adopted
 from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case, parse_kernel_label
@@ -31,7 +32,7 @@ def compare_kernels(
     find_device(options.get("device", "cuda"))
     tree = Path(flexq_bench.__file__).resolve().parents[1]
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
-    with forking_launcher(tree) as launcher:
+    with forking_launcher(tree, sandbox_of_adopted(tree).wrap) as launcher:
         sides = Side(base, tree, launcher=launcher), Side(head, tree, launcher=launcher)
         experiment = ABExperiment(*sides, one_process=True, **options)
         yield from compare_cases([(experiment, list(pairs))])

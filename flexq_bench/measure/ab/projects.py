@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Unpack
 
 from flexq_bench.kernels.errors import KernelError
@@ -14,13 +15,16 @@ from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
+from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.external_kernels import described, program_root
+from flexq_bench.measure.external_kernels import described, program_root, sandbox_of
 from flexq_bench.measure.launcher import Launcher, forking_launcher
+from flexq_bench.measure.own_secrets import hidden_secrets
+from flexq_bench.measure.sandbox import Kind, building, required_kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
-from flexq_bench.repository.project_builds import built_tree
+from flexq_bench.repository.project_builds import BuiltTree, built_tree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
@@ -44,19 +48,21 @@ def compare_project(
     """
     find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
-        first, second = (
-            _side(
-                project.at(revision.checkout) if own_files else project,
-                revision,
-                None,
-                launcher or stack.enter_context(forking_launcher(program_root())),
+        sides = []
+        for revision in (base, head):
+            built = built_tree(
+                project.at(revision.checkout) if own_files else project, revision.checkout
             )
-            for revision in (base, head)
-        )
+            environment = built.environment()
+            sandbox = sandbox_of(built.sources, environment, [Path(built.place.home)])
+            forking = launcher or stack.enter_context(
+                forking_launcher(program_root(), sandbox.wrap)
+            )
+            sides.append(_side(built, revision, environment, forking))
         yield from compare_cases(
             [
-                (ABExperiment(*sides, **options), [(case, case) for case in group])
-                for sides, group in _by_source(first, second, cases)
+                (ABExperiment(*matched, **options), [(case, case) for case in group])
+                for matched, group in _by_source(sides[0], sides[1], cases)
             ]
         )
 
@@ -66,25 +72,38 @@ def compare_judged_project(
     base: ProjectRevision,
     head: ProjectRevision,
     cases: Sequence[Case],
+    *,
+    sandbox: Kind | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare base with an unreviewed head, in a project; see compare_judged.
 
     project: with base's file, which says how both are built, even if head moved its folder. This
     process checks results and times, and runs no code of either commit. Each side is built and run
-    in a clean environment, with the variables of base's file.
+    in a clean environment and a sandbox, with the variables of base's file. Builds have no network
+    unless base's file allows it.
     """
+    kind = required_kind() if sandbox is None else sandbox
     with ExitStack() as stack:
+        stack.enter_context(hidden_secrets())
         judge = stack.enter_context(judging_device(options.get("device", "cuda")))
-        first, second = (
-            _side(
+        sides, builds = [], []
+        for slot, revision in (("base", base), ("head", head)):
+            variables = stack.enter_context(clean_environment())
+            built = built_tree(
                 project.moved_to(revision.checkout),
-                revision,
-                stack.enter_context(clean_environment()),
-                stack.enter_context(forking_launcher(program_root())),
+                revision.checkout,
+                variables=variables,
+                isolated=partial(building, variables, kind),
             )
-            for revision in (base, head)
-        )
+            builds.append(Path(built.place.home))
+            environment = built.environment(variables)
+            folders = [builds[-1], program_root()]
+            isolated = judge.sandbox(slot, kind, environment, folders)
+            forking = stack.enter_context(forking_launcher(program_root(), isolated.wrap))
+            sides.append(_side(built, revision, environment, forking, isolated.scratch))
+        if kind == "none":
+            judge = replace(judge, files=UnchangedFiles(builds))
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
@@ -95,10 +114,10 @@ def compare_judged_project(
         yield from compare_cases(
             [
                 (
-                    ABExperiment(*sides, **options, pair=pair, starts_ahead=False),
+                    ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
                     [(case, case) for case in group],
                 )
-                for sides, group in _by_source(first, second, kernels)
+                for matched, group in _by_source(sides[0], sides[1], kernels)
             ]
         )
 
@@ -149,16 +168,17 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
 
 
 def _side(
-    project: Project,
+    built: BuiltTree,
     revision: ProjectRevision,
-    variables: Mapping[str, str] | None,
+    environment: Mapping[str, str],
     launcher: Launcher,
+    scratch: tuple[str, ...] = (),
 ) -> Side:
-    built = built_tree(project, revision.checkout, variables=variables)
     return Side(
         revision.name,
         program_root(),
-        built.environment(variables),
+        environment,
         kernels_from=built.sources,
         launcher=launcher,
+        scratch=scratch,
     )

@@ -15,6 +15,7 @@ from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
@@ -81,10 +82,11 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
         *,
         believes_binary: bool = True,
         processes: int = 1,
+        files: UnchangedFiles | None = None,
         **answers: Answer,
     ) -> CasePair:
         found = Case.from_key(case)
-        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), tmp_path)
+        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), tmp_path, files)
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(processes):
@@ -233,7 +235,22 @@ def test_hash_of_machine_code_from_head_is_ignored(judged):
     assert judged(**told, believes_binary=False).head.binary is None
 
 
-def test_files_of_turns_are_removed(judged, tmp_path):
+def test_changed_file_is_detected(judged, tmp_path):
+    (tmp_path / "tree").mkdir()
+    file = tmp_path / "tree" / "kernel.py"
+    file.write_text("fast")
+    files = UnchangedFiles([tmp_path / "tree"])
+
+    def change_and_restore(reply, _):
+        file.write_text("slow")
+        file.write_text("fast")
+        return reply
+
+    assert f"{file} changed" in judged(files=files, leave=change_and_restore).head.wrong
+    assert judged(files=UnchangedFiles([tmp_path / "tree"])).head.wrong == ""
+
+
+def test_contents_of_turns_are_removed(judged, tmp_path):
     judged()
 
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size] == []

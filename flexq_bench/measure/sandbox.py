@@ -1,0 +1,381 @@
+"""A sandbox for foreign code: external kernels, heads of pull requests, builds.
+
+Its processes have a user (where this process is root), processes, mounts, System V objects and a
+network of their own. They see the system, the interpreter and the folders that they need, all
+read-only, and the devices of GPUs; they write to private memory of a limited size. Where bubblewrap
+is installed it makes the sandbox, otherwise `flexq_bench.measure.sandbox_init` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import site
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import flexq_bench
+from flexq_bench.errors import InfrastructureError
+
+Kind = Literal["bubblewrap", "namespaces", "none"]
+KINDS: tuple[Kind, ...] = ("bubblewrap", "namespaces")
+
+VARIABLE = "FLEXQ_BENCH_SANDBOX"
+_INIT = Path(__file__).with_name("sandbox_init.py")
+_PROBE_TIMEOUT_S = 20.0
+# Visible everywhere: nothing of a user's, of a service's state or of its sockets.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys")
+_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_GPUS = ("nvidia*", "nvidia-caps/*", "dri/render*", "dxg")
+_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+_FOLDER_VARIABLES = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "VIRTUAL_ENV",
+)
+_OWN_FOLDERS = ("HOME", "TMPDIR", "FLEXQ_BENCH_CACHE")
+# Users that no system gives to anybody; a container may have fewer.
+_USERS = (range(0x60000000, 0x7F000000), range(61184, 65520), range(30000, 60000))
+_GIB = 1 << 30
+_HIDDEN = re.compile(r"\..*|.*\.sqlite.*")
+_PREFILLED = "/prefilled"
+_SMALL = "4096"  # bytes: of a folder that is hidden by an empty one
+_PROCESSES_PER_CPU, _MIN_PROCESSES = 16, 512  # threads count, and libraries start some per CPU
+
+
+class SandboxError(InfrastructureError):
+    """This machine can't make a sandbox. The message says why not, for each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of all processes of a sandbox together; processes: threads are counted too.
+
+    memory_bytes: of host memory, checked every second; None: 90 % of what is available.
+    files_bytes: of the private files, and of one file.
+    """
+
+    memory_bytes: int | None = None
+    files_bytes: int = 2 * _GIB
+    processes: int = _MIN_PROCESSES + _PROCESSES_PER_CPU * (os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Files, network and limits of the processes of one side.
+
+    environment: of the processes; its HOME, TMPDIR and FLEXQ_BENCH_CACHE are private folders, empty
+    at each start. read: files and folders that they may read, besides the system and the
+    interpreter. write: existing files to write into. prefilled: folders that are private, too, with
+    links to the files that they have outside. user: of the processes; None: this process's own,
+    which may not change it.
+    """
+
+    environment: Mapping[str, str]
+    kind: Kind
+    read: Sequence[Path] = ()
+    write: Sequence[Path] = ()
+    prefilled: Sequence[Path] = ()
+    network: bool = False
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    user: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "user", _user_for(self.read))
+
+    def wrap(self, command: Sequence[str]) -> tuple[str, ...]:
+        """Return the command line that runs a command in the sandbox.
+
+        Its first process is outside and ends as the command ends; to kill it is to kill all. Every
+        call has processes and private files of its own.
+        """
+        if self.kind == "none":
+            return tuple(command)
+        plan = self._plan()
+        if self.kind == "bubblewrap":
+            inside = (*_init({**plan, "stage": "inside", "mounts": []}),)
+            plan["bubblewrap"] = [*self._bubblewrap(plan), *inside]
+        return (*_init({**plan, "stage": self.kind}), os.curdir, *command)
+
+    @property
+    def scratch(self) -> tuple[str, ...]:
+        """Folders whose contents no process should find of an earlier one."""
+        temporary = self.environment.get("TMPDIR")
+        return () if self.kind == "none" or temporary is None else (temporary, "/dev/shm")
+
+    def _plan(self) -> dict[str, Any]:
+        memory = self.limits.memory_bytes
+        return {
+            "user": self.user,
+            "groups": sorted(_device_groups()),
+            "network": self.network,
+            "memory_bytes": int(0.9 * _available_memory()) if memory is None else memory,
+            "limits": {
+                "CORE": 0,
+                "MSGQUEUE": 0,
+                "FSIZE": self.limits.files_bytes,
+                "NPROC": self.limits.processes,
+            },
+            "mounts": list(self._mounts()),
+            "prefilled": [[place, str(folder)] for place, folder in self._prefilled()],
+        }
+
+    def _mounts(self) -> Iterator[tuple[str, ...]]:
+        """Mounts in their order: an action of sandbox_init, a path, and its details."""
+        size = str(self.limits.files_bytes)
+        found: dict[str, tuple[str, ...]] = {}
+        for system in _SYSTEM:
+            if os.path.islink(system):
+                found[system] = ("link", system, os.readlink(system))
+            elif os.path.exists(system):
+                found[system] = ("read", system, system)
+        found["/tmp"] = ("private", "/tmp", size)
+        found["/dev/shm"] = ("private", "/dev/shm", size)
+        found["/proc"] = ("processes", "/proc")
+        for settings in _SETTINGS:  # root may write there without any capability
+            if os.path.exists(settings):
+                found[settings] = ("read", settings, settings)
+        for device in _device_files():
+            found[device] = ("device", device, device)
+        for name, target in _LINKS.items():
+            found[f"/dev/{name}"] = ("link", f"/dev/{name}", target)
+        for folder in self._own_folders():
+            is_inside = folder.startswith("/tmp/")
+            found[folder] = ("folder", folder) if is_inside else ("private", folder, size)
+        read = [*_interpreter(), *_folders_of(self.environment), *self.read]
+        for place, source in self._prefilled():
+            found[place] = ("read", place, str(source))
+        if self.network:  # names are resolved by a file that may lie among the sockets
+            read.append(Path("/etc/resolv.conf"))
+        for path in read:
+            real = os.path.realpath(path)
+            for seen in {real, os.path.abspath(path)} if os.path.exists(real) else ():
+                if seen in self._own_folders():  # its contents, in a folder that stays private
+                    for entry in os.scandir(real):
+                        found.setdefault(f"{seen}/{entry.name}", ("read", entry.path, entry.path))
+                else:
+                    found[seen] = ("read", seen, real)
+        for place, (what, _, *details) in list(found.items()):
+            if what != "read" or place in _SYSTEM or os.path.realpath(place) != place:
+                continue
+            for name in _hidden_in(details[0]):
+                is_folder = os.path.isdir(f"{place}/{name}")
+                cover = ("private", _SMALL) if is_folder else ("device", "/dev/null")
+                found.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
+        for path in self.write:
+            found[str(path)] = ("write", str(path), os.path.realpath(path))
+        for place in sorted(found, key=lambda place: place.count("/")):
+            if found[place][0] != "read" or _above(place, found)[0] != "read":
+                yield found[place]
+
+    def _prefilled(self) -> list[tuple[str, Path]]:
+        """Prefilled folders, by the place where they can be read."""
+        there = [folder for folder in self.prefilled if folder.is_dir()]
+        return [(f"{_PREFILLED}/{number}", folder) for number, folder in enumerate(there)]
+
+    def _own_folders(self) -> list[str]:
+        named = (self.environment.get(name) for name in _OWN_FOLDERS)
+        folders = {os.path.realpath(folder) for folder in named if folder}
+        # A folder inside another private one needs no size of its own.
+        return sorted(folders)
+
+    def _bubblewrap(self, plan: Mapping[str, Any]) -> list[str]:
+        options = ["bwrap", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
+        options += ["--as-pid-1", "--die-with-parent", "--new-session"]
+        options += [] if self.network else ["--unshare-net"]
+        if plan["user"] is None:
+            options += ["--unshare-user"]
+        else:  # to change the user, and to drop these
+            options += ["--cap-drop", "ALL"]
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_SYS_RESOURCE"):
+                options += ["--cap-add", capability]
+        made: set[str] = set()
+        mounts = {mount[1]: mount for mount in plan["mounts"]}
+        for what, path, *details in plan["mounts"]:
+            for parent in reversed(Path(path).parents[:-1]):
+                # Those that bubblewrap makes by itself are root's alone.
+                if str(parent) not in made and _above(path, mounts)[0] != "read":
+                    options += ["--perms", "0755", "--dir", str(parent)]
+            made |= {path, *map(str, Path(path).parents)}
+            if what == "private":
+                options += ["--perms", "1777", "--size", details[0], "--tmpfs", path]
+            elif what == "folder":
+                options += ["--perms", "0777", "--dir", path]
+            elif what == "link":
+                options += ["--symlink", details[0], path]
+            elif what == "processes":
+                options += ["--proc", path]
+            else:
+                bind = {"read": "--ro-bind", "write": "--bind", "device": "--dev-bind"}[what]
+                options += [bind, details[0], path]
+        return [*options, "--chdir", "/", "--"]
+
+
+@contextmanager
+def building(
+    environment: Mapping[str, str], kind: Kind, home: Path, network: bool
+) -> Iterator[Callable[[Sequence[str]], Sequence[str]]]:
+    """Wrap the commands of a build, which writes to `home`: see Sandbox.wrap."""
+    sandbox = Sandbox(environment, kind, write=[home], network=network)
+    if kind == "none" or sandbox.user is None:
+        yield sandbox.wrap
+        return
+    _give(home, sandbox.user)
+    try:
+        yield sandbox.wrap
+    finally:
+        _give(home, os.geteuid())
+
+
+def _give(top: Path, user: int) -> None:
+    for folder, _, names in os.walk(top):
+        for path in (folder, *(os.path.join(folder, name) for name in names)):
+            os.chown(path, user, -1, follow_symlinks=False)
+
+
+def available_kind() -> Kind:
+    """The first kind of sandbox that works on this machine.
+
+    $FLEXQ_BENCH_SANDBOX names the only one to take; "none": none.
+    """
+    wanted = os.environ.get(VARIABLE)
+    kinds = KINDS if wanted is None else [kind for kind in KINDS if kind == wanted]
+    return next((kind for kind in kinds if not obstacle(kind)), "none")
+
+
+def required_kind() -> Kind:
+    """The first kind of sandbox that works. Raises SandboxError if none does."""
+    kind = next((kind for kind in KINDS if not obstacle(kind)), None)
+    if kind is None:
+        reasons = "; ".join(f"{kind}: {obstacle(kind)}" for kind in KINDS)
+        raise SandboxError(
+            f"unreviewed code runs in a sandbox, and this machine allows none ({reasons}): see "
+            "docs/threat_model.md#sandbox for what to allow, or take --no-sandbox"
+        )
+    return kind
+
+
+@cache
+def obstacle(kind: Kind) -> str:
+    """The reason why a kind does not work here, in a line; empty: it works. Tried once."""
+    if sys.platform != "linux":
+        return "it needs Linux"
+    if kind == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    environment = {"HOME": "/tmp/home", "PATH": os.environ.get("PATH", os.defpath)}
+    command = Sandbox(environment, kind=kind).wrap([sys.executable, "-I", "-S", "-c", "print(42)"])
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.stdout == b"42\n":
+        return ""
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _init(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", str(_INIT), json.dumps(plan))
+
+
+def _interpreter() -> Iterator[Path]:
+    """Folders of the interpreter, its packages, and this program."""
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
+    yield from map(Path, (*prefixes, site.getusersitepackages()))
+    home = os.path.expanduser("~") + os.sep
+    yield from (Path(path) for path in sys.path if path and not home.startswith(path + os.sep))
+    package = Path(flexq_bench.__file__).parent
+    yield package
+    yield from (path for path in package.iterdir() if path.is_symlink())
+    yield _INIT
+
+
+def _folders_of(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Folders that the variables name."""
+    for name in _FOLDER_VARIABLES:
+        for folder in environment.get(name, "").split(os.pathsep):
+            if folder.startswith("/"):
+                yield Path(folder)
+
+
+def _hidden_in(folder: str) -> Iterator[str]:
+    """Entries of a readable folder that are not shown: .git, .env and the like, and databases."""
+    if os.path.isdir(folder):
+        with os.scandir(folder) as entries:
+            yield from (one.name for one in entries if _HIDDEN.match(one.name))
+
+
+def _above(path: str, mounts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The mount that a path lies in, besides its own."""
+    parents = (str(parent) for parent in Path(path).parents)
+    return next((mounts[parent] for parent in parents if parent in mounts), ("private", "/"))
+
+
+def _device_files() -> Iterator[str]:
+    for pattern in (*_DEVICES, *_GPUS):
+        yield from (str(path) for path in Path("/dev").glob(pattern) if not path.is_dir())
+
+
+def _device_groups() -> set[int]:
+    """Groups whose members may use the GPUs' devices."""
+    return {
+        status.st_gid
+        for status in (os.stat(path) for path in _device_files())
+        if status.st_gid and not status.st_mode & 0o006
+    }
+
+
+def _user_for(read: Sequence[Path]) -> int | None:
+    """A random user of nobody's, or this one where others may not read what it is to read.
+
+    None: this process may not change its user, or has no others.
+    """
+    if os.geteuid() != 0 or not _may_mount():
+        return None
+    if not all(path.stat().st_mode & stat.S_IROTH for path in read if path.exists()):
+        return os.geteuid()
+    lines = Path("/proc/self/uid_map").read_text().splitlines()
+    ranges = [range(int(line.split()[0]), sum(map(int, line.split()[::2]))) for line in lines]
+    for users in _USERS:
+        for known in ranges:
+            if users.start in known and users[-1] in known:
+                return random.SystemRandom().choice(users)
+    return None
+
+
+@cache
+def _may_mount() -> bool:
+    """Return True if this process has the capabilities that namespaces without a user's need."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    effective = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
+    needed = (6, 7, 21)  # CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN
+    return all(effective >> bit & 1 for bit in needed)
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return resource.RLIM_INFINITY

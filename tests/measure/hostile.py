@@ -1,0 +1,249 @@
+"""Attacks of foreign code on the process that judges it and on the machine.
+
+Each is the text of a program. It prints `done` and what it got if the attack worked; an exception
+means that it was refused. `victim` has what it is told of its victim (see test_hostile_code.py).
+"""
+
+from __future__ import annotations
+
+PROLOGUE = """
+import ctypes, glob, json, mmap, os, resource, shutil, signal, socket, subprocess, sys, time
+victim = json.loads(os.environ["VICTIM"])
+judge, tree = victim["judge"], victim["tree"]
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *given):
+    if getattr(libc, name)(*given) < 0:
+        raise OSError(ctypes.get_errno(), name)
+def done(what=""):
+    print("done", what, flush=True)
+"""
+
+# Files of base, of the interpreter, of the caches.
+FILES = {
+    "writes a file of base": "open(f'{tree}/base.py', 'w').write('slow = 1'); done()",
+    "puts a file in its place": """
+path = f"{tree}/base.py.new"
+open(path, "w").write("slow = 1")
+os.rename(path, f"{tree}/base.py")
+done()""",
+    "adds a module to base": "open(f'{tree}/torch.py', 'w').write('slow = 1'); done()",
+    "adds bytecode to base": "os.mkdir(f'{tree}/__pycache__'); done()",
+    "removes a file of base": "os.unlink(f'{tree}/base.py'); done()",
+    "changes modes in base": "os.chmod(f'{tree}/base.py', 0o600); done()",
+    "makes base writable by a mount": """
+call("mount", b"none", tree.encode(), b"", ctypes.c_ulong(32 | 4096), b"")
+done()""",
+    "unmounts what hides a file": "call('umount2', f'{tree}/.env'.encode(), 2); done()",
+    "changes the interpreter": "open(os.path.realpath(sys.executable), 'ab').write(b''); done()",
+    "changes the standard library": "open(json.__file__, 'a').write(''); done()",
+    "adds a module to the installed packages": """
+open(f"{victim['packages']}/flexq_bench_hostile.pth", "w").write("")
+os.unlink(f"{victim['packages']}/flexq_bench_hostile.pth")
+done()""",
+    "changes the judge's compile cache": """
+open(f"{victim['cache']}/cubin/entry.cubin", "r+b").write(b"bad")
+done()""",
+    "makes a device of the disk": """
+os.mknod(os.environ["HOME"] + "/disk", 0o60600, os.makedev(254, 0))
+open(os.environ["HOME"] + "/disk", "rb").read(1)
+done()""",
+    "changes a setting of the kernel": """
+text = open("/proc/sys/kernel/core_pattern").read()
+open("/proc/sys/kernel/core_pattern", "w").write(text)
+done()""",
+}
+# Secrets.
+SECRETS = {
+    "reads the judge's environment": "done(open(f'/proc/{judge}/environ').read())",
+    "reads every environment": """
+for path in glob.glob("/proc/[0-9]*/environ"):
+    if "TOKEN=the secret" in open(path).read():
+        done("the secret")""",
+    "reads the judge's memory": """
+open(f"/proc/{judge}/mem", "rb")
+done()""",
+    "reads the judge's memory by a system call": """
+class Part(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+text = ctypes.create_string_buffer(8)
+here, there = Part(ctypes.addressof(text), 8), Part(victim["address"], 8)
+call("process_vm_readv", judge, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+done()""",
+    "traces the judge": "call('ptrace', 0x4206, judge, None, None); done()",
+    "opens the database by the judge's descriptor": """
+for path in glob.glob(f"/proc/{judge}/fd/*"):
+    if os.path.realpath(path) == victim["database"]:
+        done(open(path, "rb").read(6))""",
+    "opens the database": "done(open(victim['database'], 'rb').read(6))",
+    "opens the database by the judge's root": """
+done(open(f"/proc/{judge}/root{victim['database']}", "rb").read(6))""",
+    "reads a file of the home": "done(open(victim['home'] + '/.ssh/id_rsa').read())",
+    "reads a hidden file beside base": "done(open(f'{tree}/.env').read().strip() or 1 / 0)",
+    "reads the files of the other side": "done(os.listdir(victim['exchange'])[0])",
+    "lists the judge's command line": "done(open(f'/proc/{judge}/cmdline').read())",
+    "asks the kernel's keyrings": "call('syscall', 250, 0, -4, 1); done()",
+}
+# Sockets.
+SOCKETS = {
+    "connects to a service's socket": """
+socket.socket(socket.AF_UNIX).connect(victim["socket"])
+done()""",
+    "connects to an abstract socket": """
+socket.socket(socket.AF_UNIX).connect("\\0" + victim["abstract"])
+done()""",
+    "connects to a port of this machine": """
+socket.create_connection(("127.0.0.1", victim["port"]), 2)
+done()""",
+    "connects to another machine": """
+socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("192.0.2.1", 53))
+done()""",
+    "connects to the host of a virtual machine": """
+socket.socket(40, socket.SOCK_STREAM)
+done()""",
+}
+# Processes that stay; signals; limits; priorities; clocks.
+PROCESSES = {
+    "leaves a process in another session": """
+if os.fork() == 0:
+    os.setsid()
+    os.execve(victim["sleep"], ["sleep", victim["mark"]], {})
+time.sleep(0.2)""",
+    "leaves an orphan with an empty environment": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execve(victim["sleep"], ["sleep", victim["mark"]], {})
+    os._exit(0)
+os.wait()
+time.sleep(0.2)""",
+    "leaves one that ignores signals": """
+if os.fork() == 0:
+    for number in range(1, 32):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    os.execve(victim["sleep"], ["sleep", victim["mark"]], {})
+time.sleep(0.2)""",
+    "starts processes without end": """
+count = 0
+while count < 400:  # the limit of this test is below
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    count += 1
+done()""",
+    "starts threads without end": """
+import threading
+for _ in range(400):
+    threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+done()""",
+    "signals the judge": "os.kill(judge, signal.SIGCONT); done()",
+    "signals everything": """
+try:
+    os.kill(-1, signal.SIGCONT)
+finally:
+    os.kill(judge, 0)
+    done()""",
+    "stops what started it": """
+if os.getppid() == 0:
+    raise ProcessLookupError
+os.kill(os.getppid(), signal.SIGCONT)
+done()""",
+    "changes the judge's priority": """
+os.setpriority(os.PRIO_PROCESS, judge, os.getpriority(os.PRIO_PROCESS, judge))
+done()""",
+    "changes the judge's CPUs": "os.sched_setaffinity(judge, os.sched_getaffinity(judge)); done()",
+    "changes the judge's limits": "resource.prlimit(judge, resource.RLIMIT_CORE, (0, 0)); done()",
+    "takes a real-time priority": """
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+done()""",
+    "raises its own limit": """
+most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+resource.setrlimit(resource.RLIMIT_NPROC, (most + 1, most + 1))
+done()""",
+    "sets the clock": "time.clock_settime(time.CLOCK_REALTIME, time.time()); done()",
+    "becomes root again": """
+os.setuid(0)
+open("/etc/shadow").read()
+done()""",
+    "makes a user namespace": "call('unshare', 0x10000000); done()",
+    "makes one by clone": """
+child = libc.syscall(56, 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
+if child == 0:
+    os._exit(0)
+if child < 0:
+    raise PermissionError
+done()""",
+    "enters the judge's namespaces": """
+call("setns", os.open(f"/proc/{judge}/ns/mnt", os.O_RDONLY), 0)
+done()""",
+    "watches the processor's counters": """
+event = ctypes.create_string_buffer(bytes([0, 0, 0, 0, 112]) + bytes(107))
+call("syscall", 298, event, 0, -1, -1, 0)
+done()""",
+    "loads a program into the kernel": """
+call("syscall", 321, 5, ctypes.create_string_buffer(128), 128)
+done()""",
+    "types into the terminal": """
+import fcntl, termios
+fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), termios.TIOCSTI, b"x")
+done()""",
+}
+# Disk and memory. The limits of the test are 64 MB of files and 256 MB of memory.
+RESOURCES = {
+    "fills the temporary folder": """
+for number in range(200):
+    with open(f"{os.environ['TMPDIR']}/{number}", "wb") as file:
+        file.write(bytes(1 << 20))
+done()""",
+    "fills the machine's temporary folder": """
+for number in range(200):
+    with open(f"/tmp/{number}", "wb") as file:
+        file.write(bytes(1 << 20))
+done()""",
+    "fills shared memory": """
+for number in range(200):
+    with open(f"/dev/shm/{number}", "wb") as file:
+        file.write(bytes(1 << 20))
+done()""",
+    "writes one large file": """
+with open(victim["output"], "r+b") as file:
+    file.truncate(1 << 30)
+done()""",
+    "maps shared memory": """
+shared = mmap.mmap(-1, 600 << 20)
+for start in range(0, 600 << 20, 4096):
+    shared[start] = 1
+time.sleep(5)
+done()""",
+    "takes memory": """
+kept = bytearray(600 << 20)
+for start in range(0, len(kept), 4096):
+    kept[start] = 1
+time.sleep(5)
+done()""",
+    "takes memory in its children": """
+for _ in range(4):
+    if os.fork() == 0:
+        kept = bytearray(150 << 20)
+        for start in range(0, len(kept), 4096):
+            kept[start] = 1
+        time.sleep(5)
+        os._exit(0)
+time.sleep(5)
+done()""",
+    "keeps memory of System V": "call('shmget', 0, 600 << 20, 0o1600); done()",
+}
+ATTACKS = {**FILES, **SECRETS, **SOCKETS, **PROCESSES, **RESOURCES}
+# They work without a sandbox, and harm nothing here.
+HARMLESS = (
+    *("writes a file of base", "puts a file in its place", "adds a module to base"),
+    *("adds bytecode to base", "removes a file of base", "changes modes in base"),
+    *("changes the judge's compile cache", "opens the database", "reads a file of the home"),
+    *("opens the database by the judge's descriptor", "reads a hidden file beside base"),
+    *("reads the files of the other side", "connects to a service's socket"),
+    *("connects to an abstract socket", "connects to a port of this machine"),
+    *("leaves a process in another session", "leaves an orphan with an empty environment"),
+    *("leaves one that ignores signals", "signals the judge", "stops what started it"),
+    *("changes the judge's priority", "changes the judge's CPUs"),
+)

@@ -1,0 +1,212 @@
+"""Attacks in a sandbox: each is refused or has no effect; without one, many work."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
+from flexq_bench.measure.own_secrets import hidden_secrets
+from flexq_bench.measure.sandbox import KINDS, Kind, Sandbox, SandboxLimits, obstacle
+from tests.measure import hostile
+
+SECRET = "the secret"
+LIMITS = SandboxLimits(memory_bytes=256 << 20, files_bytes=64 << 20, processes=100)
+WORKING = [kind for kind in KINDS if not obstacle(kind)]
+
+pytestmark = pytest.mark.skipif(not WORKING, reason="this machine allows no sandbox")
+
+
+@dataclass
+class Victim:
+    """A judge with secrets, and what an attack changed."""
+
+    tree: Path
+    files: UnchangedFiles
+    sleep_s: str  # argument of processes that stay
+    facts: dict[str, object]
+    environment: dict[str, str]
+
+    def attack(self, name: str, kind: Kind) -> tuple[str, str]:
+        """Run an attack; return its stdout and stderr."""
+        write = [Path(str(self.facts["output"]))]
+        sandbox = Sandbox(self.environment, kind, [self.tree], write, limits=LIMITS)
+        command = [sys.executable, "-I", "-S", "-c", hostile.PROLOGUE + hostile.ATTACKS[name]]
+        # Files, because processes that stay would keep pipes open.
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            subprocess.run(
+                sandbox.wrap(command),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                timeout=60,
+                check=False,
+                start_new_session=True,
+            )
+            for file in (out, err):
+                file.seek(0)
+            return out.read(), err.read()
+
+    def left(self) -> list[int]:
+        """Processes that stayed."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self.sleep_s.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+        return found
+
+
+@pytest.fixture
+def victim(tmp_path, monkeypatch) -> Iterator[Victim]:
+    """This process, with a database that is open, sockets that listen, and a token."""
+    home, tree, cache, exchange = (tmp_path / name for name in ("home", "tree", "cache", "other"))
+    for folder in (home / ".ssh", tree, cache / "cubin", exchange, tmp_path / "mine" / "tmp"):
+        folder.mkdir(parents=True)
+    tmp_path.chmod(0o755)
+    (home / ".ssh" / "id_rsa").write_text(SECRET)
+    (tree / "base.py").write_text("slow = 0\n")
+    (tree / ".env").write_text(SECRET)
+    (cache / "cubin" / "entry.cubin").write_bytes(b"good")
+    (exchange / "inputs").write_bytes(b"of base")
+    output = tmp_path / "output"
+    output.touch()
+    output.chmod(0o666)
+    monkeypatch.setenv("TOKEN", SECRET)
+    text = ctypes.create_string_buffer(SECRET.encode())
+    sleep_s = f"1{time.monotonic_ns() % 10**9}"
+    with ExitStack() as stack:
+        stack.enter_context(hidden_secrets())
+        database = sqlite3.connect(home / "results.sqlite")
+        stack.callback(database.close)
+        database.execute("create table a (b)")
+        database.commit()
+        addresses = (str(home / "service.sock"), "\0" + sleep_s, ("127.0.0.1", 0))
+        listening = []
+        for address in addresses:
+            family = socket.AF_INET if isinstance(address, tuple) else socket.AF_UNIX
+            listening.append(stack.enter_context(socket.socket(family)))
+            listening[-1].bind(address)
+            listening[-1].listen()
+        facts = {
+            "judge": os.getpid(),
+            "tree": str(tree),
+            "home": str(home),
+            "cache": str(cache),
+            "exchange": str(exchange),
+            "output": str(output),
+            "database": str(home / "results.sqlite"),
+            "socket": addresses[0],
+            "abstract": sleep_s,
+            "port": listening[-1].getsockname()[1],
+            "address": ctypes.addressof(text),
+            "packages": sysconfig.get_path("purelib"),
+            "sleep": shutil.which("sleep"),
+            "mark": sleep_s,
+        }
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path / "mine"),
+            "TMPDIR": str(tmp_path / "mine" / "tmp"),
+            "VICTIM": json.dumps(facts),
+        }
+        files = UnchangedFiles([tree, cache, exchange])
+        made = Victim(tree, files, sleep_s, facts, environment)
+        yield made
+        for pid in made.left():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", hostile.ATTACKS)
+def test_attack_in_a_sandbox_has_no_effect(victim, name):
+    _check_no_effect(victim, name, WORKING[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WORKING[1:])
+@pytest.mark.parametrize("name", hostile.ATTACKS)
+def test_attack_in_another_kind_of_sandbox_has_no_effect(victim, name, kind):
+    _check_no_effect(victim, name, kind)
+
+
+@pytest.mark.parametrize("name", hostile.HARMLESS)
+def test_attack_without_a_sandbox_works(victim, name):
+    out, _ = victim.attack(name, "none")
+
+    assert "done" in out or victim.left() or victim.files.first_changed()
+
+
+@pytest.mark.parametrize("name", ["reads the judge's environment", "reads every environment"])
+def test_first_environment_is_erased_without_a_sandbox(victim, name):
+    assert SECRET not in victim.attack(name, "none")[0]
+
+
+def test_there_are_forty_attacks():
+    assert len(hostile.ATTACKS) >= 40
+    assert set(hostile.HARMLESS) <= hostile.ATTACKS.keys()
+
+
+def test_a_plain_program_runs_in_every_kind(victim):
+    code = "import os; open(os.environ['TMPDIR'] + '/mine', 'w').write('x'); print(os.getpid())"
+    for kind in WORKING:
+        sandbox = Sandbox(victim.environment, kind, [victim.tree])
+        command = sandbox.wrap([sys.executable, "-c", code])
+        done = subprocess.run(command, env=victim.environment, capture_output=True, check=True)
+        assert done.stdout == b"1\n"  # the first process of its namespace
+
+
+@pytest.mark.parametrize(("code", "expected"), [("exit(7)", 7), ("import os; os.abort()", None)])
+def test_a_sandbox_ends_as_its_command(victim, code, expected):
+    command = Sandbox(victim.environment, WORKING[0]).wrap([sys.executable, "-c", code])
+    done = subprocess.run(command, env=victim.environment, capture_output=True, check=False)
+
+    by_signal = done.returncode < 0 or done.returncode > 128  # bubblewrap's own code of a signal
+    assert done.returncode == expected if expected else by_signal
+
+
+def test_the_end_of_the_judge_ends_the_sandbox(victim):
+    code = """
+import subprocess, sys
+print(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE).stdout.readline())
+"""
+    inside = ["/bin/sh", "-c", f"echo started; exec sleep {victim.sleep_s}"]
+    wrapped = Sandbox(victim.environment, WORKING[0]).wrap(inside)
+    command = [sys.executable, "-c", code, *wrapped]
+    subprocess.run(command, env=victim.environment, stdout=subprocess.DEVNULL, check=True)
+
+    _wait_until(lambda: not victim.left())
+
+
+def _check_no_effect(victim: Victim, name: str, kind: Kind) -> None:
+    out, err = victim.attack(name, kind)
+
+    assert "done" not in out, out
+    assert SECRET not in out
+    assert "no sandbox" not in err, err
+    assert victim.files.first_changed() == ""
+    assert Path(str(victim.facts["output"])).stat().st_size <= LIMITS.files_bytes
+    assert not victim.left()
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
