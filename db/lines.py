@@ -1,9 +1,11 @@
 """Lines of history: the order of a project's commits, by ancestry, on its branches.
 
-The main line has the commits that the main branch reaches. A parent's place is before its child's,
-and a merged branch's commits are before the merge (post-order, first parents first), so that a
-longer main branch only appends. Another branch has its own commits, after the fork position. What
-no branch reaches any more (a rebase) is marked as orphaned, and has no place.
+The main line has the commits that the main branch reaches, but for those that were measured on a
+branch and then merged by a merge commit: they stay on that branch's line, as main never stood there
+(its first parents don't lead to them). A parent's place is before its child's, and a merged
+branch's commits are before the merge (post-order, first parents first), so that a longer main
+branch only appends. Another branch has its own commits, after the fork position. What no branch
+reaches any more (a rebase) is marked as orphaned, and has no place.
 
 Commits whose relation to the tip is unknown or none (no clone, a shallow clone, a new root) are
 joined to the line by time, each after its known ancestors. The places of measured commits are
@@ -127,14 +129,18 @@ def place_commits(session: Session, project: str, *, at: datetime) -> None:
     if not commits.keys() & line and (measured := _most_measured(branches, graph, commits)):
         main, line = measured
     on_main = set(line)
+    merged = _merged(main, line, commits, graph)
+    line = [sha for sha in line if sha not in merged]
     others = {b.id: b for b in branches if b is not main}
-    own = {b: graph.order(others[b].tip_sha, without=on_main) for b in others}
+    own = {b: graph.order(others[b].tip_sha, without=on_main - merged) for b in others}
     on_branch = {sha for order in own.values() for sha in order}
 
     joined: dict[int, list[str]] = defaultdict(list)  # by branch: commits placed by time
     orphans = set()
     of_name = {branch.name: branch for branch in branches}
     for sha, commit in commits.items():
+        if sha in merged and sha not in on_branch:
+            joined[of_name[commit.branch].id].append(sha)
         if sha in on_main:
             continue
         meets = graph.meets(sha, on_main)
@@ -397,6 +403,23 @@ def _main_branch(
     for name in sorted(names - {branch.name for branch in branches}):
         branches.append(_new_branch(session, project, name))
     return main
+
+
+def _merged(
+    main: Branch, line: Sequence[str], commits: Mapping[str, _Measured], graph: _Graph
+) -> set[str]:
+    """Return the measured commits of a line that are results of the branches merged into it.
+
+    They were measured on another branch, and no first parents lead from the tip to them.
+    """
+    firsts, sha = set(), main.tip_sha
+    while sha is not None and sha not in firsts:
+        firsts.add(sha)
+        sha = next(iter(graph.parents(sha)), None)
+    own = ("", main.name)
+    return {one for one in line if one not in firsts and one in commits} - {
+        one for one, commit in commits.items() if commit.branch in own
+    }
 
 
 def _most_measured(

@@ -122,3 +122,39 @@ def test_uncertain_tip_behind_the_stored_one_is_ignored(session, measure):
     store_ancestry(session, Ancestry("", {}, behind, "main"), at=AT)
 
     assert line(session) == [1, 2]
+
+
+def test_commits_measured_on_a_merged_branch_stay_on_its_line(session, measure):
+    for number, branch in ((1, "main"), (2, "main"), (5, "feature"), (6, "feature"), (3, "main")):
+        measure(number, branch=branch)
+    told(session, {2: (1,), 1: ()})
+    told(session, {6: (5,), 5: (1,)}, name="feature")
+    assert (line(session), line(session, "feature")) == ([1, 2, 3], [1, 5, 6])
+
+    told(session, {3: (2, 6)})  # merges it
+
+    assert line(session) == [1, 2, 3]
+    assert line(session, "feature") == [1, 5, 6]
+    told(session, {3: (2, 6)}, deleted=("feature",))
+    assert (line(session), line(session, "feature")) == ([1, 2, 3], [1, 5, 6])
+    row = queries.commit_row(session, sha(5))
+    assert row.topo_order is None
+    assert not queries.is_orphaned(session, sha(5), project="")
+
+
+def test_branch_that_main_is_forwarded_to_becomes_main(session, measure):
+    for number, branch in ((1, "main"), (5, "feature"), (6, "feature")):
+        measure(number, branch=branch)
+
+    told(session, {6: (5,), 5: (1,), 1: ()})
+
+    assert line(session) == [1, 5, 6]
+
+
+def test_merged_commits_of_an_unknown_branch_are_on_main(session, measure):
+    for number in (1, 2, 5, 3):
+        measure(number)
+
+    told(session, {3: (2, 5), 2: (1,), 5: (1,), 1: ()})
+
+    assert line(session) == [1, 2, 5, 3]
