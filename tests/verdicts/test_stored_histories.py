@@ -63,7 +63,7 @@ def records_of(project, values, measured, *, start=START):
 
 
 def found(session, project):
-    """Judge the project's series; return commits and levels of its change points, and its alerts."""
+    """Judge the project's series; return its change points and its alerts."""
     (series,) = [row.id for row in queries.project_series(session) if row.project == project]
     judge_histories(session, [series])
     points = queries.change_points_of(session, series)
