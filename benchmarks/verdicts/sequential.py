@@ -44,20 +44,19 @@ RULES: dict[str, dict[str, float]] = {
     "levels must have lasted": {"SETTLED": 0},
     "visits count": {"_APART_SIGMAS": np.inf},
     "share of the range": {"_LEAST_SHARE": 0.0},
-    "certainty of small steps": {"_SMALL_STEPS": 0},
     "spells": {"LONGEST_SPELL": 0},
     "wander": {"_FEWEST_WINDOWS": 10**9},
     "most counted": {"_MOST_COUNTED": np.inf},
     "second look": {"_DEEPEST": 1},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
-    {"_SMALL_STEPS": 0},
-    {"_SMALL_STEPS": 1},
+    {"SETTLED": 24},
     {},
-    {"_SMALL_STEPS": 3},
-    {"SIGNIFICANCE": 1e-4},
-    {"LONGEST_SPELL": 0},
+    {"SETTLED": 30},
     {"SETTLED": 40},
+    {"SIGNIFICANCE": 1e-4},
+    {"SIGNIFICANCE": 1e-5},
+    {"_LEAST_SHARE": 0.2},
 )
 
 

@@ -16,8 +16,7 @@ from flexq_bench.stats.newest_step import (
 )
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_LEVEL
-# probability of a false step in one look at the series, for a step of the size of its range
-SIGNIFICANCE = 0.001
+SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
 # values of a series after which a new level needs only three: one that switches between two levels
 # with a chance of 10 % a value has done so by then, except once in 8
 SETTLED = 20
@@ -29,7 +28,6 @@ _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
 _APART_SIGMAS = 6.0  # of levels that single values tell apart, so that visits can be counted
 _START = 8  # first values, whose visits do not count: a benchmark's first runs are often odd
 _LEAST_SHARE = 0.1  # of the range of the levels so far: nobody looks for smaller steps
-_SMALL_STEPS = 2  # power of a step's share of the range, in its largest p-value
 _LASTING = 10  # values of a level that counts for that range
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
 _AGAIN = 8  # a look that finds nothing is repeated after an eighth of the values since its step
@@ -191,19 +189,11 @@ class Follower:
             if step is None:
                 break
             last = begin + step.place
-            if step.p_value <= self._significance(step, seen) and abs(step.effect) >= self._least():
+            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least():
                 return self._decide(step, index, begin, seen)
             begin = last
         self.look_at = seen + max(1, (values.size - last) // _AGAIN) if self.was_beyond else None
         return False
-
-    def _significance(self, step: NewestStep, seen: int) -> float:
-        """The p-value from which a step counts: less for one that is small in this series.
-
-        What moved a series before, such as a level that wanders, explains a small change as well.
-        """
-        share = min(abs(step.effect) / float(np.ptp(self.values[:seen])), 1.0)
-        return SIGNIFICANCE * float(share**_SMALL_STEPS)
 
     def _least(self) -> float:
         levels = self.lasting

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 13
+DETECTOR_VERSION = 12
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_level": SHORTEST_LEVEL,
