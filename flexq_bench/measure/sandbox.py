@@ -2,8 +2,8 @@
 
 Its processes have a user (where this process is root), processes, mounts, System V objects and a
 network of their own. They see the system, the interpreter and the folders that they need, all
-read-only, and the devices of GPUs; they write to private memory of a limited size. Where bubblewrap
-is installed it makes the sandbox, otherwise `flexq_bench.measure.sandbox_init` does.
+read-only, and the devices of GPUs; they write to private memory of a limited size.
+`flexq_bench.measure.sandbox_init` makes it; where that is not permitted, bubblewrap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ import flexq_bench
 from flexq_bench.errors import InfrastructureError
 
 Kind = Literal["bubblewrap", "namespaces", "none"]
-KINDS: tuple[Kind, ...] = ("bubblewrap", "namespaces")
+# First the one whose processes are known to end with their parent, whatever user they have.
+KINDS: tuple[Kind, ...] = ("namespaces", "bubblewrap")
 
 VARIABLE = "FLEXQ_BENCH_SANDBOX"
 _INIT = Path(__file__).with_name("sandbox_init.py")

@@ -77,6 +77,8 @@ def main() -> None:
     plan, folder, command = json.loads(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3:]
     if plan["stage"] == "inside":
         confine(plan)
+        # Again: the change of the user has undone what bubblewrap set.
+        _libc.prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         run(command, folder)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     parent = os.getppid()
