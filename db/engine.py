@@ -92,10 +92,15 @@ class Database:
         if self._file is not None:
             self._file.check()
         with translated(self.url), Session(self.engine, expire_on_commit=False) as session:
-            yield session
-            if self._file is not None:
-                self._file.check()
-            session.commit()
+            try:
+                yield session
+                if self._file is not None:
+                    self._file.check()
+                session.commit()
+            except KeyboardInterrupt:
+                # In the middle of a statement, where a rollback would raise another error.
+                session.invalidate()
+                raise
 
     @contextmanager
     def opened_file_session(self) -> Iterator[Session]:
