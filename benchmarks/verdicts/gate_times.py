@@ -116,7 +116,7 @@ def gate(folder: Path, head: str, seed: int, more: list[str]) -> tuple[int, floa
 
 
 def line(case: dict[str, Any]) -> str:
-    """What is known of a case, except where it is the same."""
+    """Facts about a case, except where it is the same."""
     if case["verdict"] == "same" or case["change_percent"] is None:
         return ""
     low, change, high = (case[f"{name}_percent"] for name in ("low", "change", "high"))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,12 +50,16 @@ _FOLDER_VARIABLES = (
     "CUDA_PATH",
     "VIRTUAL_ENV",
 )
+_MANAGERS = ("bin/pyenv", "conda-meta", "bin/asdf", "pyvenv.cfg")
 _OWN_FOLDERS = ("HOME", "TMPDIR", "FLEXQ_BENCH_CACHE")
 # Users that no system gives to anybody; a container may have fewer.
 _USERS = (range(0x60000000, 0x7F000000), range(61184, 65520), range(30000, 60000))
 _GIB = 1 << 30
 _HIDDEN = re.compile(r"\..*|.*\.sqlite.*")
 _PREFILLED = "/prefilled"
+# All users and programs have files here. Of such a folder only sources and modules can be read.
+_SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+_CODE = (*all_suffixes(), ".cu", ".cuh", ".cpp", ".h", ".hpp", ".toml", ".json")
 _SMALL = "4096"  # bytes: of a folder that is hidden by an empty one
 _PROCESSES_PER_CPU, _MIN_PROCESSES = 16, 512  # threads count, and libraries start some per CPU
 
@@ -166,9 +171,13 @@ class Sandbox:
         for path in read:
             real = os.path.realpath(path)
             for seen in {real, os.path.abspath(path)} if os.path.exists(real) else ():
-                if seen in self._own_folders():  # its contents, in a folder that stays private
+                is_shared = seen in _SHARED_FOLDERS
+                if is_shared or seen in self._own_folders():
+                    # its contents, in a folder that stays private
                     for entry in os.scandir(real):
-                        found.setdefault(f"{seen}/{entry.name}", ("read", entry.path, entry.path))
+                        if not is_shared or _is_code(entry):
+                            place = f"{seen}/{entry.name}"
+                            found.setdefault(place, ("read", entry.path, entry.path))
                 else:
                     found[seen] = ("read", seen, real)
         for place, (what, _, *details) in list(found.items()):
@@ -297,6 +306,13 @@ def obstacle(kind: Kind) -> str:
     return lines[-1] if lines else f"exit code {done.returncode}"
 
 
+def _is_code(entry: os.DirEntry[str]) -> bool:
+    """True for a source, a module or a package."""
+    if entry.is_dir(follow_symlinks=False):
+        return os.path.isfile(f"{entry.path}/__init__.py")
+    return entry.name.endswith(_CODE) and entry.is_file(follow_symlinks=False)
+
+
 def _init(plan: Mapping[str, Any]) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", str(_INIT), json.dumps(plan))
 
@@ -314,11 +330,18 @@ def _interpreter() -> Iterator[Path]:
 
 
 def _folders_of(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Folders that the variables name."""
+    """Folders that the variables name, and those of version managers, as pyenv and conda are.
+
+    Their commands start interpreters that lie beside `shims` or `bin`.
+    """
     for name in _FOLDER_VARIABLES:
         for folder in environment.get(name, "").split(os.pathsep):
             if folder.startswith("/"):
                 yield Path(folder)
+    for folder in environment.get("PATH", "").split(os.pathsep):
+        root = Path(folder).parent
+        if any((root / mark).exists() for mark in _MANAGERS):
+            yield root
 
 
 def _hidden_in(folder: str) -> Iterator[str]:

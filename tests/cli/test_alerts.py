@@ -8,7 +8,10 @@ import re
 import sqlite3
 
 import pytest
+from alembic import command
+from sqlalchemy import create_engine
 
+from flexq_bench.db import schema
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.exit_codes import ExitCode
@@ -149,11 +152,10 @@ def test_changed_verdict_is_infrastructure_error(cli, alert, database, values):
 
 def test_upgraded_database_explains_verdicts_of_earlier_detector(cli, alert, database):
     change_decisions(database, "detector_version = 3, parameters = '{}', reason = 'as then'")
-    with sqlite3.connect(database) as connection:  # as before there were these columns
-        for column in ("rule", "numbers", "decided_hash"):
-            connection.execute(f"ALTER TABLE decision DROP COLUMN {column}")
-        connection.execute("UPDATE alembic_version SET version_num = '0023'")
-    connection.close()
+    engine = create_engine(f"sqlite:///{database}")
+    with engine.begin() as connection:  # as before rules were stored
+        command.downgrade(schema.alembic_config(connection), "0023")
+    engine.dispose()
     assert cli("db", "upgrade").code == ExitCode.PASS
 
     ran = cli("explain", alert)

@@ -67,7 +67,7 @@ RUN = ("run", "smoke", "--kernels", "cublas-fp16")
         (("sweep", *SHAPE, "--gpus", "NVIDIA H200"), "--cluster"),
         (("nightly", "smoke", "--repeat", "2"), "--cluster"),
         (("run", "smoke", "--backend", "cuda", "--device", "cpu"), "drop one"),
-        (("run", "smoke", "--m", "4", "--resume", "1234"), "leave out"),
+        (("run", "smoke", "--m", "4", "--resume", "1234"), "no database at"),
         (("run", "smoke", "--no-tune", "--retune"), "leave one of them out"),
         (("db", "prune"), "prune what?"),
         (("decode", TINY, "--serve", "--batch", "4"), "not with --serve"),

@@ -336,15 +336,6 @@ def test_described_kernel_has_the_spec_and_does_not_run(a_file):
         described.activate(torch.zeros(1, 1), None)
 
 
-def test_file_is_copied_where_a_machine_has_another(a_file, tmp_path):
-    source = a_file(RIGHT).with_content()
-    a_file("raise ValueError('another one')")
-
-    (kernel, _) = load(source.on_this_machine()).kernels
-
-    assert kernel.spec.name == "my-kernels.copied"
-
-
 def test_external_code_excludes_python_and_this_program(tmp_path, monkeypatch):
     monkeypatch.setattr(external_code, "_places", set())
     (tmp_path / "files").mkdir()

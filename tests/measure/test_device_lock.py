@@ -145,7 +145,7 @@ def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        for module in ("measure.ab.experiment", "decode.runs", "fleet.pool_choice"):
+        for module in ("measure.ab.course", "decode.runs", "fleet.pool_choice"):
             short = partial(device_alone, wait_s=0.3)
             monkeypatch.setattr(sys.modules[f"flexq_bench.{module}"], "device_alone", short)
         case = Case("empty", GemmWorkload(1, 1, 1))

@@ -169,8 +169,9 @@ def test_return_code_is_that_of_subprocess(server, processes, text, code):
     assert processes.start(server, "-m", "ends").wait(20.0) == code
 
 
-def test_module_that_hides_a_dependency_is_imported(server, processes, caplog):
-    caplog.set_level(logging.DEBUG)
+def test_module_that_hides_a_dependency_is_imported(server, processes, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("flexq_bench"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "flexq_bench")
     processes.write("scipy", "print('mine')")
     processes.write("imports", "import scipy")
 

@@ -132,6 +132,9 @@ class _Course:
             waiting: Sequence[CasePair] = lane.pairs
             while waiting and not self._is_over():
                 waiting = self._check(lane, waiting)
+            if len(self._lanes) > 1:
+                # Lanes share the sandboxes of their sides: the end of a worker ends all in its own.
+                lane.workers.discard()
 
     def _check(self, lane: _Lane, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
         """Check cases of head in the lane's next pair of processes; return those left if it broke.

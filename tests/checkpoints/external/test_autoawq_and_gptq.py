@@ -406,7 +406,7 @@ WRONG = [
     ({}, lambda t: {**t, NORM: t[NORM][:-1]}, r"model.norm.weight.* \[127\]"),
     ({}, lambda t: {**t, NORM: t[NORM].int()}, r"model.norm.weight is I32, expected"),
     ({}, lambda t: {**t, NORM: t[NORM] / 0}, r"model.norm.weight holds NaN or infinity"),
-    ({}, lambda t: {**t, WORDS: t[WORDS].to(torch.float8_e5m2)}, "has tensors of type F8_E5M2"),
+    ({}, lambda t: {**t, WORDS: t[WORDS].to(torch.float8_e5m2)}, "is F8_E5M2, expected"),
 ]
 
 

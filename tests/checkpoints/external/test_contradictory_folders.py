@@ -48,7 +48,8 @@ def folder(a_folder):
 def complaint(folder, capsys, tiny_llama):
     capsys.readouterr()
     data = ("--data", str(tiny_llama / "heldout.txt"), "--max-tokens", "9", "--context", "9")
-    code = main(("accuracy", "--model", str(folder), *data, "--device", "cpu"))
+    db = ("--db", str(folder.parent / "results.sqlite"))
+    code = main(("accuracy", "--model", str(folder), *data, *db, "--device", "cpu"))
     error = capsys.readouterr().err
     assert code == ExitCode.USAGE
     assert error.count("\n") == 1
