@@ -6,12 +6,13 @@ import shutil
 
 import pytest
 
+from flexq_bench.measure.ab import compare_judged
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.same_code import is_same_project, same_code, without_measurement
 from flexq_bench.repository.project import FILE, open_project, revision
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
-from tests.measure.ab.conftest import ROOT
+from tests.measure.ab.conftest import ROOT, RULES
 
 LAUNCHER = '''"""Launches a kernel."""
 
@@ -130,6 +131,24 @@ def test_a_tenth_of_the_same_cases_is_measured():
     assert unmeasured.keys() == without_measurement(cases[::-1], "a" * 40, "b" * 40).keys()
     assert unmeasured.keys() != without_measurement(cases, "a" * 40, "c" * 40).keys()
     assert {result.confirmation.verdict for result in unmeasured.values()} == {"same"}
+
+
+def test_judged_comparison_measures_few_cases_of_the_same_code(repository, commit, command):
+    repository.write(refuse="not this case")
+    base = commit(**FILES)
+    head = commit(**{"kernels/csrc/copy.cu": DEVICE.replace("A copy", "One copy")})
+    cases = [Case("flexq-w6a6", GemmWorkload(m, 64, 64)) for m in range(1, 121)]
+
+    results = list(
+        compare_judged(
+            repository.path, base, head, cases, device="cpu", rules=RULES, command=command
+        )
+    )
+
+    assert {result.case for result in results} == set(cases)
+    measured = [result for result in results if "not this case" in result.detail]
+    assert 0 < len(measured) < 40
+    assert {r.confirmation.verdict for r in results if r not in measured} == {"same"}
 
 
 def test_commit_is_measured_against_itself():
