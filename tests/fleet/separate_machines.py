@@ -111,7 +111,7 @@ def machines(folder: Path, hidden: Sequence[Path]) -> Iterator[Machines]:
 
 
 def _wait_for(port: int) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 180  # a busy machine
     while True:
         try:
             socket.create_connection((_HEAD, port), 1).close()
