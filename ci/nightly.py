@@ -41,7 +41,7 @@ from flexq_bench.db.fleet import (
 )
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import FlexqError, one_line
+from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.fleet.compare_jobs import (
     CompareJob,
     ComparisonWork,
@@ -193,6 +193,33 @@ def conclude_nights(
     return _with_notes(reports, waiting)
 
 
+def rejudge_night(database: Database, name: str, *, alerting: bool) -> list[KindReport]:
+    """Judge the stored comparisons of a night again, on every kind of GPU, and store its reports.
+
+    Verdicts by the same version of the rules stay as they are; those of earlier versions stay
+    stored beside the new ones. Raises UsageError if no night of this name was judged.
+    """
+    with database.session() as session:
+        nights = [night for night in queries.night_states(session) if night.name == name]
+        judged = [night for night in nights if night.state == "done" and night.report]
+        commits = {
+            night.key: queries.commit_info(session, night.commit, night.project) for night in judged
+        }
+    if not judged:
+        raise UsageError(f"no night {name} was judged: `flexq-bench status` lists those stored")
+    rules = Rules(name, None, alerting=alerting)
+    reports = []
+    for night in judged:
+        commit = commits[night.key]
+        assert commit is not None  # that of its run
+        budget = int(night.report.get("budget", rules.candidates))
+        at = replace(rules, candidates=budget)
+        reports.append(
+            _conclude(database, None, _info(night), commit, at, is_last_try=True, again=True)
+        )
+    return reports
+
+
 def _is_comparing(database: Database, info: NightInfo) -> bool:
     stored = _stored(database, info.key)
     return stored is not None and stored.state == "comparing"
@@ -280,24 +307,26 @@ def _reopen(database: Database, works: Sequence[ComparisonWork]) -> int:
 
 def _conclude(
     database: Database,
-    pool: Pool,
+    pool: Pool | None,
     info: NightInfo,
     commit: CommitInfo,
     rules: Rules,
     *,
     is_last_try: bool,
+    again: bool = False,
 ) -> KindReport:
     """Judge the stored comparisons of a night together; store verdicts and the report.
 
-    is_last_try: the night is done even if some comparisons had no device.
+    pool None: no device is asked. is_last_try: the night is done even if some comparisons had no
+    device. again: also a night that was judged.
     """
     # One transaction: if the process is killed here, nothing is stored and all of it is repeated.
     with database.session() as session:
         lock_for_writing(session.connection())  # of two processes, one judges
         [night] = queries.night_states(session, key=info.key)
-        if night.state == "done" and night.report:
+        if night.state == "done" and night.report and not again:
             return _parse_report(night.report)
-        refusal = pool.refusal(info.gpu)
+        refusal = "" if pool is None else pool.refusal(info.gpu)
         if night.state == "measuring":
             outcome = NightOutcome.REFUSED if refusal else NightOutcome.ABSENT
             report = _summary(session, info, commit, outcome=outcome)
@@ -316,7 +345,8 @@ def _conclude(
         shas = {sha for job in asked.values() for sha in (job.base, job.head)}
         # The night's own too: its project's alerts are judged again, even if nothing was compared.
         commits = {commit.sha: commit} | {
-            sha: _commit_of(rules, commit, sha) for sha in shas - {commit.sha}
+            sha: queries.commit_info(session, sha, commit.project) or _commit_of(rules, commit, sha)
+            for sha in shas - {commit.sha}
         }
         measured_by = [device for _, device, _ in queries.device_medians(session, info.run)]
         judged, looked_back = Night(()), LookedBack(0, 0)

@@ -111,6 +111,15 @@ def _parents(session: Session, shas: Collection[str]) -> Mapping[tuple[str, str]
     return parents
 
 
+def commit_info(session: Session, sha: str, project: str) -> CommitInfo | None:
+    """Return a stored commit of a project; None: there is none."""
+    query = select(Commit).where(Commit.sha == sha, Commit.project == project)
+    commit = session.scalars(query).first()
+    if commit is None:
+        return None
+    return _commit_info(commit, _parents(session, [sha]).get((project, sha), ()))
+
+
 def _commit_info(commit: Commit, parents: Sequence[str]) -> CommitInfo:
     return CommitInfo(
         sha=commit.sha,

@@ -149,6 +149,13 @@ def nightly(
             help="Resume a nightly run with its options: the latest unfinished one.",
         ),
     ] = False,
+    rejudge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Judge the stored comparisons of this nightly run again, by today's rules.",
+        ),
+    ] = None,
     place: PlaceOptions,
     options: NightOptions,
     sources: KernelSourceOptions,
@@ -167,10 +174,15 @@ def nightly(
     kernel; 4: planned results or comparisons are missing, or a kind of GPU is absent or refused;
     5: a case failed; 130: interrupted (see --resume).
     """
-    from flexq_bench.ci.nightly import Rules
+    from flexq_bench.ci.nightly import Rules, rejudge_night
 
     if options.report is not None:
         make_folder("--report", options.report)
+    if rejudge is not None:
+        with open_database(db) as database:
+            reports = rejudge_night(database, rejudge, alerting=options.alert)
+        _show(reports, as_json, options.report)
+        raise typer.Exit(int(exit_code(reports, alerting=options.alert)))
     sources.use_kernels()
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today, place)

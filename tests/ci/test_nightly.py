@@ -14,7 +14,7 @@ from made_nights import MadePool
 from sqlalchemy import text
 
 from flexq_bench.ci.backfill import fill_gap, find_gaps
-from flexq_bench.ci.nightly import Rules
+from flexq_bench.ci.nightly import Rules, rejudge_night
 from flexq_bench.ci.reports import nightly as night_report
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
@@ -162,6 +162,26 @@ def test_confirmed_outlier_opens_an_alert(a_night, sha):
     for told in (lines, page):
         assert re.search(r"slower: \S+ gemm cold m1n256k256, \+[45]\.\d+%, 99 % bounds", told)
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
+
+
+def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database):
+    for order in range(1, 8):
+        a_night(order)
+    _, [report] = a_night(8, us=21.0)
+    with database.session() as session:
+        decisions = session.scalar(text("SELECT count(*) FROM decision"))
+
+    [again] = rejudge_night(database, "2025-11-08", alerting=True)
+
+    assert (again.verdicts, again.opened, again.worse) == (
+        report.verdicts,
+        report.opened,
+        report.worse,
+    )
+    with database.session() as session:
+        assert session.scalar(text("SELECT count(*) FROM decision")) == decisions
+    with pytest.raises(UsageError, match="no night 2025-12-24 was judged"):
+        rejudge_night(database, "2025-12-24", alerting=True)
 
 
 class Creeping(MadePool):
