@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -228,12 +228,16 @@ def run_options(session: Session, run_uuid: str) -> dict[str, Any]:
     return session.scalar(select(Run.options).where(Run.uuid == run_uuid)) or {}
 
 
-def owned_runs(session: Session) -> list[OwnedRun]:
-    """Return the runs with status running, newest first; their process may have died."""
+def owned_runs(session: Session, uuids: Collection[str] | None = None) -> list[OwnedRun]:
+    """Return these runs, newest first; None: those with status running.
+
+    Their process may have died.
+    """
+    chosen = Run.status == "running" if uuids is None else Run.uuid.in_(uuids)
     owner = (Run.owner_host, Run.owner_pid, Run.owner_start)
     query = (
         select(*columns_of(OwnedRun, Run), *owner)
-        .where(Run.status == "running")
+        .where(chosen)
         .order_by(Run.created_at.desc(), Run.id.desc())
     )
     return [

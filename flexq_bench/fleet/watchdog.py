@@ -82,15 +82,24 @@ def _stall_reason(session: Session, now: datetime, run: queries.Progress) -> str
 
 
 def _nights(session: Session, now: datetime) -> Iterator[Stall]:
-    for night in queries.unfinished_nights(session):
-        idle_s = (now - night.updated_at).total_seconds()
-        if idle_s < MIN_NIGHT_STALL_S:
+    nights = queries.unfinished_nights(session)
+    owner_of = {
+        run.uuid: run.owner for run in queries.owned_runs(session, [night.run for night in nights])
+    }
+    for night in nights:
+        idle_s, owner = (now - night.updated_at).total_seconds(), owner_of.get(night.run)
+        # Another process may go on with it, and then leases its jobs.
+        is_left = (
+            owner is not None and is_dead(owner) and not queries.leased_jobs(session, night.run)
+        )
+        if idle_s < (_MAX_SILENCE_S if is_left else MIN_NIGHT_STALL_S):
             continue
         kind = MEASURE if night.state == "measuring" else COMPARE
         jobs = queries.jobs_of(session, night.run, states=UNFINISHED_JOB_STATES, kind=kind)
         reasons = ", ".join(dict.fromkeys(job.reason for job in jobs if job.reason))
         reason = (
-            f"it is {night.state} at {night.commit[:10]}, {len(jobs)} jobs wait"
+            f"{'its process is dead, ' if is_left else ''}it is {night.state} at "
+            f"{night.commit[:10]}, {len(jobs)} jobs wait"
             f"{f' ({reasons})' if reasons else ''} (nightly --resume {night.run[:8]}, or the next "
             "night)"
         )

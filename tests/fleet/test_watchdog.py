@@ -12,6 +12,7 @@ import pytest
 
 from flexq_bench.cli.app import main
 from flexq_bench.db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
+from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.db.requests import Limits, RequestInfo, add_request
 from flexq_bench.db.store import begin_run
@@ -93,6 +94,22 @@ def test_run_of_a_dead_process_is_stalled_at_once(database, begun):
     begun(timedelta(seconds=1), owner=replace(this_process(), pid=dead.pid))
 
     assert f"its process {dead.pid} on {os.uname().nodename} is dead" in found(database)[0]
+
+
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_night_of_a_dead_process_is_stalled_before_an_hour(database, begun, is_dead):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    owner = replace(this_process(), pid=dead.pid) if is_dead else this_process()
+    begun(timedelta(minutes=5), owner=owner)
+    info = NightInfo("key", "2025-11-08", "made", "NVIDIA H200", "r" * 36)
+    with database.session() as session:
+        set_night(session, info, "comparing", at=datetime.now(UTC) - timedelta(minutes=5))
+
+    nights = [line for line in found(database) if line.startswith("night")]
+
+    assert len(nights) == is_dead
+    assert all("its process is dead, it is comparing" in line for line in nights)
 
 
 def test_request_without_a_worker_is_stalled(database):
