@@ -30,8 +30,7 @@ import flexq_bench
 from flexq_bench.errors import InfrastructureError
 
 Kind = Literal["bubblewrap", "namespaces", "none"]
-# First the one whose processes are known to end with their parent, whatever user they have.
-KINDS: tuple[Kind, ...] = ("namespaces", "bubblewrap")
+KINDS: tuple[Kind, ...] = ("bubblewrap", "namespaces")
 
 VARIABLE = "FLEXQ_BENCH_SANDBOX"
 _INIT = Path(__file__).with_name("sandbox_init.py")

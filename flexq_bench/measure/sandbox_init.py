@@ -12,6 +12,7 @@ This file imports nothing but the standard library, so that it starts in millise
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -138,7 +139,10 @@ def _monitor(child: int, parent: int, alive: int, memory_bytes: int, group: str)
                     b"its processes use %.2f GB of memory, and may use %.2f GB\n"
                     % (used / 1e9, memory_bytes / 1e9),
                 )
-            os.kill(child, signal.SIGKILL)
+            # Also those of bubblewrap, which the end of its first process leaves.
+            for pid in (*_descendants(child), child):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
     if group:
         _leave(group)
     if os.WIFSIGNALED(status):
@@ -185,23 +189,31 @@ def _leave(group: str) -> None:
             time.sleep(_REMOVAL_S)
 
 
-def _memory(first: int) -> int:
-    """Bytes of private and shared memory of a process and its descendants.
+def _descendants(first: int) -> list[int]:
+    """The processes that a process started, and so on.
 
-    Orphans are descendants too: process 1 of their namespace adopts them.
+    Orphans are among them: process 1 of their namespace adopts them.
     """
-    used, waiting = 0, [str(first)]
+    found, waiting = [], [first]
     while waiting:
-        process = f"/proc/{waiting.pop()}"
-        try:
-            for thread in os.listdir(f"{process}/task"):
-                with open(f"{process}/task/{thread}/children") as file:
-                    waiting += file.read().split()
-            with open(f"{process}/status") as file:
-                fields = [line.split() for line in file]
-        except OSError:  # it ended, or this kernel lists no children
-            continue
-        used += sum(1024 * int(f[1]) for f in fields if f[0] in ("RssAnon:", "RssShmem:"))
+        process = waiting.pop()
+        # It may have ended, and not every kernel lists children.
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{thread}/children") as file:
+                    children = [int(pid) for pid in file.read().split()]
+                found += children
+                waiting += children
+    return found
+
+
+def _memory(first: int) -> int:
+    """Bytes of private and shared memory of a process and its descendants."""
+    used = 0
+    for process in (first, *_descendants(first)):
+        with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
+            fields = [line.split() for line in file]
+            used += sum(1024 * int(f[1]) for f in fields if f[0] in ("RssAnon:", "RssShmem:"))
     return used
 
 

@@ -172,22 +172,24 @@ def test_a_plain_program_runs_in_every_kind(victim):
         assert done.stdout == b"1\n"  # the first process of its namespace
 
 
+@pytest.mark.parametrize("kind", WORKING)
 @pytest.mark.parametrize(("code", "expected"), [("exit(7)", 7), ("import os; os.abort()", None)])
-def test_a_sandbox_ends_as_its_command(victim, code, expected):
-    command = Sandbox(victim.environment, WORKING[0]).wrap([sys.executable, "-c", code])
+def test_a_sandbox_ends_as_its_command(victim, kind, code, expected):
+    command = Sandbox(victim.environment, kind).wrap([sys.executable, "-c", code])
     done = subprocess.run(command, env=victim.environment, capture_output=True, check=False)
 
     by_signal = done.returncode < 0 or done.returncode > 128  # bubblewrap's own code of a signal
     assert done.returncode == expected if expected else by_signal
 
 
-def test_the_end_of_the_judge_ends_the_sandbox(victim):
+@pytest.mark.parametrize("kind", WORKING)
+def test_the_end_of_the_judge_ends_the_sandbox(victim, kind):
     code = """
 import subprocess, sys
 print(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE).stdout.readline())
 """
     inside = ["/bin/sh", "-c", f"echo started; exec sleep {victim.sleep_s}"]
-    wrapped = Sandbox(victim.environment, WORKING[0]).wrap(inside)
+    wrapped = Sandbox(victim.environment, kind).wrap(inside)
     command = [sys.executable, "-c", code, *wrapped]
     subprocess.run(command, env=victim.environment, stdout=subprocess.DEVNULL, check=True)
 
