@@ -38,7 +38,9 @@ ORPHAN = """
 """
 HARMS = {
     "disk": "[open(f'/tmp/{n}', 'wb').write(bytes(1 << 24)) for n in range(400)]",
-    "memory": "import mmap; m = mmap.mmap(-1, 1 << 30); m.write(bytes(1 << 30)); input()",
+    "memory": (
+        "import mmap, time; m = mmap.mmap(-1, 1 << 30); m.write(bytes(1 << 30)); time.sleep(60)"
+    ),
 }
 
 
