@@ -22,7 +22,7 @@ from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.ci.report_data import KindReport
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
+from flexq_bench.fleet import RayPool, RayWorkers, Times, Work, ray_workers
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.pool import OnCompared
 from flexq_bench.fleet.ray_workers import WorkerDescription
@@ -153,7 +153,8 @@ def measure(
 def compare(
     address: str, database: Database, name: str, count: int, canaries: int, seconds: float
 ) -> list[KindReport]:
-    """Carry out a night on all kinds of GPU."""
+    """Carry out a night on all kinds of GPU, whose commits are in no repository."""
+    ray_workers.shipped = lambda *given: None
     workers = RayWorkers(
         address,
         backend="cuda",
