@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def test_project_night_on_two_kinds_needs_no_shared_path(tmp_path):
     script.make(tmp_path / "acme", ("torch",), (100, 30), "256x256")
     hidden = [tmp_path / "acme", *(ROOT / n for n in ("flexq_bench", "kernels", "workloads", "db"))]
     variables = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
-    with machines(tmp_path / "nodes", hidden) as nodes:
+    # Ray's sockets lie below, and their paths may have 107 characters only.
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, machines(Path(short), hidden) as nodes:
         nodes.add("alpha", "Alpha CPU")
         nodes.add("beta", "Beta CPU")
         night = ("nightly", "--project", str(tmp_path / "acme"), "--backend", "cpu", "--json")
