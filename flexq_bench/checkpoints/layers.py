@@ -67,8 +67,9 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         tensors["weight"] = operand.values
     else:
         tensors |= _encode_codes(operand, number, entry)
-    if operand.scales is not None:
-        tensors["weight_scale"] = _block_scales(operand.scales, number)
+    scales = _stored_scales(operand, number)
+    if scales is not None:
+        tensors["weight_scale"] = scales
     if operand.row_scales is not None:
         is_shared = number.scale == "e4m3"
         name = "weight_matrix_scale" if is_shared else "weight_row_scale"
@@ -205,17 +206,18 @@ def _stored_format(operand: Operand) -> NumberFormat:
         raise CheckpointError(f"no checkpoint stores such a weight: {error}") from error
 
 
-def _block_scales(scales: torch.Tensor, number: NumberFormat) -> torch.Tensor:
-    """Scales [rows, groups] as they are stored: once for each block of rows."""
+def _stored_scales(operand: Operand, number: NumberFormat) -> torch.Tensor | None:
+    """Return the scales as they are stored: once for each block. None: dense."""
+    scales, stored = operand.scales, operand.block_scales
+    if scales is None or stored is None:
+        return None
     if number.kind == "dual":
-        integers = scales.to(torch.int8)
-        if not torch.equal(integers.to(scales), scales):
+        stored = scales.to(torch.int8)
+        if not torch.equal(stored.to(scales), scales):
             raise CheckpointError("scales of dual-grained groups are integers up to 127")
-        return integers
-    stored = scales[:: number.block_rows or scales.shape[0]]
-    if not torch.equal(per_row(stored, number.block_rows, scales.shape[0]).float(), scales.float()):
+    elif not torch.equal(per_row(stored, number.block_rows, operand.rows).float(), scales.float()):
         raise CheckpointError(f"rows of a block of {number.name} have different scales")
-    return stored.contiguous()
+    return stored
 
 
 def _base(entry: LayerEntry) -> int:

@@ -258,10 +258,9 @@ def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
     """Return the tensors of an operand that a function gets, in order."""
     if fmt.is_dense:
         return {"values": operand.values}
-    scales = checked_scales(operand, fmt)
-    if fmt.block_rows != 1:
-        scales = scales[:: fmt.block_rows or operand.rows].contiguous()
-    buffers = {"codes": operand.values, "scales": scales}
+    checked_scales(operand, fmt)
+    assert operand.block_scales is not None  # as checked
+    buffers = {"codes": operand.values, "scales": operand.block_scales}
     if operand.row_scales is not None:
         buffers["matrix_scale"] = operand.row_scales[0].contiguous()
     if operand.zero_points is not None:

@@ -34,13 +34,17 @@ def check_finite(matrix: torch.Tensor) -> None:
         raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
 
 
-def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
-    """Reshape [rows, K] to [rows, groups, length], the last group zero-padded; None: one group."""
+def in_groups(matrix: torch.Tensor, group: int | None, block_rows: int | None = 1) -> torch.Tensor:
+    """Reshape [rows, K] to [row blocks, groups, values of a block], padded with zeros.
+
+    group, block_rows: columns and rows of a block; None: all.
+    """
     rows, k = matrix.shape
-    length = k if group is None else group
-    if k % length:
-        matrix = torch.nn.functional.pad(matrix, (0, -k % length))
-    return matrix.reshape(rows, -1, length)
+    width, height = group or k, block_rows or rows
+    if k % width or rows % height:
+        matrix = torch.nn.functional.pad(matrix, (0, -k % width, 0, -rows % height))
+    blocks = matrix.reshape(-1, height, matrix.shape[1] // width, width)
+    return blocks.transpose(1, 2).flatten(2)
 
 
 def safe_divisor(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

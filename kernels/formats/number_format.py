@@ -41,14 +41,12 @@ from flexq_bench.kernels.formats.scales import (
     NARROW_SCALES,
     SCALE_TYPES,
     block_scales,
-    in_blocks,
     matrix_scale_of,
     per_row,
 )
 from flexq_bench.kernels.formats.symmetric_quantization import (
     code_limits,
     nearest_codes_,
-    scales_to,
 )
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "float", "normal", "dual", "mixed", "dense"]
@@ -266,8 +264,6 @@ class NumberFormat:
             raise ShapeError(
                 f"{self.name} is not fitted group by group: see kernels.formats.quantize"
             )
-        if self.scale == "fp16":
-            return Scaling(scales_to(grouped, self.top, self.clip))
         return Scaling(self._scales(grouped.abs().amax(dim=-1, keepdim=True)))
 
     def scaling_of(self, matrix: torch.Tensor) -> Scaling:
@@ -275,7 +271,7 @@ class NumberFormat:
 
         Raises ValueError if a scale exceeds the range of its type.
         """
-        blocks = in_blocks(matrix.abs(), self.block_rows, self.group).amax(dim=-1).double()
+        blocks = in_groups(matrix.abs(), self.group, self.block_rows).amax(dim=-1).double()
         matrix_scale = 1.0
         if self.scale == "e4m3":
             matrix_scale = matrix_scale_of(float(blocks.amax()) * self.clip, self.top)

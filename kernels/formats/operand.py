@@ -78,6 +78,13 @@ class Operand:
         return 1 if self.group is None else -(-self.k // self.group)
 
     @property
+    def block_scales(self) -> torch.Tensor | None:
+        """Scales [row blocks, groups], once for each block; None: dense."""
+        if self.scales is None:
+            return None
+        return self.scales[:: self.block_rows or self.rows].contiguous()
+
+    @property
     def group_length(self) -> int:
         """Values of k in a full group."""
         return self.k if self.group is None else self.group

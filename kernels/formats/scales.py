@@ -1,4 +1,4 @@
-"""Types of scales, and blocks of values that share one.
+"""Types of scales.
 
 - fp16, bf16, fp32: largest magnitude / largest code, rounded to nearest.
 - e8m0: a power of two, 2^(floor(log2(largest magnitude)) - exponent of the largest code), at least
@@ -19,6 +19,7 @@ import math
 import torch
 
 from flexq_bench.kernels.formats.floats import E4M3
+from flexq_bench.kernels.formats.symmetric_quantization import finite_scales, quotients
 
 SCALE_TYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
@@ -31,18 +32,6 @@ _MAX_E8M0_EXPONENT = 127
 # Quotients by scales of these types are never rounded across a tie in FP32 if values are FP16 or
 # BF16; see `symmetric_quantization`.
 NARROW_SCALES = ("fp16", "bf16", "e8m0")
-
-
-def in_blocks(matrix: torch.Tensor, block_rows: int | None, group: int | None) -> torch.Tensor:
-    """Reshape [rows, K] to [row blocks, groups, values of a block], padded with zeros.
-
-    block_rows, group: rows and columns of a block; None: all.
-    """
-    rows, k = matrix.shape
-    height, width = block_rows or rows, group or k
-    padded = torch.nn.functional.pad(matrix, (0, -k % width, 0, -rows % height))
-    blocks = padded.reshape(-1, height, padded.shape[1] // width, width)
-    return blocks.transpose(1, 2).flatten(2)
 
 
 def per_row(of_blocks: torch.Tensor, block_rows: int | None, rows: int) -> torch.Tensor:
@@ -68,19 +57,11 @@ def block_scales(
         shared = (exponent - 1 - max_exponent).clamp(-_MAX_E8M0_EXPONENT, _MAX_E8M0_EXPONENT)
         shared = shared.masked_fill(largest == 0, -_MAX_E8M0_EXPONENT)
         return (shared + _MAX_E8M0_EXPONENT).to(torch.uint8).view(torch.float8_e8m0fnu)
-    # Division by a tensor: for a Python number a GPU multiplies by its rounded reciprocal.
-    quotients = largest / torch.full_like(largest, top)
     if kind == "e4m3":
         assert matrix_scale is not None  # of every format with such scales
-        relative = quotients / (matrix_scale or math.inf)
+        relative = quotients(largest, top) / (matrix_scale or math.inf)
         return E4M3.nearest(relative).to(torch.float8_e4m3fn)
-    scales = quotients.to(SCALE_TYPES[kind])
-    if not math.isfinite(float(scales.detach().float().amax())):
-        raise ValueError(
-            f"values past the range of {kind} do not fit its scales with codes to {top:g}: largest "
-            f"{float(largest.amax()):.4g}"
-        )
-    return scales
+    return finite_scales(quotients(largest, top).to(SCALE_TYPES[kind]), top)
 
 
 def matrix_scale_of(largest: float, top: float) -> float:

@@ -44,9 +44,27 @@ def group_scales(
 
     top: the largest code's value. share: of a group's range that the codes span.
     """
-    clipped = largest * share
-    # Division by a tensor: for a Python number a GPU multiplies by its rounded reciprocal.
-    return (clipped / torch.full_like(clipped, top)).to(torch.float16)
+    return quotients(largest * share, top).to(torch.float16)
+
+
+def quotients(largest: torch.Tensor, top: float) -> torch.Tensor:
+    """Divide by the largest code's value.
+
+    By a tensor: for a Python number a GPU multiplies by its rounded reciprocal.
+    """
+    return largest / torch.full_like(largest, top)
+
+
+def finite_scales(scales: torch.Tensor, top: float) -> torch.Tensor:
+    """Return scales. Raises ValueError if one exceeds the range of its type, or for NaN."""
+    # amax propagates NaN and infinity, so one check (and one GPU synchronization) is enough.
+    if not math.isfinite(float(scales.detach().amax())):
+        most = torch.finfo(scales.dtype).max
+        name = {torch.bfloat16: "BF16", torch.float32: "FP32"}.get(scales.dtype, "FP16")
+        raise ValueError(
+            f"values past {most * top:,.0f} do not fit an {name} scale with codes to {top:g}"
+        )
+    return scales
 
 
 def scales_to(grouped: torch.Tensor, top: float, share: torch.Tensor | float = 1.0) -> torch.Tensor:
@@ -54,13 +72,7 @@ def scales_to(grouped: torch.Tensor, top: float, share: torch.Tensor | float = 1
 
     Raises ValueError if a scale exceeds the range of FP16, or for NaN or infinity.
     """
-    scales = group_scales(grouped.abs().amax(dim=-1, keepdim=True), top, share)
-    # amax propagates NaN and infinity, so one check (and one GPU synchronization) is enough.
-    if not math.isfinite(float(scales.detach().amax())):
-        raise ValueError(
-            f"values past {65504 * top:,.0f} do not fit an FP16 scale with codes to {top:g}"
-        )
-    return scales
+    return finite_scales(group_scales(grouped.abs().amax(dim=-1, keepdim=True), top, share), top)
 
 
 def scaled(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
