@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,16 +13,13 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.fleet.node_program import Parcel
 from flexq_bench.fleet.shipping import packed, parcel, session_name
 from flexq_bench.kernels.runtime.files import cache_folder
-from flexq_bench.measure.ab import (
-    compare_judged,
-    compare_judged_project,
-    compare_project,
-    compare_trees,
-)
-from flexq_bench.measure.ab.experiment import Options, Side
+from flexq_bench.measure.ab import compare_judged, compare_judged_project, compare_project
+from flexq_bench.measure.ab.commits import compare_revisions
+from flexq_bench.measure.ab.experiment import Options
+from flexq_bench.measure.ab.revisions import Revision
 from flexq_bench.repository.commit_packs import clone_with, write_commit
 from flexq_bench.repository.project import Project, ProjectRevision
-from flexq_bench.repository.worktrees import resolve_revision, worktree
+from flexq_bench.repository.worktrees import resolve_revision
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
@@ -85,12 +81,8 @@ class ShippedRepository:
         if judged:
             yield from compare_judged(clone, first, second, cases, **options)
             return
-        with ExitStack() as stack:
-            sides = (
-                Side(base, stack.enter_context(worktree(clone, first))),
-                Side(head, stack.enter_context(worktree(clone, second))),
-            )
-            yield from compare_trees(*sides, cases, **options)
+        revisions = Revision(base, first), Revision(head, second)
+        yield from compare_revisions(clone, revisions, cases, **options)
 
     def revision(self, name: str) -> ProjectRevision:
         """Return a revision of the project, with the part of its commit that names it."""

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
-from flexq_bench.measure.ab.revisions import resolve_pair
+from flexq_bench.measure.ab.revisions import Revision, resolve_pair
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import sandbox_of_adopted
 from flexq_bench.measure.launcher import Launcher, forking_launcher
@@ -36,9 +36,21 @@ def compare_commits(
     BrokenRevisionError if head's worker does not start, InfrastructureError if base's doesn't or
     git fails.
     """
-    find_device(options.get("device", "cuda"))
     repository = repository_of(repository)
     revisions = resolve_pair(repository, base, head)
+    yield from compare_revisions(repository, revisions, cases, launcher=launcher, **options)
+
+
+def compare_revisions(
+    repository: Path,
+    revisions: tuple[Revision, Revision],
+    cases: Sequence[Case],
+    *,
+    launcher: Launcher | None = None,
+    **options: Unpack[Options],
+) -> Iterator[CaseComparison]:
+    """Compare base and head, whose commits a repository has; see compare_commits."""
+    find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
         trees = [stack.enter_context(worktree(repository, each.commit)) for each in revisions]
         first, second = (
