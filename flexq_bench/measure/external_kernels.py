@@ -24,7 +24,7 @@ from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plain, spec_of_plain
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
-from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.kernels.external.sources import KernelSource, top_of_package
 from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
 from flexq_bench.measure.sandbox import Sandbox, available_kind
@@ -161,9 +161,12 @@ def sandbox_of_adopted(tree: Path) -> Sandbox:
 
 
 def _folder_of(source: KernelSource) -> Path:
-    """The folder that a source's modules are in, without running any of its code."""
+    """The folder that a source's modules are in, without running any of its code.
+
+    A file in a package may import from all of it, by its full name.
+    """
     if source.is_file:
-        return Path(source.place).parent
+        return top_of_package(Path(source.place))
     with suppress(ImportError, ValueError):
         found = importlib.util.find_spec(source.place.partition(".")[0])
         if found is not None and found.origin is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Tuning, external_kernels, sandbox
+from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.sandbox import KINDS, obstacle
 from flexq_bench.runs import process_meter
 from flexq_bench.runs.process_meter import SANDBOX, ProcessMeter, ProcessOptions
@@ -75,6 +76,23 @@ def test_kernel_that_fills_the_machine_fails_alone(tmp_path, monkeypatch):
     assert "may use 0.94 GB" in found["memory"].detail
     assert found["honest"].extra[SANDBOX] == WORKING[0]
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _has(path, seconds)]
+
+
+@pytest.mark.skipif(not WORKING, reason="this machine allows no sandbox")
+def test_file_of_a_package_imports_from_all_of_it(tmp_path, monkeypatch):
+    monkeypatch.delenv(sandbox.VARIABLE)
+    for folder in ("acme", "acme/kernels", "acme/tools"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "acme" / "tools" / "names.py").write_text("NAME = 'honest'\n")
+    file = tmp_path / "acme" / "kernels" / "own.py"
+    file.write_text("from acme.tools.names import NAME\n" + KERNEL.format(name="own", harm="pass"))
+    source = KernelSource.parse(str(file))
+
+    launcher = FreshProcesses(external_kernels.sandbox_of([source]).wrap)
+    (kernel,) = external_kernels.described(source, launcher=launcher)
+
+    assert kernel.spec.name.endswith(".own")
 
 
 def _has(path: Path, text: str) -> bool:
