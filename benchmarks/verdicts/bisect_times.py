@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from gate_times import SHAPES, changed, git, make_repository
-
-from flexq_bench.repository.provenance import ROOT
+from gate_times import SHAPES, changed, git, make_repository, timed
 
 
 def main() -> None:
@@ -46,17 +42,8 @@ def main() -> None:
             )
             git(folder, "commit", "--quiet", "--all", "--message", f"change {number}")
         case = f"acme.{given.kernel}-w6a8 gemm cold m16n{shape(given).replace('x', 'k')}"
-        began = time.monotonic()
-        ran = subprocess.run(
-            [
-                *(sys.executable, "-m", "flexq_bench", "bisect", case, "--project", str(folder)),
-                *("--good", "base", "--bad", "HEAD", *more),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        took = time.monotonic() - began
+        revisions = ("--good", "base", "--bad", "HEAD")
+        ran, took = timed("bisect", case, "--project", str(folder), *revisions, *more)
     sys.stdout.write(ran.stdout + ran.stderr[-2000:])
     named = ran.stdout.rstrip().endswith(f"change {culprit}")
     sys.stdout.write(

@@ -93,22 +93,23 @@ def make_repository(folder: Path, given: argparse.Namespace) -> None:
         git(folder, "commit", "--quiet", "--all", "--message", head)
 
 
+def timed(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Run a command of this program; return how it ended, and seconds."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "flexq_bench", *arguments]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return ran, time.monotonic() - began
+
+
 def gate(folder: Path, head: str, seed: int, more: list[str]) -> tuple[int, float, dict[str, Any]]:
     """Exit code, seconds, and the JSON report of a gate."""
     report = folder.parent / "report.json"
     report.unlink(missing_ok=True)
-    began = time.monotonic()
-    ran = subprocess.run(
-        [
-            *(sys.executable, "-m", "flexq_bench", "gate", "perf", "--base", "base"),
-            *("--head", head, "--project", str(folder), "--seed", str(seed)),
-            *("--db", str(folder.parent / "gates.sqlite"), "--json", str(report), *more),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    ran, took = timed(
+        *("gate", "perf", "--base", "base", "--head", head, "--project", str(folder)),
+        *("--seed", str(seed), "--db", str(folder.parent / "gates.sqlite")),
+        *("--json", str(report), *more),
     )
-    took = time.monotonic() - began
     if not report.exists():
         sys.stdout.write(ran.stderr[-2000:])
         return ran.returncode, took, {"headline": "no report", "cases": []}
