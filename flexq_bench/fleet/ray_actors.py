@@ -199,7 +199,6 @@ class RayActors(ABC):
 
         Raises InfrastructureError if the call fails; a Lost follows then.
         """
-
         actor = self._actor(worker)
         try:
             return answer_of(call(actor.handle, method, *arguments), timeout_s=self._times.start)

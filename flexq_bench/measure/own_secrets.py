@@ -17,7 +17,8 @@ from flexq_bench.measure.clean_environment import is_passed
 from flexq_bench.repository.descendants import marks_in
 
 _GET_DUMPABLE, _SET_DUMPABLE = 3, 4  # of prctl
-_ENVIRONMENT = slice(49, 51)  # fields of /proc/self/stat: start and end, from 0
+# Start and end: fields of /proc/self/stat after the program's name (proc(5): 50, 51).
+_ENVIRONMENT = slice(47, 49)
 
 
 @contextmanager
@@ -45,7 +46,7 @@ def _erase_first_environment() -> None:
         os.putenv(name, value)  # a copy elsewhere, to which the C library refers from now on
     # The name of the program, in brackets, may contain any bytes.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = map(int, fields[_ENVIRONMENT.start - 2 : _ENVIRONMENT.stop - 2])
+    start, end = map(int, fields[_ENVIRONMENT])
     position = start
     for variable in ctypes.string_at(start, end - start).split(b"\0"):
         name = os.fsdecode(variable.partition(b"=")[0])
