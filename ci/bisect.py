@@ -19,9 +19,8 @@ from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import CONFIDENCE
-from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.case import Case, kernel_label, stored_case
 from flexq_bench.workloads.errors import WorkloadError
-from flexq_bench.workloads.gemm import GemmWorkload
 
 # Of each bound of a step, at each stage.
 _CONFIDENCE = 1 - (1 - CONFIDENCE) / len(InterleaveRules().stages)
@@ -177,14 +176,9 @@ def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
     if not rows:
         raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
     (row,) = rows
-    case = Case(
-        row.kernel,
-        GemmWorkload(row.m, row.n, row.k),
-        variant=row.variant,
-        stage="linear" if row.stage == "linear" else "gemm",
-        cache="hot" if row.cache == "hot" else "cold",
-    )
-    return case, row.gpu
+    label = kernel_label(row.kernel, row.variant)
+    key = stored_case(label, row.stage, row.cache, row.operation, row.parameters)
+    return Case.from_key(key), row.gpu
 
 
 def device_uuid(device: str, gpu: str | None) -> str:

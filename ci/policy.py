@@ -34,6 +34,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import BeforeValidator, Field
+
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.data_files import (
     Amount,
@@ -55,8 +57,8 @@ from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.patterns import check_patterns, is_glob, matches_any, matches_any_gpu
 from flexq_bench.workloads.probes import is_probe
-from flexq_bench.workloads.ranges import check_sizes, in_sizes
-from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.ranges import check_sizes
+from flexq_bench.workloads.suite import Suite, has_value
 from flexq_bench.workloads.suites import Regimes, load_suite
 
 VERSION = 1
@@ -73,25 +75,46 @@ def _parse_shapes(texts: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
     return tuple(shapes)
 
 
+def _parse_parameters(value: object) -> object:
+    """Check a table of words or sizes, as `context = "1024:"`, `layout = "paged"`."""
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise FormError("a table of words or sizes by parameter", value)
+    for text in value.values():
+        if text[:1].isdigit():
+            check_sizes(text)
+    return value
+
+
+Parameters = Annotated[dict[str, str], BeforeValidator(_parse_parameters)]
 Patterns = Annotated[tuple[str, ...], parsed_texts(check_patterns)]
 
 
 class _Selection(DataTable):
-    """Cases on devices. gpus: globs of SKUs; shapes: (N, K); m: tokens; empty: all."""
+    """Cases on devices. gpus: globs of SKUs; empty: all.
+
+    operations: names or globs. shapes: (N, K); m: tokens. parameters: words or sizes by name; cases
+    of operations without one of these parameters are not selected.
+    """
 
     kernels: Patterns
     gpus: Texts = ()
     regimes: Regimes = ()
     shapes: Annotated[tuple[tuple[int, int], ...], parsed_texts(_parse_shapes)] = ()
     m: Annotated[str, parsed_text(check_sizes)] = ""
+    operations: Patterns = ()
+    parameters: Parameters = Field(default_factory=dict)
 
     def fits(self, case: Case) -> bool:
         """Return True if a case is selected, on a device that is (`is_on`)."""
+        values = dict(case.workload.values)
+        limits = self.parameters | ({"m": self.m} if self.m else {})
         return (
             matches_any(self.kernels, case.label)
             and (not self.regimes or case.regime in self.regimes)
-            and (not self.shapes or (case.gemm.n, case.gemm.k) in self.shapes)
-            and (not self.m or in_sizes(case.gemm.m, self.m))
+            and (not self.operations or matches_any(self.operations, case.operation))
+            and (not self.shapes or (values.get("n"), values.get("k")) in self.shapes)
+            and limits.keys() <= values.keys()
+            and all(has_value(limits, name, value) for name, value in values.items())
         )
 
     def is_on(self, gpus: Iterable[str]) -> bool:
@@ -103,6 +126,7 @@ class _Selection(DataTable):
         """Readable name, for example `abq-w2a8 4096x4096 m=1,8 sustained on *H200*`."""
         shapes = [f"{n}x{k}" for n, k in self.shapes]
         sizes = [f"m={self.m}"] if self.m else []
+        sizes += [*self.operations, *(f"{name}={text}" for name, text in self.parameters.items())]
         gpus = [f"on {','.join(self.gpus)}"] if self.gpus else []
         return " ".join((",".join(self.kernels), *shapes, *sizes, *self.regimes, *gpus))
 

@@ -28,6 +28,7 @@ from flexq_bench.db.records import (
     COMPARABLE_STATUSES,
     DECODE_STATUSES,
     GATE_OUTCOMES,
+    LINEAR,
     MODEL_KINDS,
     RUN_STATUSES,
     SCHEMA_VERSION,
@@ -65,6 +66,7 @@ _CHOICES = {
 }
 INT64 = range(-(2**63), 2**63)
 _NEW_FIELDS = ("parents", "branch")  # of a commit
+_OPERATION_FIELDS = ("operation", "parameters")
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
@@ -98,7 +100,7 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
             infos[key] = _without_new_fields(plain_value(value))
         elif item.name == "device":
             infos[DEVICE_KEY] = plain_value(value)
-        else:
+        elif item.name not in _OPERATION_FIELDS or getattr(record, "operation", LINEAR) != LINEAR:
             flat[item.name] = plain_value(value)
     return flat | infos
 
@@ -121,7 +123,9 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
             f"schema_version is {version!r}, this version reads {SCHEMA_VERSION}: "
             "export it again with a matching flexq-bench"
         )
-    values = dict(flat)
+    # Columns of a Parquet file are null for linear layers, whose files are those of before.
+    absent = {name for name in _OPERATION_FIELDS if flat.get(name) is None}
+    values = {name: value for name, value in flat.items() if name not in absent}
     owner = _record_type(values.pop(KIND_KEY, None))
     for name, (key, part) in NESTED.items():
         info = values.pop(key, None)

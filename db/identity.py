@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from flexq_bench.db.records import LINEAR
+
 
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces. Raises ValueError on NaN and infinities."""
@@ -19,6 +21,21 @@ def canonical_json(value: Any) -> str:
 def fingerprint(value: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the canonical JSON as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def series_key(identity: Mapping[str, Any]) -> str:
+    """Return the key of a series: the fingerprint of its identity (db.writer.series_identity).
+
+    Operations came later: series of linear layers, and of benchmarks of no operation, have the keys
+    that they had before, with the size 1 for none.
+    """
+    hashed = dict(identity)
+    operation, parameters = hashed.pop("operation", LINEAR), hashed.pop("parameters", "")
+    if not operation:
+        hashed |= {name: hashed[name] or 1 for name in "mnk"}
+    elif operation != LINEAR:
+        hashed |= {"operation": operation, "parameters": parameters}
+    return fingerprint(hashed)
 
 
 def name_uuid(name: str, *, kind: str = "") -> str:

@@ -6,6 +6,7 @@ database, and importing it twice changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,9 @@ COMPARABLE_STATUSES = ("ok", "noisy")
 TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
 
 EXTERNAL_BACKEND = "outside"  # of results measured by another tool, with its own protocol
+STATIC_BACKEND = "static"  # of metrics of the machine code
+
+LINEAR = "linear"  # the operation of results from before others existed
 
 RUN_STATUSES = (
     "running",  # started, not finished
@@ -93,7 +97,8 @@ class RunOwner:
 class Record:
     """One measurement of one case. Times in microseconds; None: not timed.
 
-    For metrics other than time, median_us and its interval are in the metric's unit.
+    For metrics other than time, median_us and its interval are in the metric's unit. m, n, k: of
+    linear layers; None: of another operation, whose parameters are the text `parameters`.
     """
 
     # identity of the measurement and of its series
@@ -108,9 +113,9 @@ class Record:
     metric: str  # "time", "sustained_time"; static: "registers", "spill_bytes" …
     unit: str  # "us"; "registers", "bytes", "warps" …
     direction: str  # "lower" | "higher": which way is better
-    m: int
-    n: int
-    k: int
+    m: int | None
+    n: int | None
+    k: int | None
     weight_bits: int
     act_bits: int
     group: int | None  # None: one scale per row, or no scales
@@ -164,6 +169,26 @@ class Record:
     project: str = ""  # tool or repository of an external result; empty: measured here
     # Sources of a kernel from outside of the repository; None: a kernel of the commit.
     source_hash: str | None = None
+    operation: str = LINEAR  # empty: a benchmark of another tool, of no known operation
+    parameters: str = ""  # `batch=1 heads=32`, in the operation's order; of LINEAR: m, n and k
+
+    def __post_init__(self) -> None:
+        # In files of earlier versions, what has no shape has the size 1.
+        has_no_shape = self.backend in (EXTERNAL_BACKEND, STATIC_BACKEND) and 1 in (self.n, self.k)
+        if self.operation == LINEAR and has_no_shape:
+            object.__setattr__(self, "operation", "")
+        sizes = {name: getattr(self, name) for name in "mnk"}
+        if not self.operation:
+            sizes = {name: None if size == 1 else size for name, size in sizes.items()}
+            for name, size in sizes.items():
+                object.__setattr__(self, name, size)
+        if self.operation in (LINEAR, ""):
+            object.__setattr__(self, "parameters", parameters_text(sizes))
+
+
+def parameters_text(values: Mapping[str, int | str | None]) -> str:
+    """Return parameters as `tokens=8 experts=128`; those that are None are left out."""
+    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
 ACCURACY_STATUSES = (

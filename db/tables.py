@@ -210,7 +210,12 @@ class Series(Base):
     """All that must be equal for two results to be comparable; hashed in identity_hash."""
 
     __tablename__ = "series"
-    __table_args__ = (Index(None, "kernel", "gpu"), Index(None, "gpu"), Index(None, "project"))
+    __table_args__ = (
+        Index(None, "kernel", "gpu"),
+        Index(None, "gpu"),
+        Index(None, "project"),
+        Index(None, "operation"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     identity_hash: Mapped[str] = mapped_column(unique=True)
@@ -223,9 +228,13 @@ class Series(Base):
     metric: Mapped[str]
     unit: Mapped[str]
     direction: Mapped[str]  # which way is better: lower, higher
-    m: Mapped[int] = mapped_column(BigInteger)
-    n: Mapped[int] = mapped_column(BigInteger)
-    k: Mapped[int] = mapped_column(BigInteger)
+    # Name of the operation; empty: a benchmark of another tool, of no known operation.
+    operation: Mapped[str] = mapped_column(server_default="linear")
+    parameters: Mapped[str] = mapped_column(server_default="")  # `batch=1 heads=32`; may be empty
+    # The parameters of linear layers, for filters. Null: another operation, or no such parameter.
+    m: Mapped[int | None] = mapped_column(BigInteger)
+    n: Mapped[int | None] = mapped_column(BigInteger)
+    k: Mapped[int | None] = mapped_column(BigInteger)
     weight_bits: Mapped[int] = mapped_column(BigInteger)
     act_bits: Mapped[int] = mapped_column(BigInteger)
     group: Mapped[int | None] = mapped_column(BigInteger)  # null: one scale per row, or no scales

@@ -18,7 +18,7 @@ from flexq_bench.db.dialects import insert_rows, lock_for_writing
 from flexq_bench.db.encoding import INT64
 from flexq_bench.db.errors import ConflictError, NotFoundError
 from flexq_bench.db.families import FAMILIES, column_values
-from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.identity import fingerprint, series_key
 from flexq_bench.db.lines import add_parents, place_commits
 from flexq_bench.db.records import (
     EXTERNAL_BACKEND,
@@ -56,7 +56,7 @@ _IDENTITY = tuple(
 def series_identity(record: Record) -> dict[str, Any]:
     """Return the fields that must be equal for two records to be comparable.
 
-    Their fingerprint is the key of the series. An empty project is left out, so that series from
+    `series_key` gives the key of the series. An empty project is left out, so that series from
     before projects existed keep their keys.
     """
     identity = {name: getattr(record, name) for name in _IDENTITY}
@@ -463,7 +463,7 @@ def _device_row(info: DeviceInfo) -> dict[str, Any]:
 
 
 def _series_row(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
+    return {_PROJECT: "", **identity, "identity_hash": series_key(identity)}
 
 
 def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
-from flexq_bench.workloads.operation import OperationWorkload
+from flexq_bench.workloads.operation import OperationWorkload, parse_values
 
 # "gemm", "linear": without and with the quantization of activations; "op": of other operations
 Stage = Literal["gemm", "linear", "op"]
@@ -32,6 +32,23 @@ def parse_kernel_label(label: str) -> tuple[str, str]:
     if match is None:
         raise WorkloadError(f"a kernel is written name or name[variant], got {label!r}")
     return match["kernel"], match["variant"] or ""
+
+
+def workload_of(operation: str, parameters: str) -> GemmWorkload | OperationWorkload:
+    """Return the workload of a stored series. Raises WorkloadError if there is none like it."""
+    values = dict(parse_values(parameters))
+    if operation != GemmWorkload.operation:
+        return OperationWorkload(operation, tuple(values.items()))
+    sizes = [values.get(name) for name in "mnk"]
+    if len(values) != len(sizes) or not all(isinstance(size, int) for size in sizes):
+        raise WorkloadError(f"a linear layer has m, n and k, got {parameters!r}")
+    return GemmWorkload(*sizes)  # type: ignore[arg-type]  # integers, as checked
+
+
+def stored_case(label: str, stage: str, cache: str, operation: str, parameters: str) -> str:
+    """Return the key of a stored result's case; of no known operation: its label and parameters."""
+    place = workload_of(operation, parameters).key if operation else parameters
+    return " ".join(filter(None, (label, stage, cache, place)))
 
 
 def kernel_label(kernel: str, variant: str) -> str:
@@ -73,6 +90,13 @@ class Case:
         if not isinstance(self.workload, GemmWorkload):
             raise WorkloadError(f"{self.label} computes {self.operation}, which is no GEMM")
         return self.workload
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Values that cases measured one after the other share: N and K of linear layers."""
+        if isinstance(self.workload, GemmWorkload):
+            return (self.workload.n, self.workload.k)
+        return (self.workload.operation, self.workload.values)
 
     @property
     def label(self) -> str:

@@ -300,6 +300,22 @@ def format_values(values: tuple[tuple[str, Value], ...], separator: str) -> str:
     return separator.join(f"{name}={value}" for name, value in values)
 
 
+def describe(operation: str, parameters: str) -> str:
+    """Return a workload for people: `M=1 N=4096 K=4096`, or `attention_decode batch=1 heads=32`.
+
+    operation empty: no known one.
+    """
+    if operation in ("linear", ""):
+        return parameters.upper()
+    return f"{operation} {parameters}".strip()
+
+
+def natural_order(parameters: str) -> tuple[tuple[bool, int, str], ...]:
+    """Return a key that sorts texts of parameters by their numbers."""
+    values = (value for _, value in parse_values(parameters))
+    return tuple((True, 0, v) if isinstance(v, str) else (False, v, "") for v in values)
+
+
 _declared: dict[str, Operation] = {}
 
 

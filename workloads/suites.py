@@ -12,24 +12,32 @@ shapes = ["256x1376"]                          # or, in place of models: N x K
 stages = ["gemm", "linear"]                    # default: gemm
 caches = ["cold", "hot"]                       # default: cold
 regimes = ["boost", "sustained"]               # default: boost
+
+[[cases]]                                      # of another operation; also a Cartesian product
+operation = "attention_decode"
+kernels = ["sdpa", "flash*"]
+parameters = {heads = [32], context = "1024:8192:x2"}  # sizes as of m, lists, or words
+model = "llama-7b"                             # optional label; also layer
+caches = ["cold", "hot"]                       # and regimes: as above
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Self, TypeVar, get_args
+from typing import Annotated, ClassVar, Self, TypeVar, get_args
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from flexq_bench.workloads.case import LINEAR_STAGES, CacheMode, Regime, Stage
 from flexq_bench.workloads.data_files import (
     AnyText,
     DataTable,
-    Entries,
+    FormError,
     Text,
     Texts,
     error_prefix,
@@ -40,13 +48,24 @@ from flexq_bench.workloads.data_files import (
     validated,
 )
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.model_spec import ModelSpec
 from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.operation import Operation
+from flexq_bench.workloads.operation import operation as known_operation
 from flexq_bench.workloads.patterns import check_patterns
 from flexq_bench.workloads.ranges import parse_ranges
-from flexq_bench.workloads.suite import Group, Shape, Suite, layer_shapes
+from flexq_bench.workloads.suite import (
+    Group,
+    OperationGroup,
+    Shape,
+    Suite,
+    combinations,
+    layer_shapes,
+    parameter_values,
+)
 
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
@@ -69,6 +88,9 @@ def _words(kind: str, names: tuple[str, ...], known: tuple[Word, ...]) -> tuple[
     return tuple(word for word in known if word in names)
 
 
+Caches = Annotated[
+    tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))
+]
 Regimes = Annotated[
     tuple[Regime, ...], parsed_texts(lambda names: _words("regime", names, get_args(Regime)))
 ]
@@ -89,9 +111,7 @@ class _GroupTable(DataTable):
     stages: Annotated[
         tuple[Stage, ...], parsed_texts(lambda names: _words("stage", names, LINEAR_STAGES))
     ] = ("gemm",)
-    caches: Annotated[
-        tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))
-    ] = ("cold",)
+    caches: Caches = ("cold",)
     regimes: Regimes = ("boost",)
 
     @model_validator(mode="after")
@@ -113,12 +133,67 @@ class _GroupTable(DataTable):
             return layer_shapes(self.models, self.layers or "fused")
 
 
+def _parameter_values(value: object) -> object:
+    """Parse a table of sizes and words by name. Raises WorkloadError."""
+    if not isinstance(value, dict) or not value:
+        raise FormError("a table of sizes or words by parameter", value)
+    return {name: _values(given) for name, given in value.items()}
+
+
+def _values(given: object) -> tuple[Value, ...]:
+    items = given if isinstance(given, list) else [given]
+    values: dict[Value, None] = {}
+    for item in items:
+        if type(item) is int:
+            values[item] = None
+        elif isinstance(item, str) and item:
+            values.update(dict.fromkeys(parameter_values(item)))
+        else:
+            raise FormError("sizes or words", given)
+    if not values:
+        raise FormError("sizes or words", given)
+    return tuple(values)
+
+
+class _CasesTable(DataTable):
+    """One entry of `[[cases]]` of a suite's file."""
+
+    NAME_KEY: ClassVar[str] = "operation"
+    operation: Annotated[Operation, parsed_text(known_operation)]
+    kernels: Annotated[tuple[str, ...], parsed_texts(check_patterns)]
+    parameters: Annotated[Mapping[str, tuple[Value, ...]], BeforeValidator(_parameter_values)]
+    model: AnyText = ""
+    layer: AnyText = ""
+    caches: Caches = ("cold",)
+    regimes: Regimes = ("boost",)
+
+    @model_validator(mode="after")
+    def _check_workloads(self) -> Self:
+        if self.operation.name == "linear":
+            raise WorkloadError("linear layers are a [[group]]")
+        self.group()
+        return self
+
+    def group(self) -> OperationGroup:
+        workloads = combinations(self.operation, self.parameters)
+        return OperationGroup(
+            self.kernels, workloads, self.caches, self.regimes, self.model, self.layer
+        )
+
+
 class _SuiteTable(DataTable):
     """A suite's file."""
 
     description: Text
     source: AnyText = ""
-    group: Entries[_GroupTable]
+    group: tuple[_GroupTable, ...] = ()
+    cases: tuple[_CasesTable, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_entries(self) -> Self:
+        if not (self.group or self.cases):
+            raise WorkloadError("it has no [[group]] and no [[cases]]: name kernels and shapes")
+        return self
 
 
 def list_suites() -> tuple[str, ...]:
@@ -151,7 +226,10 @@ def read_suite(file: Traversable) -> Suite:
         name=file.name.removesuffix(".toml"),
         description=table.description,
         source=table.source,
-        groups=tuple(group.group() for group in table.group),
+        groups=(
+            *(entry.group() for entry in table.group),
+            *(entry.group() for entry in table.cases),
+        ),
     )
 
 

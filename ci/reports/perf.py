@@ -12,6 +12,8 @@ from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.ci.reports.formats import JUnitCase, junit_xml, plain
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Verdict
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import describe, format_values
 
 SCHEMA_VERSION = 1
 # An HTML comment by which the next run finds the comment to replace.
@@ -139,9 +141,11 @@ def _change(finding: Finding) -> str:
 
 
 def _shape(finding: Finding) -> str:
-    """Format the shape as MxNxK."""
-    gemm = finding.case.gemm
-    return f"{gemm.m}x{gemm.n}x{gemm.k}"
+    """Format the shape as MxNxK, or the operation's parameters."""
+    workload = finding.case.workload
+    if isinstance(workload, GemmWorkload):
+        return f"{workload.m}x{workload.n}x{workload.k}"
+    return describe(workload.operation, format_values(workload.values, " "))
 
 
 def _lines(report: GateReport) -> Iterator[str]:

@@ -17,7 +17,7 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow, DecisionRow, RequestRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES
-from flexq_bench.errors import FlexqError
+from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.results.reproduction import case_of, is_reproducible
 from flexq_bench.sweeps.sweep import Sweep
@@ -142,11 +142,17 @@ def _requester_name(row: AlertRow) -> str:
 
 
 def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
-    """Return a sweep over the kernels, shapes and M of an alert's verdicts."""
-    shapes = sorted({(member.n, member.k) for member in members})
+    """Return a sweep over the kernels, shapes and M of an alert's verdicts.
+
+    Raises UsageError if they are of other operations than linear layers.
+    """
+    sizes = [(row.m, row.n, row.k) for row in members if row.m and row.n and row.k]
+    if not sizes:
+        raise UsageError("only linear layers are queued as sweeps: run the command below")
+    shapes = sorted({(n, k) for _, n, k in sizes})
     return Sweep(
         tuple(sorted({kernel_label(member.kernel, member.variant) for member in members})),
-        tuple(sorted({member.m for member in members})),
+        tuple(sorted({m for m, _, _ in sizes})),
         tuple(Shape(n, k, layer="", model="") for n, k in shapes),
     )
 

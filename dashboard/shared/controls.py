@@ -115,7 +115,7 @@ class Controls:
                 st.sidebar,
                 column,
                 label,
-                sorted(frame[column].unique().tolist()),
+                sorted(frame[column].dropna().unique().tolist()),
                 format_func=lambda value: str(value) or "(none)",
             )
             for column, label in columns.items()

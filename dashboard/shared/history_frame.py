@@ -10,6 +10,7 @@ import pandas as pd
 from flexq_bench.db.queries import EXTERNAL_BACKEND, HistoryPoint, SeriesName
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import describe
 
 # name: for display. series: id. label: kernel with its variant. place: index of the commit among
 # those of all series, oldest first. value, low, high: in one unit.
@@ -67,11 +68,12 @@ def series_name(series: SeriesName) -> str:
         series.backend == EXTERNAL_BACKEND
     ):  # of another tool, whose case parameters are in the variant
         cache = f" {series.cache}" if series.cache else ""
-        shape = f"M={series.m} N={series.n} K={series.k}"
+        shape = describe(series.operation, series.parameters)
+        shape = f" {shape}" if shape else ""
         metric = "" if series.metric == "time" else f", {series.metric}"
         unit = f"{metric} in {series.unit}, {series.direction} is better" if metric else ""
-        return f"{series.project}: {label} {shape}{cache}{unit}, {series.gpu} (by history alone)"
-    shape = f"M={series.m} N={series.n} K={series.k}"
+        return f"{series.project}: {label}{shape}{cache}{unit}, {series.gpu} (by history alone)"
+    shape = describe(series.operation, series.parameters)
     version = f"kernel {series.kernel_version}, protocol {series.protocol_version}"
     return f"{label} {shape} {series.stage} {series.cache}, {series.gpu} ({version})"
 

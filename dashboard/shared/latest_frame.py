@@ -8,10 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells
+from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells, typed
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, Filters, ResultRow
+from flexq_bench.db.records import LINEAR
 from flexq_bench.results.latest_rows import LatestRow, latest_rows
 from flexq_bench.results.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
@@ -49,14 +50,17 @@ class Latest:
         return BASELINE if BASELINE in self.labels else next(iter(self.labels), BASELINE)
 
 
-def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> Latest:
+def read_latest(
+    database: Database, gpu: str, *, regime: str, sweeps: bool, operation: str = LINEAR
+) -> Latest:
     """Return the newest accepted result of every series of a GPU, without probes, of one project.
 
-    regime: boost or sustained. sweeps: include one-off sweeps.
+    regime: boost or sustained. sweeps: include one-off sweeps. operation: a name.
     """
     with database.session() as session:
         filters = Filters(
             gpus=(gpu,),
+            operations=(operation,),
             without_triggers=() if sweeps else (SWEEP,),
             projects=(queries.main_project(session),),
         )
@@ -88,7 +92,7 @@ def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFr
 def frame_of(rows: Sequence[LatestRow[ResultRow]], baseline: str) -> pd.DataFrame:
     """Convert rows to a DataFrame, in their order."""
     types = COLUMNS | ADDED
-    return pd.DataFrame([_cells(row, baseline) for row in rows], columns=list(types)).astype(types)
+    return typed(pd.DataFrame([_cells(row, baseline) for row in rows], columns=list(types)), types)
 
 
 def _cells(row: LatestRow[ResultRow], baseline: str) -> dict[str, Any]:

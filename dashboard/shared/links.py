@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Protocol
 from urllib.parse import urlencode
 
 from flexq_bench.dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
@@ -20,6 +21,37 @@ def commit_url(sha: str) -> str | None:
     if not template or not _SHA.fullmatch(sha):
         return None
     return template.replace(PLACE_OF_SHA, sha)
+
+
+class HasPlace(Protocol):
+    """A result or series, as far as the history of its kernel goes."""
+
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def stage(self) -> str: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def parameters(self) -> str: ...
+    @property
+    def m(self) -> int | None: ...
+    @property
+    def n(self) -> int | None: ...
+    @property
+    def k(self) -> int | None: ...
+
+
+def history_address(row: HasPlace, **more: str) -> str:
+    """Return the URL of the history of a kernel at one shape. more: other parameters."""
+    if row.operation == "linear":
+        place = {"m": str(row.m), "shape": f"{row.n}x{row.k}"}
+    else:
+        place = {"operation": row.operation, "parameters": row.parameters}
+    of_kernel = {"kernel": row.kernel, "gpu": row.gpu, "stage": row.stage}
+    return page_address("history", **of_kernel, **place, **more)
 
 
 def page_address(page: str, **query: str) -> str:

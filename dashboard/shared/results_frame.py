@@ -16,17 +16,19 @@ from flexq_bench.stats.baseline import compare_with_baseline, half_width_percent
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
-# Units as in db.records.Record; _low and _high are ends of 95 % intervals. label: kernel with
-# variant. is_timed: the result is correct and has a time.
+# m, n, k: missing for operations other than linear. Units as in db.records.Record; _low and _high
+# are ends of 95 % intervals. label: kernel with variant. is_timed: the result is correct and has a time.
 COLUMNS = {
     "label": "str",
     "kernel": "str",
     "variant": "str",
     "model": "str",
     "layer": "str",
-    "m": "int64",
-    "n": "int64",
-    "k": "int64",
+    "operation": "str",
+    "parameters": "str",
+    "m": "Int64",
+    "n": "Int64",
+    "k": "Int64",
     "weight_bits": "int64",
     "stage": "str",
     "cache": "str",
@@ -72,7 +74,13 @@ def results_frame(results: Sequence[ResultRow], baseline: str) -> pd.DataFrame:
         for group in by_run
         for row in compare_with_baseline(group, baseline)
     ]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return typed(pd.DataFrame(rows, columns=list(COLUMNS)), COLUMNS)
+
+
+def typed(frame: pd.DataFrame, types: Mapping[str, str]) -> pd.DataFrame:
+    """Return a frame with columns of these types; sizes are plain integers if all are known."""
+    sizes = [name for name in "mnk" if frame[name].notna().all()]
+    return frame.astype({**types, **dict.fromkeys(sizes, "int64")})
 
 
 def as_csv(frame: pd.DataFrame) -> str:

@@ -10,10 +10,10 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.formatting import as_text, short_commit
 from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.db.records import LINEAR
 
 _STATUS_LABELS = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (
-    *("label", "model", "layer", "m", "n", "k"),
     *("median_us", "half_width_pct", "pct_of_floor", "tops", "speedup"),
     *("correct", "status", "commit", "gpu"),
 )
@@ -35,10 +35,25 @@ def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
     optional = [name for name in _IF_VARYING if frame[name].nunique() > 1]
     draw_table(
         table,
-        column_order=[*_ALWAYS, *optional, "created_at"],
+        column_order=[
+            "label",
+            "model",
+            "layer",
+            *shape_columns(frame),
+            *_ALWAYS,
+            *optional,
+            "created_at",
+        ],
         column_config=_columns(baseline),
         key="results-table",
     )
+
+
+def shape_columns(frame: pd.DataFrame) -> tuple[str, ...]:
+    """Return the columns of a results frame that give the shape: M, N and K of linear layers."""
+    if (frame["operation"] == LINEAR).all():
+        return ("m", "n", "k")
+    return ("operation", "parameters") if frame["operation"].nunique() > 1 else ("parameters",)
 
 
 def _columns(baseline: str) -> dict[str, Any]:
@@ -48,14 +63,19 @@ def _columns(baseline: str) -> dict[str, Any]:
         "m": column.NumberColumn("M", format="%d", help="tokens"),
         "n": column.NumberColumn("N", format="%d", help="output features"),
         "k": column.NumberColumn("K", format="%d", help="input features"),
+        "parameters": column.TextColumn("shape"),
         "median_us": column.NumberColumn("time µs", format="%.2f", help=_TIME_HELP),
         "half_width_pct": column.NumberColumn(
             "± %", format="%.2f", help="half the 95 % interval, in percent of the time"
         ),
         "pct_of_floor": column.NumberColumn(
-            "% of floor", format="%.1f", help="100 · time to read the packed weights / time"
+            "% of floor",
+            format="%.1f",
+            help="100 · time to read the packed weights, or all inputs that must be read / time",
         ),
-        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / time, 10¹²/s"),
+        "tops": column.NumberColumn(
+            "TOPS", format="%.2f", help="operations / time, 10¹²/s; 2·M·N·K of a GEMM"
+        ),
         "speedup": column.NumberColumn(
             f"× {baseline}",
             format="%.2f",

@@ -85,6 +85,7 @@ from flexq_bench.db.queries.results import (
     gpu_names,
     latest_results,
     newest_result_at,
+    operation_names,
     regimes_of,
     result_detail,
     results_at_commit,

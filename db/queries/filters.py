@@ -12,6 +12,17 @@ from sqlalchemy.orm import aliased
 from flexq_bench.db.queries.lines import is_on_main
 from flexq_bench.db.tables import Device, Measurement, Run, Series
 
+# Kernel, GPU, shape. Databases differ in the place of nulls.
+SERIES_ORDER: tuple[Any, ...] = (
+    Series.kernel,
+    Series.variant,
+    Series.gpu,
+    Series.operation,
+    *(column.nulls_first() for column in (Series.n, Series.k, Series.m)),
+    Series.parameters,
+    Series.id,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Filters:
@@ -32,6 +43,7 @@ class Filters:
     stages: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
     statuses: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
     m: tuple[int, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
@@ -49,6 +61,7 @@ class Filters:
                 (Series.gpu, self.gpus),
                 (Series.stage, self.stages),
                 (Series.cache, self.caches),
+                (Series.operation, self.operations),
                 (Series.m, self.m),
                 (Series.project, self.projects),
             )

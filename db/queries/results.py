@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
-from flexq_bench.db.queries.filters import Filters, is_latest_attempt
+from flexq_bench.db.queries.filters import SERIES_ORDER, Filters, is_latest_attempt
 from flexq_bench.db.queries.lines import is_on_main
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import TIME_METRICS
@@ -45,9 +45,11 @@ class ResultRow:
     gpu: str
     model: str
     layer: str
-    m: int
-    n: int
-    k: int
+    operation: str
+    parameters: str
+    m: int | None
+    n: int | None
+    k: int | None
     weight_bits: int
     act_bits: int
     status: str
@@ -187,6 +189,16 @@ def latest_results(
     return _newest_of_series(session, filters or Filters(), on_main, regime)
 
 
+def operation_names(session: Session, gpu: str) -> tuple[str, ...]:
+    """Return the operations that were timed on a SKU, sorted."""
+    query = (
+        select(Series.operation)
+        .where(Series.gpu == gpu, Series.metric.in_(TIME_METRICS.values()), Series.operation != "")
+        .distinct()
+    )
+    return tuple(sorted(session.scalars(query)))
+
+
 def gpu_names(session: Session) -> tuple[str, ...]:
     """Return all SKUs with timed series: GPUs before CPUs, then by name, without a table scan.
 
@@ -268,9 +280,7 @@ def _newest_of_series(
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
         .where(Series.metric == TIME_METRICS[regime], *filters.on_series())
-        .order_by(
-            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
-        )
+        .order_by(*SERIES_ORDER)
     )
     return rows_of(session, ResultRow, query)
 

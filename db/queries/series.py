@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.identity import fingerprint
-from flexq_bench.db.queries.filters import Filters
+from flexq_bench.db.queries.filters import SERIES_ORDER, Filters
 from flexq_bench.db.queries.lines import is_on_main, line_of
 from flexq_bench.db.queries.results import SWEEP
 from flexq_bench.db.queries.rows import columns_of, rows_of
@@ -51,9 +51,11 @@ class SeriesRow:
     metric: str
     unit: str
     direction: str
-    m: int
-    n: int
-    k: int
+    operation: str
+    parameters: str
+    m: int | None
+    n: int | None
+    k: int | None
     weight_bits: int
     act_bits: int
     group: int | None
@@ -77,9 +79,11 @@ class SeriesName:
     cache: str
     metric: str
     unit: str
-    m: int
-    n: int
-    k: int
+    operation: str
+    parameters: str
+    m: int | None
+    n: int | None
+    k: int | None
     protocol_version: int
     gpu: str
     project: str
@@ -127,7 +131,7 @@ class HistoryPoint:
 
 @dataclass(frozen=True, slots=True)
 class FilterValues:
-    """Options of each filter, sorted; models, layers and projects without the empty name."""
+    """Options of each filter, sorted, without the empty name."""
 
     suites: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -137,6 +141,7 @@ class FilterValues:
     stages: tuple[str, ...]
     caches: tuple[str, ...]
     statuses: tuple[str, ...]
+    operations: tuple[str, ...]
     m: tuple[int, ...]
     projects: tuple[str, ...]
 
@@ -155,18 +160,14 @@ def list_series(session: Session, filters: Filters | None = None) -> list[Series
         select(*columns_of(SeriesRow, Series, measurements=counts.c.measurements))
         .join(counts, counts.c.series_id == Series.id)
         .where(*filters.on_series())
-        .order_by(
-            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
-        )
+        .order_by(*SERIES_ORDER)
     )
     return rows_of(session, SeriesRow, query)
 
 
 def series_names(session: Session) -> list[SeriesName]:
     """Return all series, ordered by kernel, GPU, shape. Reads no measurement."""
-    query = select(*columns_of(SeriesName, Series)).order_by(
-        Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
-    )
+    query = select(*columns_of(SeriesName, Series)).order_by(*SERIES_ORDER)
     return rows_of(session, SeriesName, query)
 
 
@@ -350,7 +351,7 @@ def filter_values(session: Session) -> FilterValues:
 
     def distinct(column: Any) -> tuple[Any, ...]:
         values = session.scalars(select(column).distinct()).all()
-        return tuple(sorted(value for value in values if value != ""))
+        return tuple(sorted(value for value in values if value not in ("", None)))
 
     return FilterValues(
         suites=distinct(Run.suite),
@@ -361,6 +362,7 @@ def filter_values(session: Session) -> FilterValues:
         stages=distinct(Series.stage),
         caches=distinct(Series.cache),
         statuses=distinct(Measurement.status),
+        operations=distinct(Series.operation),
         m=distinct(Series.m),
         projects=distinct(Series.project),
     )

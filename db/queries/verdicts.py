@@ -14,8 +14,9 @@ from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
-from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.identity import series_key
 from flexq_bench.db.queries.commits import CommitRow, commit_columns
+from flexq_bench.db.queries.filters import SERIES_ORDER
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import (
     Alert,
@@ -78,9 +79,11 @@ class DecisionRow:
     stage: str
     cache: str
     gpu: str
-    m: int
-    n: int
-    k: int
+    operation: str
+    shape: str  # parameters of the series' operation
+    m: int | None
+    n: int | None
+    k: int | None
     metric: str
     unit: str
     direction: str
@@ -331,6 +334,7 @@ def _decisions(
                 base=base.sha,
                 head=Commit.sha,
                 head_order=Commit.position,
+                shape=Series.parameters,
             )
         )
         .select_from(Decision)
@@ -352,9 +356,11 @@ class NoiseRow:
     variant: str
     stage: str
     cache: str
-    m: int
-    n: int
-    k: int
+    operation: str
+    parameters: str
+    m: int | None
+    n: int | None
+    k: int | None
     gpu: str
     comparisons: int
     block_sigma: float | None
@@ -386,16 +392,14 @@ def aa_calibration(session: Session) -> list[NoiseRow]:
         select(*columns_of(NoiseRow, Noise, Series))
         .join(Series, Noise.series_id == Series.id)
         .where(_is_newest())
-        .order_by(
-            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
-        )
+        .order_by(*SERIES_ORDER)
     )
     return rows_of(session, NoiseRow, query)
 
 
 def noise_floors(session: Session, identities: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the noise floor (natural log) of each series identity; 0 if it is unknown."""
-    hashes = [fingerprint(identity) for identity in identities]
+    hashes = [series_key(identity) for identity in identities]
     query = (
         select(Series.identity_hash, Noise.noise_floor)
         .join(Series, Noise.series_id == Series.id)

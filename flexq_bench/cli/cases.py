@@ -7,7 +7,7 @@ from typing import Annotated
 
 from flexq_bench.cli.external import known_patterns
 from flexq_bench.cli.options import KernelsOption, case_option
-from flexq_bench.sweeps.text import split_names, split_sizes
+from flexq_bench.sweeps.text import parameter_limits, split_names, split_sizes
 from flexq_bench.workloads.suite import Suite
 
 
@@ -28,6 +28,13 @@ class CaseOptions:
     stage: Annotated[
         str | None, case_option(metavar="STAGES", help="Only gemm, or only linear.")
     ] = None
+    operation: Annotated[
+        str | None, case_option(metavar="NAMES", help="Only these operations: linear, …")
+    ] = None
+    parameter: Annotated[
+        list[str] | None,
+        case_option(metavar="NAME=VALUES", help="Only these parameters: heads=32, context=1024:."),
+    ] = None
     cache: Annotated[str | None, case_option(metavar="MODES", help="Only cold, or only hot.")] = (
         None
     )
@@ -37,11 +44,13 @@ class CaseOptions:
         split_sizes(self.m)
         for text in (self.models, self.kernels, self.layers, self.stage, self.cache):
             split_names(text)
+        split_names(self.operation)
+        parameter_limits(self.parameter)
 
     @property
     def is_empty(self) -> bool:
         """True if no option is given."""
-        return all(text is None for text in astuple(self))
+        return not any(value for value in astuple(self))
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
@@ -57,4 +66,6 @@ class CaseOptions:
             kernels=self.patterns,
             stages=split_names(self.stage),
             caches=split_names(self.cache),
+            operations=split_names(self.operation),
+            parameters=parameter_limits(self.parameter),
         )

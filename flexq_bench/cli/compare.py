@@ -233,7 +233,12 @@ def _cases(suite: Suite, device: str, kernels: Sequence[str]) -> tuple[Case, ...
     plan = build_plan(suite, backend, capability(torch_device), requested_kernels=kernels)
     labels = list(dict.fromkeys(case.label for case in plan.cases))
     # Without the probes that a plan adds: comparisons don't need them.
-    cases = tuple(case for case in suite.cases(labels) if kernels or not is_probe(case.kernel))
+    planned = set(plan.cases)
+    cases = tuple(
+        case
+        for case in suite.cases(labels)
+        if case in planned and (kernels or not is_probe(case.kernel))
+    )
     if not cases:
         raise UsageError(
             f"nothing to compare: all remaining cases of suite {suite.name} are probes"

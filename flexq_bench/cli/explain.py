@@ -21,7 +21,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.packages import require_extra
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.result_files import check_writable
-from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label, stored_case
 
 if TYPE_CHECKING:
     from flexq_bench.verdicts.evidence_plot import Panel
@@ -197,4 +197,4 @@ def _machine_code(entry: Explained) -> str:
 
 def _name(row: DecisionRow) -> str:
     label = kernel_label(row.kernel, row.variant)
-    return f"{label} {row.stage} {row.cache} m{row.m}n{row.n}k{row.k}"
+    return stored_case(label, row.stage, row.cache, row.operation, row.shape)

@@ -30,7 +30,7 @@ from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.urls import is_default, resolve_url
 from flexq_bench.errors import UsageError
-from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.case import kernel_label, stored_case
 from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.patterns import check_pattern, matches
@@ -57,7 +57,8 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="kernels, schemes, suites, models, devices, runs, series, noise or false-alarms."
+            help="kernels, operations, schemes, suites, models, devices, runs, series, noise or "
+            "false-alarms."
         ),
     ],
     backend: BackendOption = BackendChoice.AUTO,
@@ -86,7 +87,7 @@ def list_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List kernels, schemes, suites, models, devices, runs, series, noise or false alarms.
+    """List kernels, operations, schemes, suites, models, devices, runs, series, noise, alarms.
 
     --backend selects kernels; auto shows both. Kernels are shown by family, with the best stored
     share of the floor on this machine's device. Many series are shown only with a filter.
@@ -102,6 +103,7 @@ def list_(
             backend, only=adopted().all_labels if kernels_from and not every else ()
         ),
         "schemes": _schemes,
+        "operations": _operations,
         "suites": _suites,
         "models": _models,
         "devices": lambda: _devices(db),
@@ -224,6 +226,22 @@ def _suites() -> list[Row]:
             "description": suite.description,
         }
         for suite in map(load_suite, list_suites())
+    ]
+
+
+def _operations() -> list[Row]:
+    from flexq_bench.workloads.operation import operation, operation_names
+
+    return [
+        {
+            "operation": definition.name,
+            "parameters": {
+                parameter.name: parameter.summary for parameter in definition.parameters
+            },
+            "axes": list(definition.axes),
+            "description": definition.summary,
+        }
+        for definition in map(operation, operation_names())
     ]
 
 
@@ -386,7 +404,7 @@ def _noise(db: str | None) -> list[Row]:
 
 def _case_key(page: NoiseRow) -> str:
     label = kernel_label(page.kernel, page.variant)
-    return f"{label} {page.stage} {page.cache} m{page.m}n{page.n}k{page.k}"
+    return stored_case(label, page.stage, page.cache, page.operation, page.parameters)
 
 
 def _false_alarms(db: str | None, limit: int) -> list[Row]:

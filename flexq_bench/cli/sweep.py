@@ -33,12 +33,13 @@ from flexq_bench.errors import UsageError
 from flexq_bench.packages import require_extra
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
-from flexq_bench.sweeps.text import parse_sweep, split_names, split_sizes
+from flexq_bench.sweeps.text import operation_sweep, parse_sweep, split_names, split_sizes
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.model_spec import LayerShape
+from flexq_bench.workloads.operation import OperationWorkload
 from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.ranges import parse_lines
-from flexq_bench.workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.suite import Group, OperationGroup, Shape, Suite
 
 if TYPE_CHECKING:
     from flexq_bench.cli.measuring import RunOptions
@@ -61,6 +62,16 @@ def sweep(
     ] = None,
     n: Annotated[str | None, typer.Option(metavar="RANGES", help="Output features.")] = None,
     k: Annotated[str | None, typer.Option(metavar="RANGES", help="Input features.")] = None,
+    operation: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="An operation other than linear, with --parameter."),
+    ] = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUES", help="With --operation: heads=32, context=1024:8192:x2."
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A model's layers, not --n and --k."),
@@ -131,12 +142,20 @@ def sweep(
         True,
         opened,
     )
+    if parameter and operation is None:
+        raise UsageError("--parameter goes with --operation: flexq-bench list operations")
     if like is not None:
         if n is not None or k is not None or model is not None or config is not None or queue:
             raise UsageError(
                 "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
             )
         suite = _suite_like(like, patterns, _sizes("--m", m), db)
+    elif operation is not None:
+        if queue or any(value is not None for value in (m, n, k, model, config)):
+            raise UsageError(
+                "--operation has --parameter: drop --m, --n, --k, --model, --config and --queue"
+            )
+        suite = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
     else:
         config_layers = () if config is None else _layers_of_config(config, layers)
         shapes = parse_sweep(
@@ -197,10 +216,13 @@ def _suite_like(
         names = {
             (row.n, row.k): Shape(row.n, row.k, row.layer, row.model)
             for row in queries.run_results(session, run.uuid)
+            if row.n is not None and row.k is not None
         }
     cases = [case for case in map(Case.from_key, run.plan) if not is_probe(case.kernel)]
     if not cases:
         raise UsageError(f"run {run.uuid[:8]} planned no kernel: there is nothing to be like")
+    others = [case for case in cases if isinstance(case.workload, OperationWorkload)]
+    cases = [case for case in cases if case not in set(others)]
     sizes: dict[tuple[object, ...], set[int]] = defaultdict(set)
     for case in cases:
         sizes[_all_but_m(case)].add(case.gemm.m)
@@ -215,7 +237,15 @@ def _suite_like(
         )
         for case in cases
     )
-    return Suite("sweep", f"like run {run.uuid[:8]} of {run.suite}", "", tuple(groups))
+    other_groups = dict.fromkeys(
+        OperationGroup(
+            tuple(kernels or (case.label,)), (case.workload,), (case.cache,), (case.regime,)
+        )
+        for case in others
+        if m is None and isinstance(case.workload, OperationWorkload)
+    )
+    description = f"like run {run.uuid[:8]} of {run.suite}"
+    return Suite("sweep", description, "", (*tuple(groups), *tuple(other_groups)))
 
 
 def _all_but_m(case: Case) -> tuple[object, ...]:

@@ -191,7 +191,7 @@ def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
     definitions: dict[str, dict[str, Any]] = {}
     for record in comparable(records):
         formats = _formats_of(record)
-        if formats is None:
+        if formats is None or record.m is None or record.n is None or record.k is None:
             continue
         definition = _definition(record.n, record.k, *formats)
         name = definition["name"]
@@ -303,7 +303,7 @@ def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
         return None
     formats = (spec.activation, spec.weight)
     known = spec.version == record.kernel_version
-    divisible = all(record.k % (fmt.group or record.k) == 0 for fmt in formats)
+    divisible = all((record.k or 0) % (fmt.group or record.k or 1) == 0 for fmt in formats)
     return formats if known and divisible and all(fmt.kind in _KINDS for fmt in formats) else None
 
 

@@ -9,7 +9,7 @@ from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
-Shape = tuple[int, int] | tuple[str, str]
+Shape = tuple[object, ...]
 _FLOOR_S = 1.0  # approximate time of measuring a floor
 
 
@@ -33,7 +33,7 @@ class Job:
         """Shape of the weights; of a comparison its commits, which are built once on a node."""
         if isinstance(self.task, CompareJob):
             return (self.task.base, self.task.head)
-        return (self.task.gemm.n, self.task.gemm.k)
+        return self.task.shape
 
     @property
     def name(self) -> str:

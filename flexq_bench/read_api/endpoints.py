@@ -91,8 +91,11 @@ _UUID = Parameter("uuid", "uuid, or a prefix of it", in_path=True)
 _SERIES = (
     Parameter("kernel", "name without variant"),
     Parameter("gpu", "SKU"),
-    Parameter("stage", "gemm: GEMM only; linear: including activation quantization"),
-    Parameter("m", "tokens", int, least=1),
+    Parameter(
+        "stage", "gemm: GEMM only; linear: including activation quantization; op: other operations"
+    ),
+    Parameter("operation", "name, as linear or attention_decode"),
+    Parameter("m", "tokens of linear layers", int, least=1),
 )
 _STATES = ("open", "all", *ALERT_STATES[1:])
 
@@ -103,6 +106,7 @@ ENDPOINTS = (
     Endpoint(
         "/v1/series", "listSeries", "all series", responses.series_list, responses.SeriesList,
         (*_SERIES, Parameter("variant", "variant of the kernel"),
+         Parameter("parameters", "of the operation, as `batch=1 heads=32`"),
          Parameter("n", "output features", int, least=1),
          Parameter("k", "input features", int, least=1), *_PAGE),
     ),

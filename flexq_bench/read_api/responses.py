@@ -116,7 +116,7 @@ def status(session: Session, parameters: Parameters) -> Status:
 
 
 def series_list(session: Session, parameters: Parameters) -> SeriesList:
-    names = ("kernel", "variant", "gpu", "stage", "m", "n", "k")
+    names = ("kernel", "variant", "gpu", "stage", "operation", "parameters", "m", "n", "k")
     filters = {name: parameters[name] for name in names if name in parameters}
     matching = [
         series
@@ -175,6 +175,7 @@ def latest_results(session: Session, parameters: Parameters) -> ResultList:
         kernels=_values_of(parameters, "kernel"),
         gpus=_values_of(parameters, "gpu"),
         stages=_values_of(parameters, "stage"),
+        operations=_values_of(parameters, "operation"),
         m=_values_of(parameters, "m"), suites=_values_of(parameters, "suite"),
         without_triggers=() if parameters.get("sweeps") else (queries.SWEEP,),
         projects=(queries.main_project(session),),

@@ -17,6 +17,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.results.stored_comparison import StoredComparison
 from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import describe, format_values
 
 _STYLES = {
     Verdict.SLOWER: "bold red",
@@ -145,21 +146,20 @@ def stored_as_plain(result: StoredComparison) -> dict[str, Any]:
 
 def _table(*last: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("kernel", "layer", "stage"):
+    for name in ("kernel", "layer", "stage", "shape"):
         table.add_column(name, no_wrap=True)
-    for name in ("M", "N", "K", "base µs", "head µs", "change", *last):
+    for name in ("base µs", "head µs", "change", *last):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     return table
 
 
 def _case_cells(case: Case) -> list[str]:
-    gemm = case.gemm
     return [
         case.label,
         f"{case.model} {case.layer}".strip(),
         case.stage if case.cache == "cold" else f"{case.stage} {case.cache}",
-        *(str(size) for size in (gemm.m, gemm.n, gemm.k)),
+        describe(case.operation, format_values(case.workload.values, " ")),
     ]
 
 

@@ -15,7 +15,7 @@ from flexq_bench.results.stored_comparison import (
 )
 from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.stats import Interval
-from flexq_bench.stats.baseline import floor_share, time_of
+from flexq_bench.stats.baseline import floor_share, shape_key, time_of
 from flexq_bench.stats.run_noise import with_run_noise
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import floor_kernel, is_probe
@@ -61,7 +61,9 @@ def latest_rows(
         time = time_of(probe)
         if is_probe(probe.kernel) and time is not None:
             floors[_floor_key(probe, probe.kernel)].append(time)
-    ordered = sorted(newest, key=lambda r: (r.n, r.k, r.stage, r.cache, r.regime or "", r.m))
+    ordered = sorted(
+        newest, key=lambda r: (shape_key(r), r.stage, r.cache, r.regime or "", r.m or 0)
+    )
 
     def row(result: R) -> LatestRow[R]:
         time, source = time_of(result), noise.source(result.series_id)
@@ -85,4 +87,5 @@ def latest_rows(
 
 
 def _floor_key(result: StoredResult, kernel: str) -> object:
-    return (result.run, result.gpu, result.n, result.k, result.cache, result.regime or "", kernel)
+    place = (result.run, result.gpu, result.cache, result.regime or "", kernel)
+    return (*place, shape_key(result))

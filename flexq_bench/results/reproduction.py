@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.verdicts import history_verdict
-from flexq_bench.workloads.case import Case, kernel_label
+from flexq_bench.workloads.case import Case, kernel_label, stored_case
 from flexq_bench.workloads.suites import list_suites, load_suite
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
     compare = command(
         *("compare", decision.base[:_SHA], decision.head[:_SHA]),
         *(project or ("--kind", "commits")),
-        *(*place, "--kernels", label, "--m", str(decision.m)),
+        *(*place, "--kernels", label, *(() if decision.m is None else ("--m", str(decision.m)))),
         *("--stage", decision.stage, "--cache", decision.cache, *arguments),
     )
     commits = ("--good", alert.good.sha[:_SHA], "--bad", alert.bad.sha[:_SHA])
@@ -60,9 +60,8 @@ def is_reproducible(decision: DecisionRow) -> bool:
 def case_of(decision: DecisionRow) -> Case:
     """The decision's case."""
     label = kernel_label(decision.kernel, decision.variant)
-    return Case.from_key(
-        f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
-    )
+    place = (decision.stage, decision.cache, decision.operation, decision.shape)
+    return Case.from_key(stored_case(label, *place))
 
 
 def project_arguments(alert: AlertRow) -> tuple[str, ...]:

@@ -120,14 +120,14 @@ def bases_of(
     return lambda r: in_run.get((r.run, *place_of(r))) or newest.get(place_of(r))
 
 
-Place = tuple[str, str, str, str, int, int, int, int]
+Place = tuple[str, str, str, str, int, str, str]
 
 
 def place_of(result: StoredResult) -> Place:
     """Return the values that must be equal for the times of two kernels to be compared."""
     regime = result.regime or ""  # protocol 1 had no regimes
     path = (result.gpu, result.stage, result.cache, regime)
-    return (*path, result.protocol_version, result.m, result.n, result.k)
+    return (*path, result.protocol_version, result.operation, result.parameters)
 
 
 def newest_of_cases(results: Iterable[R]) -> list[R]:

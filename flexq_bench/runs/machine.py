@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from flexq_bench.db.records import TIME_METRICS, DeviceInfo
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import format_values
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Machine:
         from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
         from flexq_bench.measure.subject import PROBE_DISTRIBUTION
 
+        gemm = case.workload if isinstance(case.workload, GemmWorkload) else None
         spec = resolve(case.label, self.backend).spec
         protocol = PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA
         return {
@@ -48,9 +51,9 @@ class Machine:
             "metric": TIME_METRICS[case.regime],
             "unit": "us",
             "direction": "lower",
-            "m": case.gemm.m,
-            "n": case.gemm.n,
-            "k": case.gemm.k,
+            "operation": case.operation,
+            "parameters": format_values(case.workload.values, " "),
+            **{name: None if gemm is None else getattr(gemm, name) for name in "mnk"},
             "weight_bits": spec.weight.bits,
             "act_bits": spec.activation.bits,
             "group": spec.weight.group,

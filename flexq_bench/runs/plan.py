@@ -13,7 +13,13 @@ from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.names import listed, nearest_first
 from flexq_bench.workloads.patterns import is_glob
-from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
+from flexq_bench.workloads.probes import (
+    EMPTY_KERNEL,
+    OPERATION_FLOOR_BITS,
+    floor_gemm,
+    floor_kernel,
+    is_probe,
+)
 from flexq_bench.workloads.suite import Shape, Suite
 
 _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
@@ -54,7 +60,7 @@ def build_plan(
     for pattern in requested_kernels:
         _check_exists(pattern, backend)
     offered = offered_labels(suite, backend, capability, requested_kernels=requested_kernels)
-    cases = _in_own_stages(suite.cases(offered), backend)
+    cases = fitting(suite.cases(offered), backend)
     skipped = suite.unmatched(offered)
     if not cases:
         raise UsageError(_nothing_left(suite, backend, skipped))
@@ -84,16 +90,18 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
     available = registry.labels(backend)
     planned = dict.fromkeys(cases)
     probes: dict[Case, None] = {}
+    place: dict[Case, tuple[object, ...]] = {}  # of floors: the shape that they are measured with
     if EMPTY_KERNEL in available and not any(case.kernel == EMPTY_KERNEL for case in cases):
         probes[Case(EMPTY_KERNEL, _EMPTY_SHAPE)] = None
     for case in cases:
         floor = _floor_of(case, backend)
         if floor is not None and floor.label in available and floor not in planned:
             probes.setdefault(floor)
-    position = {shape: i for i, shape in enumerate(dict.fromkeys(map(_shape, cases)))}
+            place.setdefault(floor, case.shape)
+    position = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
 
     def order(case: Case) -> tuple[int, bool]:
-        return (position.get(_shape(case), -1), not is_probe(case.kernel))
+        return (position.get(place.get(case, case.shape), -1), not is_probe(case.kernel))
 
     return tuple(sorted((*probes, *planned), key=order))
 
@@ -103,30 +111,37 @@ def cases_of_keys(keys: Iterable[str], shapes: Iterable[Shape]) -> tuple[Case, .
 
     Raises WorkloadError for an invalid key.
     """
-    names: dict[tuple[int, int], Shape] = {}
+    names: dict[tuple[object, ...], Shape] = {}
     for shape in shapes:
         names.setdefault((shape.n, shape.k), shape)
     cases = []
     for case in map(Case.from_key, keys):
-        shape = names.get(_shape(case), Shape(case.gemm.n, case.gemm.k, layer=""))
-        cases.append(replace(case, model=shape.model, layer=shape.layer))
+        named = names.get(case.shape)
+        if named is not None:
+            case = replace(case, model=named.model, layer=named.layer)
+        cases.append(case)
     return tuple(cases)
-
-
-def _shape(case: Case) -> tuple[int, int]:
-    return (case.gemm.n, case.gemm.k)
 
 
 def _floor_of(case: Case, backend: Backend) -> Case | None:
     spec = _spec(case.label, backend)
-    if spec is None or not spec.reads_weights or is_probe(spec.name):
+    if spec is None or is_probe(spec.name):
+        return None
+    is_linear = case.operation == "linear"
+    if is_linear and not spec.reads_weights:
+        return None
+    gemm = floor_gemm(case.workload, {"weight": spec.weight, "activation": spec.activation})
+    if gemm is None:
         return None
     kernel, variant = parse_kernel_label(
-        floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
+        floor_kernel(
+            spec.weight.bits if is_linear else OPERATION_FLOOR_BITS,
+            overlaps=spec.overlaps_launches,
+        )
     )
     return Case(
         kernel,
-        GemmWorkload(1, case.gemm.n, case.gemm.k),
+        gemm,
         variant=variant,
         cache=case.cache,
         regime=case.regime,
@@ -142,12 +157,16 @@ def _spec(label: str, backend: Backend) -> KernelSpec | None:
         return None
 
 
-def _in_own_stages(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
-    """Leave out the stages that an external kernel lacks, because suites are made for our kernels.
+def fitting(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
+    """Leave out operations that a kernel doesn't compute, and stages that an external kernel lacks.
 
-    A kernel that has none of the suite's stages keeps its cases; their results report this.
+    Suites are made for our kernels, and their globs match kernels of any operation. A kernel that
+    has none of the suite's stages keeps its cases; their results report this.
     """
     specs = {label: _spec(label, backend) for label in {case.label for case in cases}}
+    # A kernel whose package is missing has no specification; its result reports that.
+    computes = {label: getattr(spec, "operation", "linear") for label, spec in specs.items()}
+    cases = [c for c in cases if specs[c.label] is None or computes[c.label] == c.operation]
 
     def lacks_stage(case: Case) -> bool:
         spec = specs[case.label]

@@ -13,6 +13,8 @@ from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import format_values
 from flexq_bench.workloads.probes import is_probe
 
 _OPERATIONS_A_TERA = 1e12
@@ -69,7 +71,8 @@ def build_record(
     timed at a valid clock, and no other process used the GPU. A result that can't be stored (a NUL
     in a text, a time that is not finite) becomes a failed one with the reason.
     """
-    operations = None if is_probe(case.kernel) else case.gemm.operations
+    operations = None if is_probe(case.kernel) else case.workload.operations
+    gemm = case.workload if isinstance(case.workload, GemmWorkload) else None
     measured = _noisy_if_shared(measured)
     record = Record(
         uuid=record_uuid(run.uuid, case.key, attempt, repetition),
@@ -83,9 +86,9 @@ def build_record(
         metric=TIME_METRICS[measured.regime],
         unit="us",
         direction="lower",
-        m=case.gemm.m,
-        n=case.gemm.n,
-        k=case.gemm.k,
+        m=None if gemm is None else gemm.m,
+        n=None if gemm is None else gemm.n,
+        k=None if gemm is None else gemm.k,
         weight_bits=measured.weight_bits,
         act_bits=measured.act_bits,
         group=measured.group,
@@ -129,6 +132,8 @@ def build_record(
         launch_j=measured.launch_j,
         source_hash=measured.source_hash,
         project=commit.project,
+        operation=case.operation,
+        parameters=format_values(case.workload.values, " "),
     )
     return _storable(record)
 
@@ -184,8 +189,8 @@ def percent_of_floor(floor_us: float | None, median_us: float | None) -> float |
     return 100.0 * floor_us / median_us
 
 
-def tera_operations(operations: int | None, median_us: float | None) -> float | None:
-    """10^12 operations per second. None: a probe, or never timed."""
+def tera_operations(operations: float | None, median_us: float | None) -> float | None:
+    """10^12 operations per second. None: not counted, or never timed."""
     if operations is None or not median_us:
         return None
     return operations / _OPERATIONS_A_TERA / (median_us / _US_A_SECOND)

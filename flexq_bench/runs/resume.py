@@ -93,7 +93,8 @@ def _name(sha: str, dirty: bool) -> str:
 def _shapes_with_names(suite_name: str, results: Sequence[queries.ResultRow]) -> Iterator[Shape]:
     """Yield the run's shapes with model and layer names, which stored keys don't contain."""
     for result in results:
-        yield Shape(result.n, result.k, result.layer, result.model)
+        if result.n is not None and result.k is not None:
+            yield Shape(result.n, result.k, result.layer, result.model)
     with suppress(WorkloadError):  # a sweep, or a suite file that has moved
         yield from load_suite(suite_name).shapes
     for model in dict.fromkeys(result.model for result in results if result.model):

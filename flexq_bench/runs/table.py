@@ -11,8 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from flexq_bench.db.records import Record
-from flexq_bench.stats.baseline import BASELINE, Result, Row, common_speedups, half_width_percent
+from flexq_bench.stats.baseline import (
+    BASELINE,
+    Result,
+    Row,
+    common_speedups,
+    half_width_percent,
+    shape_key,
+)
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import describe
 from flexq_bench.workloads.probes import EMPTY_KERNEL, is_probe
 from flexq_bench.workloads.published import PublishedValue
 
@@ -29,12 +37,15 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
     table.add_column("layer", no_wrap=True, max_width=26)
     table.add_column("stage", no_wrap=True)
     over = (f"× {BASELINE}",) if with_speedup else ()
-    for name in ("M", "N", "K", "time µs", "± %", "% of floor", *over):
+    sizes = all(row.result.operation == "linear" for row in rows)
+    if not sizes:
+        table.add_column("shape", no_wrap=True)
+    for name in (*(("M", "N", "K") if sizes else ()), "time µs", "± %", "% of floor", *over):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("correct", no_wrap=True)
     for i, row in enumerate(rows):
-        ends_shape = i + 1 == len(rows) or _shape(rows[i + 1].result) != _shape(row.result)
-        cells = _cells(row)
+        ends_shape = i + 1 == len(rows) or shape_key(rows[i + 1].result) != shape_key(row.result)
+        cells = _cells(row, sizes=sizes)
         if not with_speedup:
             del cells[_SPEEDUP]
         style = "dim" if is_probe(row.result.kernel) else ""
@@ -84,21 +95,24 @@ def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
         r = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         label = kernel_label(r.kernel, r.variant)
-        where = f"{label} {r.stage} {r.cache} M={r.m} N={r.n} K={r.k}{more}"
+        where = f"{label} {r.stage} {r.cache} {describe(r.operation, r.parameters)}{more}"
         lines.append(f"{status}: {where}: {detail}")
     if len(by_reason) > limit:
         lines.append(f"… and {len(by_reason) - limit} other problems: the dashboard lists them")
     return lines
 
 
-def _cells(row: Row[Result]) -> list[str | Text]:
+def _cells(row: Row[Result], *, sizes: bool) -> list[str | Text]:
     r = row.result
+    shape = [
+        "–" if is_probe(r.kernel) else str(r.m),
+        *(("–", "–") if r.kernel == EMPTY_KERNEL else (str(r.n), str(r.k))),
+    ]
     return [
         kernel_label(r.kernel, r.variant),
         f"{r.model} {r.layer}".strip(),
         r.stage if r.cache == "cold" else f"{r.stage} {r.cache}",
-        "–" if is_probe(r.kernel) else str(r.m),
-        *(("–", "–") if r.kernel == EMPTY_KERNEL else (str(r.n), str(r.k))),
+        *(shape if sizes else [describe(r.operation, r.parameters)]),
         _number(r.median_us),
         _number(half_width_percent(r), digits=2),
         "" if is_probe(r.kernel) or r.pct_of_floor is None else f"{r.pct_of_floor:.1f}",
@@ -118,10 +132,6 @@ def _verdict(result: Result) -> Text:
     if result.regime == "sustained":
         words.append("sustained")
     return Text(", ".join(words), style="green")
-
-
-def _shape(result: Result) -> tuple[int, int]:
-    return (result.n, result.k)
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -6,15 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import natural_order
 from flexq_bench.workloads.probes import calibrates, floor_kernel, is_probe
 
 BASELINE = "cublaslt-w8a8"
 
-_Group = tuple[int, int, str, str, str, str, int]
+_Group = tuple[object, ...]
 
 
 class Result(Protocol):
@@ -35,11 +36,15 @@ class Result(Protocol):
     @property
     def layer(self) -> str: ...
     @property
-    def m(self) -> int: ...
+    def operation(self) -> str: ...
     @property
-    def n(self) -> int: ...
+    def parameters(self) -> str: ...
     @property
-    def k(self) -> int: ...
+    def m(self) -> int | None: ...
+    @property
+    def n(self) -> int | None: ...
+    @property
+    def k(self) -> int | None: ...
     @property
     def weight_bits(self) -> int: ...
     @property
@@ -131,7 +136,8 @@ def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) ->
         ):
             times[label][_group(result)] = time.estimate
     common = times[kernel].keys() & times[baseline].keys()
-    return [times[baseline][group] / times[kernel][group] for group in sorted(common)]
+    ordered: Any = sorted(common)
+    return [times[baseline][group] / times[kernel][group] for group in ordered]
 
 
 def time_of(result: Result) -> Interval | None:
@@ -170,11 +176,21 @@ def floor_share(result: Result, time: Interval, probed: Sequence[Interval]) -> I
     return Interval(100 * ratio.estimate, 100 * ratio.low, 100 * ratio.high)
 
 
-def _group(result: Result) -> _Group:
-    place = _place(result)
-    return (*place[:2], result.stage, *place[2:], result.m)
+def shape_key(result: Result) -> tuple[object, ...]:
+    """Return a key, for sorting, of results that belong together: N and K of linear layers.
+
+    For other operations these are all parameters.
+    """
+    if result.operation == "linear":
+        return (False, "", result.n or 0, result.k or 0, ())
+    return (True, result.operation, 0, 0, natural_order(result.parameters))
 
 
-def _place(result: Result) -> tuple[int, int, str, str, str]:
+def _group(result: Result) -> Any:
+    key, *place = _place(result)
+    return (key, result.stage, *place, result.m or 0)
+
+
+def _place(result: Result) -> tuple[object, ...]:
     """Return the key of the results that share a floor. Results of protocol 1 have no regime."""
-    return (result.n, result.k, result.cache, result.regime or "", result.gpu)
+    return (shape_key(result), result.cache, result.regime or "", result.gpu)

@@ -61,7 +61,7 @@ def _panels(results: Sequence[ResultRow]) -> dict[str, dict[str, _Points]]:
     """Points by panel title and kernel label, in the order of the results."""
     panels: dict[str, dict[str, _Points]] = defaultdict(lambda: defaultdict(list))
     for row in results:
-        if row.median_us is None or is_probe(row.kernel):
+        if row.median_us is None or row.m is None or is_probe(row.kernel):
             continue
         name = f"{row.model} {row.layer}".strip()
         title = f"{name} N={row.n} K={row.k} {row.stage} {row.cache} {row.gpu}".strip()

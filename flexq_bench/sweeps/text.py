@@ -13,9 +13,18 @@ from itertools import product
 from flexq_bench.errors import UsageError
 from flexq_bench.sweeps.sweep import CACHES, STAGES, Sweep, check_cases, select_words
 from flexq_bench.workloads.models import get_model
+from flexq_bench.workloads.operation import operation
 from flexq_bench.workloads.patterns import is_glob
-from flexq_bench.workloads.ranges import parse_ranges
-from flexq_bench.workloads.suite import MAX_CASES, Shape, layer_shapes
+from flexq_bench.workloads.ranges import check_sizes, parse_ranges
+from flexq_bench.workloads.suite import (
+    MAX_CASES,
+    OperationGroup,
+    Shape,
+    Suite,
+    combinations,
+    layer_shapes,
+    parameter_values,
+)
 
 _ALL_KERNELS = ("*",)
 _SIZES = (1, 2, 4, 8, 16)
@@ -81,6 +90,48 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     if not names:
         raise UsageError(f"{text!r} names nothing: name one or more, or leave the option out")
     return names
+
+
+def parameter_limits(texts: Sequence[str] | None) -> dict[str, str] | None:
+    """Parse texts such as `context=1024:8192:x2` or `layout=paged`, one per parameter.
+
+    None: not given. Raises UsageError for a text of another form or a repeated name, WorkloadError
+    for invalid sizes.
+    """
+    if not texts:
+        return None
+    limits: dict[str, str] = {}
+    for text in texts:
+        name, _, values = (part.strip() for part in text.partition("="))
+        if not name or not values or name in limits:
+            raise UsageError(f"{text!r:.60} is no parameter: write name=values, each name once")
+        if values[0].isdigit():
+            check_sizes(values)
+        limits[name] = values
+    return limits
+
+
+def operation_sweep(
+    name: str,
+    parameters: Sequence[str] | None,
+    *,
+    kernels: Sequence[str] | None,
+    cache: str,
+) -> Suite:
+    """Parse a sweep of an operation other than linear: every kernel at all combinations.
+
+    kernels: labels or globs; None: all. parameters: as of `parameter_limits`; those with a default
+    may be left out. Raises UsageError or WorkloadError.
+    """
+    definition = operation(name)
+    if name == "linear":
+        raise UsageError("linear layers have --m, --n and --k, or --model: leave out --operation")
+    limits = parameter_limits(parameters) or {}
+    values = {given: parameter_values(text) for given, text in limits.items()}
+    workloads = combinations(definition, values)
+    caches = select_words("cache", split_names(cache) or (), CACHES)
+    group = OperationGroup(tuple(kernels or _ALL_KERNELS), workloads, caches)
+    return Suite("sweep", f"{name} at parameters that a person chose", "", (group,))
 
 
 def split_sizes(text: str | None) -> tuple[int, ...] | None:

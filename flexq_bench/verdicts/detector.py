@@ -13,6 +13,7 @@ from flexq_bench.verdicts.confirmation import Confirmation, confirm, confirm_tog
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
 from flexq_bench.workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.probes import floor_kernel, is_probe
 
 
@@ -133,14 +134,14 @@ def _anchors_of(
 ) -> tuple[float | None, float | None]:
     """Changes of the floor and of the baseline kernel between the same commits, at this shape."""
     case = compared.case
-    if is_probe(case.kernel):
+    if is_probe(case.kernel) or not isinstance(case.workload, GemmWorkload):
         return None, None
     baseline = replace(case, kernel=BASELINE, variant="")
     commits = (compared.base, compared.head)
     floors = []
     for overlaps in (True, False):  # the floor of our kernels first
         kernel, variant = parse_kernel_label(floor_kernel(weight_bits, overlaps=overlaps))
-        gemm = replace(case.gemm, m=1)
+        gemm = replace(case.workload, m=1)
         floors.append(Case(kernel, gemm, variant=variant, cache=case.cache, regime=case.regime))
     known = (changes.get((*commits, floor.key)) for floor in floors)
     return (

@@ -26,7 +26,7 @@ from flexq_bench.verdicts.history_verdict import Metric, change_text
 
 _SAME_CASE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
-    *("m", "n", "k", "protocol_version", "project"),
+    *("operation", "parameters", "protocol_version", "project"),
 )
 _INTERVALS = "Bands and bars are 95 % intervals; a dashed rule starts an epoch."
 

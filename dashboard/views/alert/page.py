@@ -32,6 +32,7 @@ from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionR
 from flexq_bench.results.reproduction import reproduction
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import describe
 
 _URL = "alert"
 
@@ -162,9 +163,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
     table = [
         {
             "kernel": kernel_label(row.kernel, row.variant),
-            "M": row.m,
-            "N": row.n,
-            "K": row.k,
+            "shape": describe(row.operation, row.shape),
             "stage": row.stage,
             "cache": row.cache,
             "verdict": row.verdict,
@@ -209,7 +208,7 @@ def _choose_member(controls: Controls, members: Sequence[DecisionRow]) -> Decisi
 
 def _name(row: DecisionRow) -> str:
     label = kernel_label(row.kernel, row.variant)
-    shape = f"M={row.m} N={row.n} K={row.k}"
+    shape = describe(row.operation, row.shape)
     return f"{label} {shape} {row.stage} {row.cache} · {row.gpu} · {_commits_in_words(row)}"
 
 

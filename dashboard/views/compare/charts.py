@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from flexq_bench.dashboard.shared.charts import GREY, LEGEND_ABOVE, error_bars, log_axis, set_size
 from flexq_bench.dashboard.shared.colors import Style
 from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
+from flexq_bench.workloads.operation import describe
 
 _HEIGHT_PX = 480
 _ROW_PX = 24
@@ -94,11 +95,17 @@ def _bars(rows: pd.DataFrame, value: str) -> dict[str, Any]:
 
 def _case(row: Mapping[Any, Any]) -> str:
     place = row["layer"] if row["model"] else ""  # shapes without a model are named by their size
-    parts = (row["label"], row["model"], place, f"M={row['m']} {row['n']}×{row['k']}")
+    parts = (row["label"], row["model"], place, _shape(row))
     path = (
         "" if (row["stage"], row["cache"]) == ("gemm", "cold") else f"{row['stage']} {row['cache']}"
     )
     return html.escape(" ".join(part for part in (*parts, path, row["gpu"]) if part))
+
+
+def _shape(row: Mapping[Any, Any]) -> str:
+    if row["operation"] == "linear":
+        return f"M={row['m']} {row['n']}×{row['k']}"
+    return describe(row["operation"], row["parameters"])
 
 
 def _hover(row: Mapping[Any, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from flexq_bench.dashboard.shared.results_frame import interval_cells
+from flexq_bench.dashboard.shared.results_frame import interval_cells, typed
 from flexq_bench.db.queries import DecisionRow, ResultRow
 from flexq_bench.results.stored_comparison import (
     StoredComparison,
@@ -33,9 +33,11 @@ COLUMNS = {
     "label": "str",
     "model": "str",
     "layer": "str",
-    "m": "int64",
-    "n": "int64",
-    "k": "int64",
+    "operation": "str",
+    "parameters": "str",
+    "m": "Int64",
+    "n": "Int64",
+    "k": "Int64",
     "stage": "str",
     "cache": "str",
     "gpu": "str",
@@ -113,7 +115,7 @@ def compare_frame(
             rows.append(_cells(pair, result, remaining.pop(result.series_id, None)))
     rows += [_decision_cells(row) for row in remaining.values()]
     rows.sort(key=_sort_key)
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    return typed(pd.DataFrame(rows, columns=list(COLUMNS)), COLUMNS)
 
 
 def mean_rows(frame: pd.DataFrame, noise: StoredNoise | None = None) -> pd.DataFrame:
@@ -196,8 +198,10 @@ def _decision_cells(decision: DecisionRow) -> dict[str, Any]:
 
 
 def _case_cells(of: ResultRow | DecisionRow) -> dict[str, Any]:
-    names = ("m", "n", "k", "stage", "cache", "gpu")
-    return {"label": kernel_label(of.kernel, of.variant)} | {n: getattr(of, n) for n in names}
+    names = ("operation", "m", "n", "k", "stage", "cache", "gpu")
+    parameters = of.shape if isinstance(of, DecisionRow) else of.parameters
+    cells = {"label": kernel_label(of.kernel, of.variant), "parameters": parameters}
+    return cells | {name: getattr(of, name) for name in names}
 
 
 def _verdict_cells(decision: DecisionRow) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from flexq_bench.dashboard.shared.results_table import shape_columns
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table, height_of, offer_csv
 
@@ -19,6 +20,7 @@ def show_means(means: pd.DataFrame) -> None:
         means,
         column_config={
             "gpu": "GPU",
+            "parameters": "shape",
             "label": "kernel",
             "ratio": number("head / base", format="%.4f", help="below 1: head is faster"),
             "ratio_low": number("low", format="%.4f"),
@@ -48,7 +50,7 @@ def show_rows(frame: pd.DataFrame) -> None:
         table,
         height=height_of(len(table), _MAX_HEIGHT_PX),
         column_order=[
-            *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),
+            *("label", "model", "layer", *shape_columns(frame), "stage", "cache", "gpu"),
             *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),
         ],
         column_config=SHAPE_COLUMNS

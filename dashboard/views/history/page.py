@@ -27,14 +27,17 @@ from flexq_bench.dashboard.views.measurement import page as measurement
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
+from flexq_bench.db.records import LINEAR
 from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.verdicts import history_verdict
+from flexq_bench.workloads.operation import natural_order
 from flexq_bench.workloads.probes import is_probe
 
 _FILTERS = {  # field (also its name in the URL) -> label
     "project": "Project",
     "kernel": "Kernel",
     "variant": "Variant",
+    "operation": "Operation",
     "m": "M (tokens)",
     "gpu": "GPU",
     "stage": "Stage",
@@ -202,13 +205,19 @@ def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[s
 def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName]:
     remaining = list(series)
     for field, label in _FILTERS.items():
-        options = sorted({getattr(s, field) for s in series})
+        options = sorted({getattr(s, field) for s in series} - {None})
         selected = controls.multiselect(
             st.sidebar, field, label, options, format_func=lambda value: str(value) or "(none)"
         )
         if selected:
             remaining = [s for s in remaining if getattr(s, field) in selected]
-    shapes = sorted({(s.n, s.k) for s in series})
+    others = {s.parameters for s in remaining if s.operation != LINEAR and s.parameters}
+    parameters = controls.multiselect(
+        st.sidebar, "parameters", "Parameters", sorted(others, key=natural_order)
+    )
+    if parameters:
+        remaining = [s for s in remaining if s.parameters in parameters]
+    shapes = sorted({(s.n, s.k) for s in series if s.n is not None and s.k is not None})
     places = places_in_models(shapes)
     model = controls.multiselect(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
     layer = controls.multiselect(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))

@@ -27,6 +27,12 @@ from flexq_bench.dashboard.shared.model_places import (
     narrowed_to,
     places_of_frame,
 )
+from flexq_bench.dashboard.shared.operation_controls import (
+    axes_of,
+    choose_operation,
+    choose_parameters,
+    values_of,
+)
 from flexq_bench.dashboard.shared.results_frame import narrowed
 from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table
 from flexq_bench.dashboard.views.kernels.ablation import steps_of, waterfall
@@ -35,14 +41,17 @@ from flexq_bench.dashboard.views.kernels.linear_overhead import (
     runs_of_linear,
     stages_frame,
 )
+from flexq_bench.dashboard.views.kernels.over_parameter import over_parameter
 from flexq_bench.dashboard.views.kernels.roofline import roofline, roofline_frame
 from flexq_bench.dashboard.views.kernels.speedup_map import speedup_map, widest_percent
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import Filters, ResultRow
+from flexq_bench.db.records import LINEAR
 from flexq_bench.runs import command_lines
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
+_TIMES = "times"  # of operations other than linear
 _IN_WORDS = {_STAGES: "activation quantization"}  # view -> label, where it differs from the URL
 _MAX_MAPS = 4  # maximum number of M below each other
 _EVIDENCE = (
@@ -80,13 +89,15 @@ class _Shown:
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """Show the controls and the view; return the points of a roofline for its summary table."""
     gpu = controls.select(st.sidebar, "gpu", "GPU", gpus)
+    operation = choose_operation(controls, database, gpu)
+    views = _VIEWS if operation == LINEAR else {_TIMES: _show_times}
     view = controls.select(
-        st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, radio=True,
+        st.container(), "view", "Show", list(views), radio=True,
         format_func=lambda name: _IN_WORDS.get(name, name),
     )  # fmt: skip
     regime = choose_regime(st.sidebar, controls, database, gpu)
     sweeps = choose_sweeps(st.sidebar, controls)
-    latest = read_latest(database, gpu, regime=regime, sweeps=sweeps)
+    latest = read_latest(database, gpu, regime=regime, sweeps=sweeps, operation=operation)
     with database.session() as session:
         kernels = queries.kernel_names(session)
     if not latest.results:
@@ -97,18 +108,22 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.Dat
     )
     frame = latest_frame(database, latest, baseline)
     st.markdown(f"**{as_text(gpu)}** · {describe_regime(frame, regime)}")
-    narrow = _narrow(controls, frame)
+    narrow = _narrow(controls, frame, operation)
     if narrow.empty:
         st.info("No result passes all filters: remove one, or clear them all.")
         return None
     used = zip(frame["kernel"], frame["variant"], strict=True)
     styles = kernel_styles(kernels, used)
     shown = _Shown(database, gpu, latest.results, narrow, baseline, styles)
-    return _VIEWS[view](controls, shown)
+    return views[view](controls, shown)
 
 
-def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
+def _narrow(controls: Controls, frame: pd.DataFrame, operation: str) -> pd.DataFrame:
     kernel = controls.multiselect(st.sidebar, "kernel", "Kernel", sorted(frame["kernel"].unique()))
+    if operation != LINEAR:
+        return narrowed(
+            frame, {"kernel": kernel, "cache": (_choose(controls, frame, "cache", "Cache"),)}
+        )
     places = places_of_frame(frame)
     models, _ = models_and_layers(places)
     model = controls.multiselect(st.sidebar, "model", "Model", models)
@@ -296,6 +311,51 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         },
         key="stages-table",
     )
+
+
+def _show_times(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
+    """Show the times of an operation's kernels over one of its parameters."""
+    frame = shown.frame[shown.frame["is_timed"]]
+    if frame.empty:
+        st.info("No correct result with a time is stored here.")
+        return None
+    name = str(frame["operation"].iloc[0])
+    row = st.container(horizontal=True, gap="large")
+    axes = axes_of(name, values_of(frame))
+    axis = controls.select(row, "over", "Over", axes) if axes else ""
+    part = choose_parameters(controls, row, frame, free=axis)
+    if axis:
+        draw_chart(over_parameter(part, axis, shown.styles), key="times")
+    st.caption(
+        f"{_EVIDENCE} The floor is the time of reading as many bytes as the operation must move, "
+        "in the same run." + _noisy_in_words(part)
+    )
+    number = st.column_config.NumberColumn
+    draw_table(
+        part,
+        column_order=[
+            "label",
+            "parameters",
+            "median_us",
+            "ci_low_us",
+            "ci_high_us",
+            "speedup",
+            "pct_of_floor",
+            "tops",
+        ],
+        column_config={
+            "label": "kernel",
+            "parameters": "shape",
+            "median_us": number("time µs", format="%.2f"),
+            "ci_low_us": number("low", format="%.2f", help="of the 95 % interval of the level"),
+            "ci_high_us": number("high", format="%.2f"),
+            "speedup": number(f"× {shown.baseline}", format="%.2f"),
+            "pct_of_floor": number("% of floor", format="%.1f"),
+            "tops": number("TOPS", format="%.2f"),
+        },
+        key="times-table",
+    )
+    return None
 
 
 _VIEWS: dict[str, Callable[[Controls, _Shown], pd.DataFrame | None]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from flexq_bench.dashboard.shared.formatting import short_commit
-from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.links import history_address, page_address
 from flexq_bench.db.queries import ResultRow
 from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.results.stored_comparison import level_ratio
@@ -52,15 +52,15 @@ def _cells(
         "slower": 1.0 if against is None else against.estimate,
         "apart": "fastest" if against is None else "yes" if against.low > 1 else "no",
         "pct_of_floor": row.pct_of_floor.estimate if row.pct_of_floor else None,
-        "tops": 2e-6 * r.m * r.n * r.k / level.estimate,
-        "gb_s": r.n * r.k * r.weight_bits / 8 / level.estimate / 1e3,
+        "tops": None if not (r.tops and r.median_us) else r.tops * r.median_us / level.estimate,
+        "gb_s": None
+        if r.n is None or r.k is None
+        else r.n * r.k * r.weight_bits / 8 / level.estimate / 1e3,
         "correct": "exact" if r.exact else "yes",
         "error": r.max_rel_error,
         "configuration": ", ".join(f"{name} {value}" for name, value in r.config.items()),
         "noisy": "noisy" if r.status == "noisy" else "",
-        "history": page_address(
-            "history", kernel=r.kernel, m=str(r.m), shape=f"{r.n}x{r.k}", gpu=r.gpu, stage=r.stage
-        ),
+        "history": history_address(r),
         "samples": page_address("measurement", uuid=r.uuid),
         "run": page_address("results", run=r.run[:8]),
         "commit": short_commit(r.commit, r.dirty),

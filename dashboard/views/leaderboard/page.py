@@ -24,13 +24,16 @@ from flexq_bench.dashboard.shared.latest_controls import (
 )
 from flexq_bench.dashboard.shared.latest_frame import frame_of, read_latest, read_rows
 from flexq_bench.dashboard.shared.model_places import models_and_layers, places_of_frame
+from flexq_bench.dashboard.shared.operation_controls import choose_operation, choose_parameters
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow
+from flexq_bench.db.records import LINEAR
 from flexq_bench.runs import command_lines
+from flexq_bench.workloads.operation import parse_values
 
 _ROW_PX, _AROUND_PX = 28, 110
 _OTHER = "(shape by N × K)"
@@ -50,40 +53,40 @@ def page(database: Database) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Selected shape, with its M, stage and cache mode."""
+    """Selected parameters of the operation, with stage and cache mode. words: Markdown."""
 
-    name: str
-    n: int
-    k: int
-    m: int
+    words: str
+    parameters: str
     stage: str
     cache: str
 
     def matches(self, r: ResultRow) -> bool:
-        own = (self.n, self.k, self.m, self.stage, self.cache)
-        return (r.n, r.k, r.m, r.stage, r.cache) == own
+        return (r.parameters, r.stage, r.cache) == (self.parameters, self.stage, self.cache)
 
 
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     gpu = controls.select(st.sidebar, "gpu", "GPU", gpus)
     regime = choose_regime(st.sidebar, controls, database, gpu)
-    latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
+    operation = choose_operation(controls, database, gpu)
+    sweeps = choose_sweeps(st.sidebar, controls)
+    latest = read_latest(database, gpu, regime=regime, sweeps=sweeps, operation=operation)
     if not latest.results:
         show_none_accepted(gpu, regime)
         return
     everything = read_rows(database, latest, latest.default_baseline)
     frame = frame_of(everything, latest.default_baseline)
-    shape = _choose_shape(controls, frame)
+    choose = _choose_layer if operation == LINEAR else _choose_workload
+    shape = choose(controls, frame)
     rows = [row for row in everything if shape.matches(row.result)]
     table = leaderboard_frame(rows, latest.noise)
     st.markdown(
-        f"**{as_text(shape.name)}**, N = {shape.n}, K = {shape.k}, **M = {shape.m}** on "
-        f"**{as_text(gpu)}** · {stage_in_words(shape.stage)}, {as_text(shape.cache)} · "
+        f"{shape.words} on **{as_text(gpu)}** · "
+        f"{stage_in_words(shape.stage)}, {as_text(shape.cache)} · "
         f"{describe_regime(frame, regime)}"
     )
     if table.empty:
-        sweep = ("sweep", "--kernels", "*", "--m", str(shape.m), "--n", str(shape.n))
-        measure = command_lines.command(*sweep, "--k", str(shape.k))
+        sweep = ("sweep", "--kernels", "*", *_sweep_arguments(operation, shape.parameters))
+        measure = command_lines.command(*sweep)
         st.info(f"No correct result with a time is stored here. Measure: {as_code(measure)}")
         return
     _show_fastest(table)
@@ -99,7 +102,25 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     )
 
 
-def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
+def _sweep_arguments(operation: str, parameters: str) -> list[str]:
+    values = parse_values(parameters)
+    if operation == LINEAR:
+        return [part for name, value in values for part in (f"--{name}", str(value))]
+    given = (part for name, value in values for part in ("--parameter", f"{name}={value}"))
+    return ["--operation", operation, *given]
+
+
+def _choose_workload(controls: Controls, frame: pd.DataFrame) -> _Shape:
+    """Select the parameters of an operation other than linear layers."""
+    rows = choose_parameters(controls, st.container(horizontal=True, gap="large"), frame)
+    first = rows.iloc[0]
+    words = f"**{as_text(str(first['operation']))}** {as_text(str(first['parameters']))}"
+    caches = sorted(rows["cache"].unique().tolist())
+    cache = controls.select(st.sidebar, "cache", "Cache", caches)
+    return _Shape(words, str(first["parameters"]), str(first["stage"]), cache)
+
+
+def _choose_layer(controls: Controls, frame: pd.DataFrame) -> _Shape:
     """Select model, layer and M, which give N and K; shapes of no model are selected by size."""
     places = places_of_frame(frame)
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
@@ -134,7 +155,8 @@ def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
     cache = controls.select(st.sidebar, "cache", "Cache", caches)
     tokens = sorted(on_shape[on_shape["cache"] == cache]["m"].unique().tolist())
     m = controls.select(row, "m", "M (tokens)", tokens, radio=True)
-    return _Shape(name, int(n), int(k), int(m), stage, cache)
+    words = f"**{as_text(name)}**, N = {n}, K = {k}, **M = {m}**"
+    return _Shape(words, f"m={m} n={n} k={k}", stage, cache)
 
 
 def _show_fastest(table: pd.DataFrame) -> None:

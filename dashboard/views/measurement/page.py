@@ -28,6 +28,7 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries import ResultDetail, ResultRow
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import describe
 from flexq_bench.workloads.probes import is_probe
 
 URL = "measurement"
@@ -119,7 +120,8 @@ def _show_facts(detail: ResultDetail, zone: tzinfo) -> None:
     label = kernel_label(r.kernel, r.variant)
     place = " ".join(part for part in (r.model, r.layer) if part)
     st.markdown(
-        f"**{as_text(label)}** · M={r.m} N={r.n} K={r.k} · {as_text(f'{r.stage} {r.cache}')} · "
+        f"**{as_text(label)}** · {as_text(describe(r.operation, r.parameters))} · "
+        f"{as_text(f'{r.stage} {r.cache}')} · "
         f"{as_text(r.gpu)}" + (f" · {as_text(place)}" if place else "")
     )
     time = "never timed" if r.median_us is None else f"{r.median_us:.5g} µs"

@@ -24,6 +24,7 @@ from flexq_bench.dashboard.views.results import charts
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow, RunName
+from flexq_bench.db.records import LINEAR
 from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.workloads.case import kernel_label
@@ -36,6 +37,7 @@ _FILTERS = {  # column (also its name in the URL) -> label
     "variant": "Variant",
     "model": "Model",
     "layer": "Layer",
+    "operation": "Operation",
     "m": "M (tokens)",
     "stage": "Stage",
     "cache": "Cache",
@@ -107,7 +109,10 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
 def _show_charts(
     controls: Controls, frame: pd.DataFrame, baseline: str, styles: dict[str, Style]
 ) -> None:
-    timed = frame[frame["is_timed"]]
+    timed = frame[frame["is_timed"] & (frame["operation"] == LINEAR)]
+    if not frame.empty and (frame["operation"] != LINEAR).all():
+        st.caption("Operations other than linear layers have charts under Kernels.")
+        return
     if timed.empty:
         st.info("Nothing to draw: no result here is both correct and timed. See the table.")
         return

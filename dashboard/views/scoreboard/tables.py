@@ -12,13 +12,14 @@ from flexq_bench.dashboard.shared.formatting import (
     percent_change,
     short_commit,
 )
-from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.links import history_address, page_address
 from flexq_bench.dashboard.views.scoreboard.sparkline import sparkline
 from flexq_bench.db.queries import AlertRow, RunSummary
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, Change
 from flexq_bench.stats import Interval
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.operation import describe
 
 _MARKS = {
     Verdict.SLOWER: "slower ▲",
@@ -44,9 +45,7 @@ def change_rows(changes: Sequence[CaseChange]) -> list[dict[str, Any]]:
     return [
         {
             "kernel": kernel_label(case.series.kernel, case.series.variant),
-            "M": case.series.m,
-            "N": case.series.n,
-            "K": case.series.k,
+            "shape": describe(case.series.operation, case.series.parameters),
             "GPU": case.series.gpu,
             "change": percent_change(case.change.ratio),
             "95 % interval": as_interval(case.change.ratio),
@@ -123,8 +122,5 @@ def _commits(base: str, head: str) -> str | None:
 
 def _history(case: CaseChange) -> str:
     series = case.series
-    filters = {"kernel": series.kernel, "m": str(series.m), "gpu": series.gpu}
-    if series.variant:
-        filters["variant"] = series.variant
-    shape = f"{series.n}x{series.k}"
-    return page_address("history", **filters, shape=shape, stage=series.stage, cache=series.cache)
+    variant = {"variant": series.variant} if series.variant else {}
+    return history_address(series, **variant, cache=series.cache)

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from flexq_bench.db.records import Record
+from flexq_bench.db.records import LINEAR, Record
 from flexq_bench.exchange.exports.selection import newest_of_each_series
+from flexq_bench.workloads.operation import parse_values
 
 _S = 1e-6  # seconds in a microsecond
+_RESERVED = (
+    *("project", "kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric"),
+    *("operation", "bits", "group", "inputs", "protocol", "gpu", "commit", "unit"),
+)
 _FAMILIES = (
     ("time_seconds", "seconds", "Time of a launch.", "median_us"),
     ("time_low_seconds", "seconds", "Lower end of its 95 % interval.", "ci_low_us"),
@@ -61,10 +66,9 @@ def _labels(record: Record, **more: str) -> str:
         "stage": record.stage,
         "cache": record.cache,
         "metric": record.metric,
-        "m": record.m,
-        "n": record.n,
-        "k": record.k,
-        "bits": f"w{record.weight_bits}a{record.act_bits}",
+        "operation": "" if record.operation == LINEAR else record.operation,
+        **_parameters(record),
+        "bits": f"w{record.weight_bits}a{record.act_bits}" if record.weight_bits else "",
         "group": "" if record.group is None else record.group,
         "inputs": record.input_distribution,
         "protocol": record.protocol_version,
@@ -74,6 +78,14 @@ def _labels(record: Record, **more: str) -> str:
     }
     pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items() if value != "")
     return f"{{{','.join(pairs)}}}"
+
+
+def _parameters(record: Record) -> dict[str, object]:
+    """Return a label per parameter; a name that is a label already gets the prefix `p_`."""
+    return {
+        f"p_{name}" if name in _RESERVED else name: value
+        for name, value in parse_values(record.parameters)
+    }
 
 
 def _escaped(text: str) -> str:

@@ -47,7 +47,8 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         version = f" v{record.kernel_version}" if record.kernel_version != 1 else ""
         name = f"{record.metric} {place_of(record)}{version} p{record.protocol_version}"
         if (label, record.gpu, name) in known:  # another series with the same name
-            name = f"{name} {record.input_distribution} w{record.weight_bits}a{record.act_bits}"
+            bits = f"w{record.weight_bits}a{record.act_bits}" if record.weight_bits else ""
+            name = f"{name} {record.input_distribution} {bits}".rstrip()
         known.add((label, record.gpu, name))
         suite["subtests"].append(
             {

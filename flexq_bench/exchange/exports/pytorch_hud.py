@@ -15,6 +15,9 @@ from typing import Any
 
 from flexq_bench.db.records import Record
 from flexq_bench.exchange.exports.selection import comparable, label_of, place_of
+from flexq_bench.workloads.operation import parse_values
+
+_INPUT = {"linear": "gemm", "": "parameters"}  # names of inputs, by operation
 
 
 def write(records: Iterable[Record]) -> tuple[str, int]:
@@ -25,7 +28,7 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
 
 def _row(record: Record) -> dict[str, Any]:
     bits = f"w{record.weight_bits}a{record.act_bits}"
-    shape = {"m": str(record.m), "n": str(record.n), "k": str(record.k)}
+    values = {name: str(value) for name, value in parse_values(record.parameters)}
     return {
         "benchmark": {
             "name": "flexq-bench",
@@ -46,7 +49,11 @@ def _row(record: Record) -> dict[str, Any]:
             "backend": record.backend,
             "extra_info": {"model": record.model, "layer": record.layer},
         },
-        "inputs": {"gemm": {"extra_info": shape}},
+        **(
+            {"inputs": {_INPUT.get(record.operation, record.operation): {"extra_info": values}}}
+            if values
+            else {}
+        ),
         "dependencies": {
             record.project or "flexq-bench": {
                 "sha": record.commit.sha,

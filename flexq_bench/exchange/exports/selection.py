@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from flexq_bench.db.records import Record
+from flexq_bench.db.records import LINEAR, Record
 from flexq_bench.db.writer import series_identity
 from flexq_bench.workloads.case import kernel_label
 
@@ -35,8 +35,14 @@ def label_of(record: Record) -> str:
 
 
 def place_of(record: Record) -> str:
-    """The exported case name, such as `gemm cold m1n4096k4096`, without empty parts."""
-    shape = f"m{record.m}n{record.n}k{record.k}"
+    """The exported case name, without empty parts.
+
+    Such as `gemm cold m1n4096k4096` or `op cold attention_decode batch=1 heads=32`.
+    """
+    if record.operation == LINEAR:
+        shape = f"m{record.m}n{record.n}k{record.k}"
+    else:
+        shape = f"{record.operation} {record.parameters}".strip()
     regime = "sustained" if record.regime == "sustained" else ""
     return " ".join(filter(None, (record.stage, record.cache, shape, regime)))
 
