@@ -68,6 +68,7 @@ def stage_in_words(stage: str) -> str:
     return {
         "gemm": "GEMM only",
         "linear": "including activation quantization",
+        "op": "the whole operation",
     }.get(stage, stage)
 
 

@@ -17,7 +17,8 @@ from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
 
 # m, n, k: missing for operations other than linear. Units as in db.records.Record; _low and _high
-# are ends of 95 % intervals. label: kernel with variant. is_timed: the result is correct and has a time.
+# are ends of 95 % intervals. label: kernel with variant. is_timed: the result is correct and has a
+# time.
 COLUMNS = {
     "label": "str",
     "kernel": "str",

@@ -13,13 +13,7 @@ from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.names import listed, nearest_first
 from flexq_bench.workloads.patterns import is_glob
-from flexq_bench.workloads.probes import (
-    EMPTY_KERNEL,
-    OPERATION_FLOOR_BITS,
-    floor_gemm,
-    floor_kernel,
-    is_probe,
-)
+from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 from flexq_bench.workloads.suite import Shape, Suite
 
 _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
@@ -90,18 +84,16 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
     available = registry.labels(backend)
     planned = dict.fromkeys(cases)
     probes: dict[Case, None] = {}
-    place: dict[Case, tuple[object, ...]] = {}  # of floors: the shape that they are measured with
     if EMPTY_KERNEL in available and not any(case.kernel == EMPTY_KERNEL for case in cases):
         probes[Case(EMPTY_KERNEL, _EMPTY_SHAPE)] = None
     for case in cases:
         floor = _floor_of(case, backend)
         if floor is not None and floor.label in available and floor not in planned:
             probes.setdefault(floor)
-            place.setdefault(floor, case.shape)
     position = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
 
     def order(case: Case) -> tuple[int, bool]:
-        return (position.get(place.get(case, case.shape), -1), not is_probe(case.kernel))
+        return (position.get(case.shape, -1), not is_probe(case.kernel))
 
     return tuple(sorted((*probes, *planned), key=order))
 
@@ -125,23 +117,16 @@ def cases_of_keys(keys: Iterable[str], shapes: Iterable[Shape]) -> tuple[Case, .
 
 def _floor_of(case: Case, backend: Backend) -> Case | None:
     spec = _spec(case.label, backend)
-    if spec is None or is_probe(spec.name):
+    if spec is None or not spec.reads_weights or is_probe(spec.name):
         return None
-    is_linear = case.operation == "linear"
-    if is_linear and not spec.reads_weights:
-        return None
-    gemm = floor_gemm(case.workload, {"weight": spec.weight, "activation": spec.activation})
-    if gemm is None:
-        return None
+    if not isinstance(case.workload, GemmWorkload):
+        return None  # measured with its result, at the bytes of the operation
     kernel, variant = parse_kernel_label(
-        floor_kernel(
-            spec.weight.bits if is_linear else OPERATION_FLOOR_BITS,
-            overlaps=spec.overlaps_launches,
-        )
+        floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
     )
     return Case(
         kernel,
-        gemm,
+        GemmWorkload(1, case.workload.n, case.workload.k),
         variant=variant,
         cache=case.cache,
         regime=case.regime,
