@@ -97,7 +97,8 @@ class Parameter:
 class Input:
     """A named tensor that a kernel reads. shape: expressions of parameters.
 
-    number: one of DTYPES or FORMATS, or the name of a number format. role: a weight is cold and
+    number: one of DTYPES or FORMATS, "dtype" (the type that the kernel declares for its output), or
+    the name of a number format. role: a weight is cold and
     exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
     an index (as routing) are integers. distribution: how it is drawn.
     """
@@ -125,8 +126,9 @@ class Operation:
     bytes: expression of the bytes that any implementation must move at least; it may call
     `weight_bytes(rows, columns)`, `activation_bytes` and `cache_bytes`, of matrices in the kernel's
     formats. operations: expression of its multiplications and additions; empty: not counted.
-    reference: computes the outputs in float64 from the inputs, by name. Raises WorkloadError if
-    names are of the wrong form, repeat or are unknown to an expression.
+    reference: computes the outputs in float64 from the inputs, by name. draw: draws inputs that no
+    distribution describes. accepts: its own rule for the tolerance. Raises WorkloadError if names
+    are of the wrong form, repeat or are unknown to an expression.
     """
 
     name: str
@@ -137,7 +139,9 @@ class Operation:
     bytes: str = ""
     operations: str = ""
     stages: tuple[str, ...] = ("op",)
-    reference: Callable[..., Any] | None = field(default=None, compare=False)
+    reference: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    draw: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    accepts: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
