@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparing:
-    """What a command compares on a cluster.
+    """Commits or kernels that a command compares on a cluster.
 
     command: its name. commit: the newer one. repository: with the commits. opened: their project,
     of which one revision's kernels are planned; None: this repository. names: of commits in

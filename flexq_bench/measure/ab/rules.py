@@ -205,7 +205,7 @@ class ComparisonProgress:
 
 
 class ShownProgress(Protocol):
-    """What is shown of a comparison; see ComparisonProgress."""
+    """The part of a ComparisonProgress that is shown."""
 
     @property
     def done(self) -> int: ...
