@@ -46,7 +46,7 @@ _DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit cod
 class LinearInputs:
     """X [M,K] and W [N,K] in the form that the reference takes.
 
-    x_real: FP16 [M,K], the input of the `linear` stage; x is its quantization by the kernel's own
+    x_real: [M,K] of the kernel's input type, for the `linear` stage; x is made of it by the kernel's own
     rule. None: codes were drawn directly (the `gemm` stage).
     """
 
@@ -76,7 +76,8 @@ def realistic_inputs(
     """
     if w is None:
         w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
-    x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
+    generator = torch.Generator(device).manual_seed(seed)
+    x_real = realistic_activations(gemm, generator, kernel.spec.input_dtype)
     return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 
@@ -107,14 +108,16 @@ def real_weight(n: int, k: int, device: torch.device, seed: int) -> torch.Tensor
     return w.mul_(WEIGHT_STD).half()
 
 
-def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:
-    """The activations of INPUT_DISTRIBUTION, FP16 [M,K], on the generator's device."""
+def realistic_activations(
+    gemm: GemmWorkload, generator: torch.Generator, dtype: torch.dtype = torch.float16
+) -> torch.Tensor:
+    """The activations of INPUT_DISTRIBUTION, [M,K], on the generator's device."""
     device = generator.device
     x = torch.randn(gemm.m, gemm.k, generator=generator, device=device, dtype=torch.float32)
     count = max(1, round(gemm.k * OUTLIER_CHANNELS))
     channels = torch.randperm(gemm.k, generator=generator, device=device)[:count]
     x[:, channels] *= OUTLIER_FACTOR
-    return x.half()
+    return x.to(dtype)
 
 
 def full_range_inputs(bound: BoundKernel, seed: int, *, density: float = 1.0) -> LinearInputs:
@@ -219,7 +222,8 @@ def _for_stage(bound: BoundKernel, x: Operand, w: Operand) -> LinearInputs:
     kernel = bound.kernel
     if bound.case.stage == "gemm":
         return LinearInputs(None, x, w)
-    x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order().half()
+    x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order()
+    x_real = x_real.to(kernel.spec.input_dtype)
     return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 

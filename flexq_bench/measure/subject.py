@@ -18,15 +18,9 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure.activation_rotation import Rewriting, draw_contents, stage_input
+from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.bound_kernel import BoundKernel
-from flexq_bench.measure.buffers import (
-    Buffers,
-    Launch,
-    LinearBuffers,
-    ProbeBuffers,
-    random_pad,
-)
+from flexq_bench.measure.buffers import Buffers, ProbeBuffers, RotatingBuffers, random_pad
 from flexq_bench.measure.check import CheckResult, check_linear
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
@@ -35,12 +29,14 @@ from flexq_bench.measure.inputs import (
     realistic_inputs,
     realistic_weight,
 )
+from flexq_bench.measure.linear_work import Launch, LinearWork, stage_input
 from flexq_bench.measure.weight_rotation import (
     Content,
     LayerWeights,
     SharedWeights,
     WeightCopies,
 )
+from flexq_bench.measure.work import Work
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -217,11 +213,11 @@ class _LinearSubject(Subject):
         return self._kernel.default_config(self._bound.gemm)
 
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
-        def run(inputs: LinearInputs, out: torch.Tensor) -> None:
+        def run(inputs: LinearInputs, out: torch.Tensor) -> torch.Tensor | None:
             # may share memory with the codes
             x = stage_input(self._bound, inputs).clone()
             launch = _launcher(self._bound)
-            launch(x, self._kernel.pack_weight(inputs.w), out, config)
+            return launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
         return check_linear(self._bound, run, seed=seed, tolerance=tolerance)
 
@@ -229,22 +225,10 @@ class _LinearSubject(Subject):
         pad = random_pad(self._bound.device, seed)
         drawn = derive_seed(self._rewriting.secret, self._bound.case.key, seed)
         contents = self._weights.first(self._rewriting.weight_contents(copies))
-        weights = None if shared_with is None else shared_with.weights
-        if not (
-            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
-        ):
-            weights = WeightCopies(contents, copies, random.Random(drawn))
-        return LinearBuffers(
-            self._bound,
-            weights,
-            _launcher(self._bound),
-            draw_contents(self._bound, self._inputs, self._rewriting, drawn),
-            self._reference,
-            self._first,
-            self._rewriting,
-            seed=drawn,
-            pad=pad,
-        )
+        weights = _weight_copies(contents, copies, drawn, shared_with)
+        launch, own = _launcher(self._bound), self._inputs
+        work = LinearWork(self._bound, launch, own, self._reference, self._rewriting, drawn)
+        return _rotating(work, weights, self._first, self._bound.case, self._rewriting, drawn, pad)
 
 
 class _ProbeSubject(Subject):
@@ -285,6 +269,36 @@ class _ProbeSubject(Subject):
         return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
+def _weight_copies(
+    contents: Sequence[Content], copies: int, seed: int, shared_with: Buffers | None
+) -> WeightCopies:
+    """Copies with these contents in turn: those of other buffers if they have the same."""
+    weights = None if shared_with is None else shared_with.weights
+    if isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents):
+        return weights
+    return WeightCopies(contents, copies, random.Random(seed))
+
+
+def _rotating(
+    work: Work,
+    weights: WeightCopies,
+    first: Content,
+    case: Case,
+    rewriting: Rewriting,
+    seed: int,
+    pad: torch.Tensor,
+) -> RotatingBuffers:
+    return RotatingBuffers(
+        work,
+        weights,
+        first,
+        budget=rewriting.pool_bytes(case.cache, weights[0].nbytes),
+        rewritten_bytes=rewriting.protocol.rewritten_bytes,
+        seed=seed,
+        pad=pad,
+    )
+
+
 def _launcher(bound: BoundKernel) -> Launch:
     """A launch of the case's stage, with its other buffers allocated now."""
     kernel = bound.kernel
@@ -292,15 +306,15 @@ def _launcher(bound: BoundKernel) -> Launch:
 
         def gemm(
             x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
-        ) -> None:
-            kernel.gemm(x, w, out, config=config)
+        ) -> torch.Tensor | None:
+            return kernel.gemm(x, w, out, config=config)
 
         return gemm
     packed = kernel.empty_activation(bound.gemm.m, bound.gemm.k, bound.device)
 
     def linear(
         x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
-    ) -> None:
-        kernel.linear(x.buffers["real"], packed, w, out, config=config)
+    ) -> torch.Tensor | None:
+        return kernel.linear(x.buffers["real"], packed, w, out, config=config)
 
     return linear

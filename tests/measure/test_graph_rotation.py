@@ -144,7 +144,7 @@ def test_last_launch_of_a_turn_has_the_given_inputs(prepared):
             placed.buffers.fill(inputs, placed.config, weights=turn in (0, 3))
             placed.rotation.sample(3)
             reference = reference_of(kernel.spec, inputs.x, weights)
-            errors.append(judge_error(placed.buffers.output(), reference, 1e-2).detail)
+            errors.append(judge_error(placed.buffers.outputs()["out"], reference, 1e-2).detail)
         wrong = placed.inspect()
 
     assert bool(wrong or any(errors)) == (kernel.computed > 0)

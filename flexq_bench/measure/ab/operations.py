@@ -137,7 +137,8 @@ class WorkerOperations:
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
         """Write the result of the latest launch to a file: FP16 [M,N], row by row."""
-        Path(path).write_bytes(self._placed(slot).buffers.output().cpu().numpy().tobytes())
+        output = self._placed(slot).buffers.outputs()["out"]
+        Path(path).write_bytes(output.contiguous().cpu().numpy().tobytes())
         return {}
 
     def turn(
