@@ -8,7 +8,7 @@ a CUDA graph.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +21,7 @@ from flexq_bench.kernels.formats import DENSE_TYPES, FP16, NumberFormat, Operand
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
@@ -43,7 +44,8 @@ class KernelSpec:
         None: sums are FP32 or exact, and only the output is rounded to FP16.
     integer_sums: True if it sums products of integer codes as integers. False: it may scale codes
         first and round the products, so results are judged relative to the sum of their magnitudes.
-    output: type of the results, a key of DENSE_TYPES.
+    output: type of the results, and of inputs that are not quantized: a key of DENSE_TYPES.
+    operation: name of its definition (workloads/operation.py). cache: format of its state.
     source_hash: hash of the sources of an external kernel; not part of the series' identity.
         None: a kernel of this repository, identified by its commit.
     """
@@ -65,10 +67,17 @@ class KernelSpec:
     integer_sums: bool = True
     source_hash: str | None = None
     output: str = "fp16"
+    operation: str = "linear"
+    cache: NumberFormat = FP16
 
     @property
     def label(self) -> str:
         return kernel_label(self.name, self.variant)
+
+    @property
+    def formats(self) -> dict[str, NumberFormat]:
+        """The declared formats, by the names that definitions have for them."""
+        return {"weight": self.weight, "activation": self.activation, "cache": self.cache}
 
     @property
     def output_dtype(self) -> torch.dtype:
@@ -107,7 +116,9 @@ class KernelSpec:
 
 def is_plain(spec: KernelSpec) -> bool:
     """Return True if no code of an external kernel decides what the spec is equal to."""
-    return type(spec) is KernelSpec and type(spec.weight) is type(spec.activation) is NumberFormat
+    return type(spec) is KernelSpec and all(
+        type(number) is NumberFormat for number in spec.formats.values()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +343,59 @@ class Probe(ABC):
         return self.builds()
 
 
-Kernel = LinearKernel | Probe
+class OperationKernel(ABC):
+    """One implementation of an operation other than a linear layer, on one backend.
+
+    Buffers of inputs are named `<input>.<part>`: `values`, or `codes`, `scales` and the others of
+    kernels/operand_tensors.py.
+    """
+
+    spec: KernelSpec
+
+    def prepare(self, workload: OperationWorkload, streamed: PackedOperand) -> PackedOperand:
+        """Pack the weights and states into this kernel's layout."""
+        return streamed
+
+    @abstractmethod
+    def launch(
+        self,
+        workload: OperationWorkload,
+        fresh: PackedOperand,
+        streamed: PackedOperand,
+        out: Mapping[str, torch.Tensor],
+        config: Config | None = None,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """Compute `out` from the inputs: fresh ones, and prepared ones.
+
+        Returns the outputs if the kernel allocated them itself, and None if it wrote `out`.
+        """
+
+    def read_only(self) -> frozenset[str]:
+        """Return the operands of `launch`, of "x" and "w", that it must not modify."""
+        return frozenset("xw")
+
+    def candidates(self, workload: OperationWorkload) -> Sequence[Config]:
+        """Return the configurations to choose from by timing; empty: there is only one."""
+        return ()
+
+    def default_config(self, workload: OperationWorkload) -> Config | None:
+        """Return the configuration without tuning."""
+        return None
+
+    def builds(self) -> Sequence[Build]:
+        """Return every build of this kernel."""
+        return ()
+
+    def builds_for(self, workload: OperationWorkload, config: Config | None) -> Sequence[Build]:
+        """Return the builds that run for these parameters; empty: only library code."""
+        return ()
+
+    def machine_code(self, target: str) -> bytes | None:
+        """As LinearKernel.machine_code."""
+        return None
+
+
+Kernel = LinearKernel | Probe | OperationKernel
 
 
 def check_gemm(

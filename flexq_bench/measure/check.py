@@ -106,7 +106,7 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     scale = torch.maximum(
         output.clamp(min=FP16_SMALLEST_NORMAL), cancellation * reference.magnitude
     )
-    error = (y - reference.y).abs() / scale
+    error = ((y - reference.y).abs() - reference.slack).clamp(min=0) / scale
     overflows = reference.y.abs() > reference.largest
     infinite = torch.isinf(y) & (torch.sign(y) == torch.sign(reference.y))
     # From here on no rounding or order of accumulation gives a finite value.
@@ -148,11 +148,11 @@ def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:
 def _describe_wrong(
     wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str
 ) -> str:
-    row, column = (int(i) for i in torch.nonzero(wrong)[0])
-    count = int(wrong.sum())
+    place = tuple(torch.nonzero(wrong)[0].tolist())
+    index, count = ",".join(map(str, place)), int(wrong.sum())
     return (
-        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first y[{row},{column}] = "
-        f"{float(y[row, column]):.6g}, expected {float(expected[row, column]):.6g}"
+        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first y[{index}] = "
+        f"{float(y[place]):.6g}, expected {float(expected[place]):.6g}"
     )
 
 
