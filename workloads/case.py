@@ -8,12 +8,16 @@ from typing import Literal, cast
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
-Stage = Literal["gemm", "linear"]
+# "gemm", "linear": without and with the quantization of activations; "op": of other operations
+Stage = Literal["gemm", "linear", "op"]
+LINEAR_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 CacheMode = Literal["cold", "hot"]
 Regime = Literal["boost", "sustained"]
 _KEY = re.compile(
-    r"(?P<label>\S+) (?P<stage>gemm|linear) (?P<cache>cold|hot) m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)"
+    r"(?P<label>\S+) (?P<stage>gemm|linear|op) (?P<cache>cold|hot) "
+    r"(m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)|(?P<other>[a-z][a-z0-9_]*:\S*))"
     r"( (?P<regime>sustained))?"
 )
 _KERNEL_LABEL = re.compile(r"(?P<kernel>[a-z0-9*][a-z0-9*.-]*)(\[(?P<variant>[a-z0-9+.,-]+)\])?")
@@ -35,7 +39,7 @@ def kernel_label(kernel: str, variant: str) -> str:
     return f"{kernel}[{variant}]" if variant else kernel
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One kernel on one workload: an item of a plan, with one result in each run.
 
@@ -45,7 +49,7 @@ class Case:
     """
 
     kernel: str
-    gemm: GemmWorkload
+    workload: GemmWorkload | OperationWorkload
     variant: str = ""
     stage: Stage = "gemm"
     cache: CacheMode = "cold"
@@ -53,16 +57,36 @@ class Case:
     model: str = field(default="", compare=False)
     layer: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        if (self.stage == "op") == isinstance(self.workload, GemmWorkload):
+            fitting = ", ".join(LINEAR_STAGES) if self.operation == "linear" else "op"
+            raise WorkloadError(f"{self.operation} has stage {fitting}, got {self.stage}")
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation: `linear`, `attention_decode`."""
+        return self.workload.operation
+
+    @property
+    def gemm(self) -> GemmWorkload:
+        """The workload of a linear layer. Raises WorkloadError for other operations."""
+        if not isinstance(self.workload, GemmWorkload):
+            raise WorkloadError(f"{self.label} computes {self.operation}, which is no GEMM")
+        return self.workload
+
     @property
     def label(self) -> str:
         return kernel_label(self.kernel, self.variant)
 
     @property
     def key(self) -> str:
-        """Identity within a run, for example `flexq-w6a6 gemm cold m1n4096k4096`."""
-        g = self.gemm
+        """Identity within a run.
+
+        For example `flexq-w6a6 gemm cold m1n4096k4096`, or
+        `sdpa op cold attention_decode:batch=1,heads=32,context=1024`.
+        """
         regime = "" if self.regime == "boost" else f" {self.regime}"
-        return f"{self.label} {self.stage} {self.cache} m{g.m}n{g.n}k{g.k}{regime}"
+        return f"{self.label} {self.stage} {self.cache} {self.workload.key}{regime}"
 
     @classmethod
     def from_key(cls, key: str) -> Case:
@@ -76,7 +100,9 @@ class Case:
         kernel, variant = parse_kernel_label(match["label"])
         return cls(
             kernel,
-            GemmWorkload(int(match["m"]), int(match["n"]), int(match["k"])),
+            OperationWorkload.from_key(match["other"])
+            if match["other"]
+            else GemmWorkload(int(match["m"]), int(match["n"]), int(match["k"])),
             variant=variant,
             stage=cast(Stage, match["stage"]),
             cache=cast(CacheMode, match["cache"]),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flexq_bench.workloads.errors import WorkloadError
-
-# Larger dimensions are typing errors: the widest published layer is under 2^18.
-MAX_DIMENSION = 1 << 24
-SCALE_BYTES = 2  # scales are FP16
+from flexq_bench.workloads.expressions import Value
+from flexq_bench.workloads.operation import MAX_DIMENSION, packed_bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,6 +20,7 @@ class GemmWorkload:
     m: int
     n: int
     k: int
+    operation: ClassVar[str] = "linear"
 
     def __post_init__(self) -> None:
         for name, value in (("M", self.m), ("N", self.n), ("K", self.k)):
@@ -31,17 +31,20 @@ class GemmWorkload:
                 )
 
     @property
+    def values(self) -> tuple[tuple[str, Value], ...]:
+        """The parameters by name."""
+        return (("m", self.m), ("n", self.n), ("k", self.k))
+
+    @property
+    def key(self) -> str:
+        """Part of a case's key: `m1n4096k4096`."""
+        return f"m{self.m}n{self.n}k{self.k}"
+
+    @property
     def operations(self) -> int:
         """Multiplications and additions of the GEMM, 2·M·N·K."""
         return 2 * self.m * self.n * self.k
 
     def weight_bytes(self, bits: int, group: int | None) -> int:
-        """Return the bytes of the packed weights and their FP16 scales, which the floor reads.
-
-        bits: per weight. group: values of k that share a scale; None: one scale per row for
-        integer weights of up to 8 bits, no scales for 16-bit weights.
-        """
-        codes = self.n * ((self.k * bits + 7) // 8)
-        if group is not None:
-            return codes + self.n * -(-self.k // group) * SCALE_BYTES
-        return codes + (self.n * SCALE_BYTES if bits <= 8 else 0)
+        """Return the bytes of the weights and their scales, as of `packed_bytes`."""
+        return packed_bytes(self.n, self.k, bits, group)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from flexq_bench.workloads.errors import WorkloadError
-from flexq_bench.workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.operation import MAX_DIMENSION
 
 MAX_VALUES = 10_000
 

@@ -25,7 +25,7 @@ from typing import Annotated, Self, TypeVar, get_args
 
 from pydantic import model_validator
 
-from flexq_bench.workloads.case import CacheMode, Regime, Stage
+from flexq_bench.workloads.case import LINEAR_STAGES, CacheMode, Regime, Stage
 from flexq_bench.workloads.data_files import (
     AnyText,
     DataTable,
@@ -48,7 +48,6 @@ from flexq_bench.workloads.patterns import check_patterns
 from flexq_bench.workloads.ranges import parse_ranges
 from flexq_bench.workloads.suite import Group, Shape, Suite, layer_shapes
 
-_STAGES: tuple[Stage, ...] = get_args(Stage)
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
 
@@ -88,7 +87,7 @@ class _GroupTable(DataTable):
         tuple[Shape, ...], parsed_texts(lambda texts: tuple(map(_parse_shape, texts)))
     ] = ()
     stages: Annotated[
-        tuple[Stage, ...], parsed_texts(lambda names: _words("stage", names, _STAGES))
+        tuple[Stage, ...], parsed_texts(lambda names: _words("stage", names, LINEAR_STAGES))
     ] = ("gemm",)
     caches: Annotated[
         tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))

@@ -60,7 +60,7 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
 
 def fastest(meter: Meter, kernel: str, gemm: GemmWorkload) -> float:
     """Microseconds of a kernel's fastest candidate. Raises SystemExit if it has none."""
-    times = times_of(meter.prepare(Case(kernel=kernel, gemm=gemm)))
+    times = times_of(meter.prepare(Case(kernel, gemm)))
     if not times:
         raise SystemExit(f"{kernel} has no configurations to time: compare with another kernel")
     return times[0][0]
@@ -93,7 +93,7 @@ def measure(
                     floors[bits] = fastest(meter, floor_kernel(bits), GemmWorkload(1, n, k))
                 for m in tokens:
                     gemm = GemmWorkload(m, n, k)
-                    prepared = meter.prepare(Case(kernel=kernel, gemm=gemm))
+                    prepared = meter.prepare(Case(kernel, gemm))
                     default, timed = prepared.config, times_of(prepared)
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)

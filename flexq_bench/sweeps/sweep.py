@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from flexq_bench.errors import UsageError
-from flexq_bench.workloads.case import CacheMode, Regime, Stage
-from flexq_bench.workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.case import LINEAR_STAGES, CacheMode, Regime, Stage
 from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.names import unknown
+from flexq_bench.workloads.operation import MAX_DIMENSION
 from flexq_bench.workloads.patterns import check_pattern
 from flexq_bench.workloads.suite import Group, Shape, Suite
 
-STAGES: tuple[Stage, ...] = get_args(Stage)
+STAGES = LINEAR_STAGES
 CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 _FIELDS = ("kernels", "m", "shapes", "stages", "caches")

@@ -124,7 +124,7 @@ def fast():
 @pytest.fixture
 def a_case():
     def build(m=2, n=64, k=256, kernel="fake", **fields):
-        return Case(kernel=kernel, gemm=GemmWorkload(m, n, k), **fields)
+        return Case(kernel, GemmWorkload(m, n, k), **fields)
 
     return build
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from flexq_bench.workloads.case import CacheMode, Case, Stage, kernel_label, parse_kernel_label
 from flexq_bench.workloads.errors import WorkloadError
-from flexq_bench.workloads.gemm import MAX_DIMENSION, GemmWorkload
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import MAX_DIMENSION
 
 LABELS = ("flexq-w6a6", "flexq-w6a6[+evict-first]", "abq-w2*a8", "cublas-w8a8[gemmex]", "read-6")
 STAGES: tuple[Stage, ...] = ("gemm", "linear")

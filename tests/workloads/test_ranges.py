@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexq_bench.workloads.errors import WorkloadError
-from flexq_bench.workloads.gemm import MAX_DIMENSION
+from flexq_bench.workloads.operation import MAX_DIMENSION
 from flexq_bench.workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
 
 

@@ -251,7 +251,7 @@ def test_other_cases_are_timed_beside_a_wrong_one(compared):
 
 
 def test_cases_share_processes_in_an_order_drawn_for_each(compared, requests):
-    cases = [replace(CASE, gemm=replace(CASE.gemm, m=m)) for m in range(1, 25)]
+    cases = [replace(CASE, workload=replace(CASE.gemm, m=m)) for m in range(1, 25)]
 
     compared(cases=cases)
 
