@@ -77,7 +77,12 @@ class KernelSpec:
     @property
     def formats(self) -> dict[str, NumberFormat]:
         """The declared formats, by the names that definitions have for them."""
-        return {"weight": self.weight, "activation": self.activation, "cache": self.cache}
+        return {
+            "weight": self.weight,
+            "activation": self.activation,
+            "cache": self.cache,
+            "dtype": NumberFormat.parse(self.output),
+        }
 
     @property
     def output_dtype(self) -> torch.dtype:
@@ -395,7 +400,8 @@ class OperationKernel(ABC):
         return None
 
 
-Kernel = LinearKernel | Probe | OperationKernel
+ExternalKernel = LinearKernel | OperationKernel
+Kernel = ExternalKernel | Probe
 
 
 def check_gemm(

@@ -25,8 +25,6 @@ def number_of(name: str, spec: KernelSpec) -> torch.dtype | NumberFormat:
 
     Raises ShapeError for an unknown one.
     """
-    if name == "dtype":
-        return spec.output_dtype
     if name in _DTYPES:
         return _DTYPES[name]
     number = spec.formats.get(name) or NumberFormat.parse(name)
@@ -71,6 +69,11 @@ class Value:
                 stacked = stacked.reshape(*lead, stacked.shape[-1])
             tensors[name] = stacked
         return tensors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     def real(self) -> torch.Tensor:
         """The exact values: float64, or the integers."""

@@ -26,7 +26,8 @@ SCALE_BYTES = 2  # scales are FP16
 Role = Literal["weight", "activation", "state", "index"]
 ROLES: tuple[Role, ...] = ("weight", "activation", "state", "index")
 DTYPES = ("fp16", "bf16", "fp32", "fp64", "int8", "int32", "int64", "bool", "fp8", "uint8")
-FORMATS = ("weight", "activation", "cache")  # numbers that the kernel declares
+DISTRIBUTIONS = ("normal", "outliers", "weight", "uniform", "ones")
+FORMATS = ("weight", "activation", "cache", "dtype")  # numbers that the kernel declares
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _WORD = re.compile(r"[a-z][a-z0-9_.+-]{0,40}")
@@ -99,7 +100,8 @@ class Input:
 
     number: one of DTYPES or FORMATS, or the name of a number format. role: a weight is cold and
     exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
-    an index (as routing) are integers. distribution: how it is drawn.
+    an index (as routing) are integers. distribution: how it is drawn, one of DISTRIBUTIONS, or
+    `below EXPRESSION` for integers; inputs that the definition's `draw` returns need none.
     """
 
     name: str
@@ -123,10 +125,14 @@ class Operation:
     """Definition of an operation.
 
     bytes: expression of the bytes that any implementation must move at least; it may call
-    `weight_bytes(rows, columns)`, `activation_bytes` and `cache_bytes`, of matrices in the kernel's
-    formats. operations: expression of its multiplications and additions; empty: not counted.
-    reference: computes the outputs in float64 from the inputs, by name. Raises WorkloadError if
-    names are of the wrong form, repeat or are unknown to an expression.
+    `weight_bytes(rows, columns)`, `activation_bytes`, `cache_bytes` and `dtype_bytes`, of matrices
+    in the kernel's formats. operations: expression of its multiplications and additions; empty: not counted.
+    reference: computes the outputs from the inputs in float64 and from parameters, all by name; a
+    dict of tensors, NaN where any result is right, or of pairs with the magnitude of the terms that
+    were added, to which a result is compared where they cancel. draw(values, generator): returns
+    inputs that have no distribution, by name. accepts: from inputs, outputs and parameters by name,
+    returns for outputs by name which elements are right, instead of comparing them.
+    Raises WorkloadError if names are of the wrong form, repeat or are unknown to an expression.
     """
 
     name: str
@@ -138,6 +144,8 @@ class Operation:
     operations: str = ""
     stages: tuple[str, ...] = ("op",)
     reference: Callable[..., Any] | None = field(default=None, compare=False)
+    draw: Callable[..., Any] | None = field(default=None, compare=False)
+    accepts: Callable[..., Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

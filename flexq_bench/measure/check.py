@@ -115,17 +115,18 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     return torch.where(must_overflow & ~infinite, torch.inf, error)
 
 
-def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> CheckResult:
-    """Check that every element is within the tolerance; NaN never is."""
+def judge_error(
+    y: torch.Tensor, reference: Reference, tolerance: float, name: str = "y"
+) -> CheckResult:
+    """Check that every element is within the tolerance; NaN never is. name: of y, for errors."""
     error = relative_error(y, reference)
     right = error <= tolerance  # false for NaN
     # NaN counts as the largest error; infinity stays what it is.
     worst = float(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).max())
     if bool(right.all()):
         return CheckResult(worst, None)
-    return CheckResult(
-        worst, None, _describe_wrong(~right, y, reference.y, f"relative error {worst:.2g}")
-    )
+    problem = f"relative error {worst:.2g}"
+    return CheckResult(worst, None, _describe_wrong(~right, y, reference.y, problem, name))
 
 
 def _rounding_hint(y: torch.Tensor, reference: Reference, tolerance: float) -> str:
@@ -146,12 +147,12 @@ def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:
 
 
 def _describe_wrong(
-    wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str
+    wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str, name: str = "y"
 ) -> str:
     place = tuple(torch.nonzero(wrong)[0].tolist())
     index, count = ",".join(map(str, place)), int(wrong.sum())
     return (
-        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first y[{index}] = "
+        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first {name}[{index}] = "
         f"{float(y[place]):.6g}, expected {float(expected[place]):.6g}"
     )
 

@@ -10,7 +10,7 @@ from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
 
-_FORMATS = ("weight", "activation")
+_FORMATS = ("weight", "activation", "cache")
 _TUPLES = ("stages", "min_capability", "max_capability")
 
 
