@@ -98,8 +98,8 @@ class Parameter:
 class Input:
     """A named tensor that a kernel reads. shape: expressions of parameters.
 
-    number: one of DTYPES or FORMATS, or the name of a number format. role: a weight is cold and
-    exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
+    number: one of DTYPES or FORMATS ("dtype": the type that the kernel declares for its output), or
+    the name of a number format. role: a weight is cold and exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
     an index (as routing) are integers. distribution: how it is drawn, one of DISTRIBUTIONS, or
     `below EXPRESSION` for integers; inputs that the definition's `draw` returns need none.
     """
@@ -126,7 +126,8 @@ class Operation:
 
     bytes: expression of the bytes that any implementation must move at least; it may call
     `weight_bytes(rows, columns)`, `activation_bytes`, `cache_bytes` and `dtype_bytes`, of matrices
-    in the kernel's formats. operations: expression of its multiplications and additions; empty: not counted.
+    in the kernel's formats. operations: expression of its multiplications and additions; empty: not
+    counted.
     reference: computes the outputs from the inputs in float64 and from parameters, all by name; a
     dict of tensors, NaN where any result is right, or of pairs with the magnitude of the terms that
     were added, to which a result is compared where they cancel. draw(values, generator): returns
@@ -143,9 +144,9 @@ class Operation:
     bytes: str = ""
     operations: str = ""
     stages: tuple[str, ...] = ("op",)
-    reference: Callable[..., Any] | None = field(default=None, compare=False)
-    draw: Callable[..., Any] | None = field(default=None, compare=False)
-    accepts: Callable[..., Any] | None = field(default=None, compare=False)
+    reference: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    draw: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
+    accepts: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
