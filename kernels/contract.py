@@ -17,7 +17,14 @@ import torch
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.external_packages.packages import check as check_package
-from flexq_bench.kernels.formats import DENSE_TYPES, FP16, NumberFormat, Operand, format_of, quantize
+from flexq_bench.kernels.formats import (
+    DENSE_TYPES,
+    FP16,
+    NumberFormat,
+    Operand,
+    format_of,
+    quantize,
+)
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -379,7 +386,7 @@ class OperationKernel(ABC):
         """Return the operands of `launch`, of "x" and "w", that it must not modify."""
         return frozenset("xw")
 
-    def candidates(self, workload: OperationWorkload) -> Sequence[Config]:
+    def candidates(self, workload: Any) -> Sequence[Config]:
         """Return the configurations to choose from by timing; empty: there is only one."""
         return ()
 
@@ -391,7 +398,7 @@ class OperationKernel(ABC):
         """Return every build of this kernel."""
         return ()
 
-    def builds_for(self, workload: OperationWorkload, config: Config | None) -> Sequence[Build]:
+    def builds_for(self, workload: Any, config: Config | None) -> Sequence[Build]:
         """Return the builds that run for these parameters; empty: only library code."""
         return ()
 

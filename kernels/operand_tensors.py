@@ -26,7 +26,8 @@ def number_of(name: str, spec: KernelSpec) -> torch.dtype | NumberFormat:
     Raises ShapeError for an unknown one.
     """
     if name in _DTYPES:
-        return _DTYPES[name]
+        dtype: torch.dtype = _DTYPES[name]
+        return dtype
     number = spec.formats.get(name) or NumberFormat.parse(name)
     return DENSE_TYPES[number.dense_type] if number.is_dense else number
 
@@ -49,7 +50,9 @@ class Value:
         shape = tuple(real.shape)
         if isinstance(number, torch.dtype):
             return Value(shape, number, real.to(number))
-        return Value(shape, number, None, tuple(quantize(m, number) for m in _matrices(real, number)))
+        return Value(
+            shape, number, None, tuple(quantize(m, number) for m in _matrices(real, number))
+        )
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -62,9 +62,7 @@ class Reference:
     def stored_as(self, output: str) -> Reference:
         """Return the reference for results in another type: a key of DENSE_TYPES."""
         bits = BF16_BITS if output == "bf16" else self.output_bits
-        return replace(
-            self, output_bits=min(self.output_bits, bits), largest=_LARGEST[output]
-        )
+        return replace(self, output_bits=min(self.output_bits, bits), largest=_LARGEST[output])
 
 
 def reference_of(spec: KernelSpec, x: Operand, w: Operand) -> Reference:

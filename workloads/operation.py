@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import resources
 from math import ceil
@@ -99,9 +99,10 @@ class Input:
     """A named tensor that a kernel reads. shape: expressions of parameters.
 
     number: one of DTYPES or FORMATS ("dtype": the type that the kernel declares for its output), or
-    the name of a number format. role: a weight is cold and exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
-    an index (as routing) are integers. distribution: how it is drawn, one of DISTRIBUTIONS, or
-    `below EXPRESSION` for integers; inputs that the definition's `draw` returns need none.
+    the name of a number format. role: a weight is cold and exchanged between launches, an
+    activation is warm and redrawn, a state (as a KV cache) is cold, an index (as routing) are
+    integers. distribution: how it is drawn, one of DISTRIBUTIONS, or `below EXPRESSION` for
+    integers; inputs that the definition's `draw` returns need none.
     """
 
     name: str
@@ -320,6 +321,32 @@ def declare(definition: Operation) -> Operation:
         )
     _declared[definition.name] = definition
     return definition
+
+
+_FUNCTIONS = ("reference", "draw", "accepts")
+
+
+def declared_as_plain(name: str) -> dict[str, Any] | None:
+    """Return a declared operation as JSON values, without its functions; None: it is shipped."""
+    if name in _shipped():
+        return None
+    values = asdict(operation(name))
+    return {key: value for key, value in values.items() if key not in _FUNCTIONS}
+
+
+def declare_plain(values: Mapping[str, Any]) -> Operation:
+    """Declare an operation by the values of `declared_as_plain`.
+
+    Raises WorkloadError as `declare`, TypeError if they are others.
+    """
+    parts: dict[str, Any] = {}
+    for name, kind in (("parameters", Parameter), ("inputs", Input), ("outputs", Output)):
+        parts[name] = tuple(kind(**_with_tuples(part)) for part in values[name])
+    return declare(Operation(**{**_with_tuples(values), **parts}))
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def operation(name: str) -> Operation:

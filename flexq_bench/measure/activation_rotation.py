@@ -61,7 +61,7 @@ class Slots:
 
     def __init__(self, like: PackedOperand, count: int) -> None:
         self._layout = like.clone()  # without the padding between the rows of a view
-        device = next(iter(self._layout.buffers.values())).device
+        device = next((buffer.device for buffer in self._layout.buffers.values()), None)
         self._bytes = torch.empty(count, Slots.bytes_each(like), dtype=torch.uint8, device=device)
         self._operands: dict[int, PackedOperand] = {}
 
@@ -97,8 +97,10 @@ class Slots:
 
     @staticmethod
     def bytes_each(like: PackedOperand) -> int:
-        """Bytes of an operand of this layout here."""
-        return sum(_aligned(_extent_bytes(buffer.clone())) for buffer in like.buffers.values())
+        """Bytes of an operand of this layout here; 1 for one without buffers."""
+        return max(
+            1, sum(_aligned(_extent_bytes(buffer.clone())) for buffer in like.buffers.values())
+        )
 
 
 class Activations:

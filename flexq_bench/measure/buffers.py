@@ -210,9 +210,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
     def inspect(self, config: Config | None, tolerance: float) -> str:
         written = self._changed()
         kept = self._kept.all()
-        unannounced = (
-            "" if kept is None else self._work.judge_kept(kept, self._draw, tolerance)
-        )
+        unannounced = "" if kept is None else self._work.judge_kept(kept, self._draw, tolerance)
         announced = self._work.judge(self.outputs(), tolerance) if self._is_announced else ""
         self._is_announced = False
         return written or unannounced or announced

@@ -46,8 +46,8 @@ _DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit cod
 class LinearInputs:
     """X [M,K] and W [N,K] in the form that the reference takes.
 
-    x_real: [M,K] of the kernel's input type, for the `linear` stage; x is made of it by the kernel's own
-    rule. None: codes were drawn directly (the `gemm` stage).
+    x_real: [M,K] of the kernel's input type, for the `linear` stage; x is its quantization by the
+    kernel's own rule. None: codes were drawn directly (the `gemm` stage).
     """
 
     x_real: torch.Tensor | None

@@ -78,9 +78,7 @@ class KeptOutputs:
         """Number of kept samples before a timed one of the batch."""
         return self._before[index]
 
-    def after_sample(
-        self, content: Callable[[int], int], weights: Sequence[Content]
-    ) -> None:
+    def after_sample(self, content: Callable[[int], int], weights: Sequence[Content]) -> None:
         """Keep the sample's outputs, or those of others instead.
 
         content: index of a slot's activations. weights: of each copy.

@@ -23,7 +23,7 @@ from flexq_bench.measure.inputs import (
     realistic_activations,
 )
 from flexq_bench.measure.weight_rotation import Content
-from flexq_bench.measure.work import KeptLaunches, Outputs, Work
+from flexq_bench.measure.work import WRONG_UNANNOUNCED, KeptLaunches, Outputs, Work
 
 # Elements with a known float64 result: this many tokens and output features.
 _CHECKED_ROWS = 16
@@ -32,9 +32,7 @@ _CHECKED_COLUMNS = 128
 _JUDGED_CONTENTS = 64
 
 # launch(x, w, out, config) -> the output, if the kernel allocated it
-Launch = Callable[
-    [PackedOperand, PackedOperand, torch.Tensor, Config | None], torch.Tensor | None
-]
+Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], torch.Tensor | None]
 
 
 class LinearWork(Work):
@@ -104,10 +102,9 @@ class LinearWork(Work):
             return ""
         _, row, column = place = tuple(torch.nonzero(wrong)[0].tolist())
         return (
-            f"launches are wrong on inputs that change in place between samples: "
-            f"{int(wrong.sum()):,} of {wrong.numel():,} elements looked at unannounced, first "
-            f"y[{int(self.rows[row])},{int(self.columns[column])}] = {float(y[place]):.6g}, "
-            f"expected {float(reference.y[place]):.6g}"
+            f"{WRONG_UNANNOUNCED}: {int(wrong.sum()):,} of {wrong.numel():,} elements looked at "
+            f"unannounced, first y[{int(self.rows[row])},{int(self.columns[column])}] = "
+            f"{float(y[place]):.6g}, expected {float(reference.y[place]):.6g}"
         )
 
     def reference(self, weights: Sequence[Operand], activations: Sequence[int]) -> Reference:

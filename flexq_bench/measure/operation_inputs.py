@@ -17,7 +17,6 @@ from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.operand_tensors import Value, number_of, parts_of
 from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS, Reference
 from flexq_bench.measure.inputs import OUTLIER_CHANNELS, OUTLIER_FACTOR, WEIGHT_STD
-from flexq_bench.workloads.expressions import Value as Parameter
 from flexq_bench.workloads.operation import Input, Operation, OperationWorkload, operation
 
 OPERATION_DISTRIBUTION = "operation-v1"
@@ -110,9 +109,9 @@ class OperationCase:
     @property
     def values_in_all(self) -> int:
         """Number of values of all inputs and outputs."""
-        tensors = (*self.definition.inputs, *self.definition.outputs)
-        shapes = (self.definition.shape_of(tensor.name, self.values) for tensor in tensors)
-        return sum(map(math.prod, shapes))
+        names = [tensor.name for tensor in self.definition.inputs]
+        names += [tensor.name for tensor in self.definition.outputs]
+        return sum(math.prod(self.definition.shape_of(name, self.values)) for name in names)
 
     def outputs(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Uninitialized outputs, named `<output>.<part>`."""
@@ -218,9 +217,7 @@ class OperationCase:
             known = replace(known, output_bits=4)
         return known.rounded_to(self.bits)
 
-    def _codes_reference(
-        self, operand: Value, number: NumberFormat, y: torch.Tensor
-    ) -> Reference:
+    def _codes_reference(self, operand: Value, number: NumberFormat, y: torch.Tensor) -> Reference:
         scales = torch.cat([_scale_of_values(part) for part in operand.operands]).view(y.shape)
         quotients = torch.where(scales == 0, 0.0, y / scales).clamp(-number.top, number.top)
         quotients = torch.where(y.isnan(), y, quotients)

@@ -19,7 +19,7 @@ from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION, OperationCase
 from flexq_bench.measure.subject import Subject, placed_buffers, plain_operand
 from flexq_bench.measure.weight_rotation import Content, LayerWeights, SharedWeights
-from flexq_bench.measure.work import KeptLaunches, Outputs, Work
+from flexq_bench.measure.work import WRONG_UNANNOUNCED, KeptLaunches, Outputs, Work
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import OperationWorkload
 
@@ -176,9 +176,9 @@ class _OperationWork(Work):
         )
         host = torch.Generator().manual_seed(seed)
         self.elements = {
-            name: torch.randint(
-                out.numel(), (_CHECKED_ELEMENTS,), generator=host, device="cpu"
-            ).to(subject.device)
+            name: torch.randint(out.numel(), (_CHECKED_ELEMENTS,), generator=host, device="cpu").to(
+                subject.device
+            )
             for name, out in of.outputs(subject.device).items()
             if out.numel()
         }
@@ -208,9 +208,8 @@ class _OperationWork(Work):
     def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
         if self._of.definition.accepts is not None:
             return ""  # it judges whole outputs, as the announced checks do
-        places = range(len(kept.weights))
-        places = draw.sample(places, min(len(places), _JUDGED_LAUNCHES))
-        for place in places:
+        count = len(kept.weights)
+        for place in draw.sample(range(count), min(count, _JUDGED_LAUNCHES)):
             content, given = kept.weights[place], self._given[kept.activations[place]]
             expected = self._of.expected({**content.operand, **given})
             for name, at in self.elements.items():
@@ -218,7 +217,7 @@ class _OperationWork(Work):
                     kept.outputs[name][place], _elements(expected[name], at), tolerance, name
                 )
                 if problem:
-                    return f"launches are wrong on inputs that change in place between samples: {problem}"
+                    return f"{WRONG_UNANNOUNCED}: {problem}"
         return ""
 
     def stage(self, inputs: Inputs) -> PackedOperand:

@@ -73,11 +73,9 @@ class Content:
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        if isinstance(self.operand, Mapping):
-            return self.packed.nbytes + sum(value.nbytes for value in self.operand.values())
-        tensors = (self.operand.values, self.operand.scales)
-        own = sum(t.numel() * t.element_size() for t in tensors if t is not None)
-        return own + self.packed.nbytes
+        is_named = isinstance(self.operand, Mapping)
+        parts = self.operand.values() if is_named else [self.operand]
+        return self.packed.nbytes + sum(int(part.nbytes) for part in parts)
 
 
 class LayerWeights:

@@ -13,6 +13,7 @@ import torch
 from flexq_bench.kernels.contract import Config, PackedOperand
 from flexq_bench.measure.weight_rotation import Content
 
+WRONG_UNANNOUNCED = "launches are wrong on inputs that change in place between samples"
 Outputs = Mapping[str, torch.Tensor]  # by name; an operation of one output calls it "out"
 
 

@@ -122,8 +122,8 @@ class Declaration:
             )
         if weight.kind == "mixed" and activation.kind != "mixed":
             raise DefinitionError(
-                f"{self.name}: weights of format {weight.name} have their channels in an order that "
-                "activations share: declare the same format for both"
+                f"{self.name}: weights of format {weight.name} have their channels in an order "
+                "that activations share: declare the same format for both"
             )
         groups = sorted(number.group for number in (weight, activation) if number.group)
         if groups and groups[-1] % groups[0]:
@@ -147,11 +147,8 @@ class Declaration:
         most = len(positional)
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             most = len(gets) + least
-        if "..." in gets:
-            fits = len(gets) <= most
-        else:
-            fits = least <= len(gets) <= most
-        if not fits:
+        # What prepare_weight makes may be any number of tensors.
+        if len(gets) > most or (len(gets) < least and "..." not in gets):
             raise DefinitionError(
                 f"{self.name}: the function takes {most} tensors and gets "
                 f"{', '.join(gets)}: give it these arguments"
@@ -242,7 +239,9 @@ class Prepared:
     Static values are those of the first weights of a shape, so they can't depend on contents.
     """
 
-    def __init__(self, label: str, what: str, function: Callable[..., Tensors], prefix: str) -> None:
+    def __init__(
+        self, label: str, what: str, function: Callable[..., Tensors], prefix: str
+    ) -> None:
         self._label, self._what, self._function, self._prefix = label, what, function, prefix
         self._static: dict[object, dict[int, object]] = {}
         self._count: dict[object, int] = {}
@@ -309,7 +308,7 @@ def _named(operand: str, number: NumberFormat) -> list[str]:
 
 def _checked_outputs(label: str, made: object, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The returned outputs. Raises ShapeError unless they are plain tensors like `outs`."""
-    parts = list(made) if isinstance(made, tuple | list) else [made]
+    parts: list[Any] = list(made) if isinstance(made, tuple | list) else [made]
     fits = len(parts) == len(outs) and all(
         type(part) is torch.Tensor
         and (part.shape, part.dtype, part.device) == (out.shape, out.dtype, out.device)

@@ -25,9 +25,7 @@ OPERATION = Operation(
     parameters=(
         Parameter("tokens", "tokens", is_axis=True),
         Parameter("hidden", "features of the result"),
-        Parameter(
-            "function", "of the block", default="silu_mul", choices=("silu_mul", "gelu")
-        ),
+        Parameter("function", "of the block", default="silu_mul", choices=("silu_mul", "gelu")),
     ),
     inputs=(
         Input(

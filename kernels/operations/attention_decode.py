@@ -53,7 +53,10 @@ OPERATION = Operation(
         Parameter("context", "tokens of a sequence", is_axis=True),
         *heads_parameters(),
     ),
-    inputs=(Input("q", ("batch", "heads", "head_dim"), "dtype", "activation"), *cache_inputs("context")),
+    inputs=(
+        Input("q", ("batch", "heads", "head_dim"), "dtype", "activation"),
+        *cache_inputs("context"),
+    ),
     outputs=(Output("y", ("batch", "heads", "head_dim"), "dtype"),),
     bytes="2 * cache_bytes(batch * context * kv_heads, head_dim)",
     operations="4 * batch * heads * context * head_dim",

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 _HOT = "ceil(experts / 8)"
 _SHARE = f"({_HOT} / experts + min(skew, 100) / 100 * (1 - {_HOT} / experts))"
 _OF_HOT = f"{_HOT} * (1 - (1 - {_SHARE} / {_HOT}) ** (tokens * top_k))"
-_OF_OTHERS = (
-    f"(experts - {_HOT}) * (1 - (1 - (1 - {_SHARE}) / max(1, experts - {_HOT})) ** (tokens * top_k))"
-)
+_OTHERS = f"(experts - {_HOT})"
+_OF_OTHERS = f"{_OTHERS} * (1 - (1 - (1 - {_SHARE}) / max(1, {_OTHERS})) ** (tokens * top_k))"
 TOUCHED = f"min(experts, tokens * top_k, max(top_k, floor({_OF_HOT} + {_OF_OTHERS} + 1 / 2)))"
 
 

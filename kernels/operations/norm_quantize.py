@@ -28,7 +28,9 @@ OPERATION = Operation(
     parameters=(
         Parameter("tokens", "tokens", is_axis=True),
         Parameter("hidden", "features"),
-        Parameter("norm", "root mean square, or layer norm", default="rms", choices=("rms", "layer")),
+        Parameter(
+            "norm", "root mean square, or layer norm", default="rms", choices=("rms", "layer")
+        ),
         Parameter(
             "residual",
             "add x to the residual stream first, which is an output too",
