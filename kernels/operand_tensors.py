@@ -116,7 +116,7 @@ def parts_of(number: torch.dtype | NumberFormat) -> tuple[str, ...]:
     return ("codes", "scales", *special, *(("zero_points",) if number.has_zero_points else ()))
 
 
-def named_tensors(values: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+def buffers_of(values: Mapping[str, Value]) -> dict[str, torch.Tensor]:
     """The tensors of inputs, named `<input>.<part>`."""
     return {
         f"{name}.{part}": tensor

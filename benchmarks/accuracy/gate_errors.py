@@ -203,8 +203,10 @@ class Replay:
     def __init__(self, bench: Bench, policy: AccuracyPolicy, data: str) -> None:
         self._bench, self._text = bench, read_text(data)
         self.noise, results = fitted_results(bench)
+        # A model without a chat template has no results on chats, for example.
+        judged = [limit for limit in policy.limits if set(limit.texts) <= results.keys()]
         limits, self._results, self.detect = [], {}, {}
-        for limit in policy.limits:
+        for limit in judged:
             table = limit.table
             if isinstance(table, PerplexityLimit):
                 detect = table.detect or policy.planned.detect
@@ -215,7 +217,7 @@ class Replay:
                 self._results[table.text] = results[table.text].with_loss(plan.accepted)
                 table = table.model_copy(update={"at_most": None})
                 limits.append(CheckLimit(limit.check, table))
-        for limit in policy.limits:
+        for limit in judged:
             exact = at_its_values(limit.table, results[limit.texts[0]], self._results)
             limits += [] if exact is None else [CheckLimit(limit.check, exact)]
         self._results = {**results, **self._results}

@@ -29,7 +29,7 @@ from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, where_data_lies
 from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
-from flexq_bench.accuracy.records import OnUnit, ResultOrigin, execute
+from flexq_bench.accuracy.records import OnUnit, ResultOrigin, recording
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KL,
@@ -461,15 +461,15 @@ class _Gate:
     def _evaluate(self, scheme: str) -> None:
         """Evaluate a scheme; a task that lm-eval can't evaluate is recorded as missing."""
         setup = self._setup
-        for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
-            if unit[1] in self._missing:
-                continue
-            try:
-                self.results += execute(
-                    self._database, setup.evaluator, [unit], setup.origin, on_unit=self._on_unit
-                )
-            except MissingTaskError as error:
-                self._missing[unit[1]] = str(error)
+        units = [unit for unit in setup.plan.units if unit[0] == scheme]
+        with recording(self._database, setup.origin) as run:
+            for unit in units:
+                if unit[1] in self._missing:
+                    continue
+                try:
+                    self.results += run.evaluated(setup.evaluator, unit, self._on_unit)
+                except MissingTaskError as error:
+                    self._missing[unit[1]] = str(error)
 
     def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
         """Return the outcomes of all limits; of a failed scheme, which are not judged."""

@@ -77,6 +77,17 @@ class Recording:
         if any(finding.value is None for finding in findings):
             self._run.status = "failed"
 
+    def evaluated(
+        self, evaluator: Evaluator, unit: Unit, on_unit: OnUnit
+    ) -> Sequence[MetricResult]:
+        """Return the run's results of a unit; evaluate it and store them unless they are stored."""
+        findings = self.reusable(unit, evaluator.parameters(*unit))
+        if not findings:
+            findings = evaluator.evaluate(*unit)
+            self.add(unit, findings, self._origin)
+        on_unit(unit, findings)
+        return findings
+
     def _of(self, unit: Unit) -> _Stored:
         return self._stored.get((unit[0], task_name(unit[1])), _Stored())
 
@@ -101,16 +112,8 @@ def execute(
     Units with stored results under the same parameters are not evaluated again. Raises UsageError
     as Recording.reusable.
     """
-    results: list[MetricResult] = []
     with recording(database, origin) as run:
-        for unit in units:
-            findings = run.reusable(unit, evaluator.parameters(*unit))
-            if not findings:
-                findings = evaluator.evaluate(*unit)
-                run.add(unit, findings, origin)
-            results += findings
-            on_unit(unit, findings)
-    return results
+        return [result for unit in units for result in run.evaluated(evaluator, unit, on_unit)]
 
 
 def build_record(finding: MetricResult, origin: ResultOrigin, attempt: int = 1) -> AccuracyRecord:

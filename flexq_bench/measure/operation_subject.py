@@ -10,7 +10,7 @@ import torch
 
 from flexq_bench.kernels.contract import Config, KernelSpec, OperationKernel, PackedOperand
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.operand_tensors import Value, named_tensors
+from flexq_bench.kernels.operand_tensors import Value, buffers_of
 from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import Buffers, poison
@@ -31,7 +31,7 @@ Inputs = Mapping[str, Value]
 
 
 def _packed(inputs: Inputs) -> PackedOperand:
-    return PackedOperand(named_tensors(inputs), 0, 0)
+    return PackedOperand(buffers_of(inputs), 0, 0)
 
 
 class OperationSubject(Subject):

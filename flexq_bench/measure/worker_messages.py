@@ -15,8 +15,8 @@ import json
 from typing import Any
 
 VERSION = 1
-# Of `fill` and `output`, and of `kept` and `launches` of `turn`, which only a gate needs.
-JUDGED_VERSION = 3
+# Of `fill` and `output`, and of `kept` and `launches` of `turn`, which only a judge needs.
+JUDGED_VERSION = 4
 
 
 def printable(text: str) -> str:

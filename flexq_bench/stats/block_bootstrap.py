@@ -45,11 +45,8 @@ def block_quantile_intervals(
         return tuple(Interval(float(e), float(e), float(e)) for e in estimates)
     rng = np.random.default_rng(seed)
     resamples = max(_MIN_RESAMPLES, min(_MAX_RESAMPLES, _MAX_DRAWS // blocks.size))
-    drawn = np.empty((resamples, len(shares)))
-    for i in range(resamples):
-        weights = rng.multinomial(count, np.full(count, 1 / count))
-        reached = np.cumsum(weights[owner])
-        drawn[i] = ordered[np.searchsorted(reached, wanted + 1)]
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=resamples)
+    drawn = ordered[_weighted_places(owner, weights, wanted)]
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail), axis=0)
     wider = few_blocks_factor(count, confidence)
@@ -57,6 +54,33 @@ def block_quantile_intervals(
         _interval(share, estimate, below, above, wider)
         for share, estimate, below, above in zip(shares, estimates, low, high, strict=True)
     )
+
+
+def _weighted_places(
+    owner: NDArray[np.intp], weights: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> NDArray[np.intp]:
+    """Places in the order of all values, [resamples, shares], of the wanted ones of each resample.
+
+    owner: the block of each value, in that order. weights: [resamples, blocks], how often a block
+    was drawn. Sums over runs of values narrow each search to one run, about the square root of
+    their number, whose values are then counted one by one.
+    """
+    length = math.isqrt(owner.size - 1) + 1
+    runs, blocks = -(-owner.size // length), weights.shape[1]
+    cells = np.arange(owner.size) // length * blocks + owner
+    in_runs = np.bincount(cells, minlength=runs * blocks).reshape(runs, blocks)
+    # Values drawn up to the end of each run. Counts are exact in float64, whose product is faster.
+    reached = weights.astype(np.float64) @ np.cumsum(in_runs, axis=0).T.astype(np.float64)
+    padded = np.append(owner, np.full(runs * length - owner.size, owner[-1]))
+    places = np.empty((len(weights), len(wanted)), dtype=np.intp)
+    every = np.arange(len(weights))
+    for share, rank in enumerate(wanted):
+        run = (reached <= rank).sum(axis=1)
+        before = np.where(run > 0, reached[every, run - 1], 0)
+        members = padded.reshape(runs, length)[run]
+        counted = before[:, None] + np.cumsum(weights[every[:, None], members], axis=1)
+        places[:, share] = run * length + (counted <= rank).sum(axis=1)
+    return places
 
 
 def few_blocks_factor(count: int, confidence: float = 0.95) -> float:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.stats import block_quantile_intervals, distinct_blocks
+from flexq_bench.stats.block_bootstrap import few_blocks_factor
 
 SHARES = (0.5, 0.95, 0.99, 1.0)
 
@@ -13,6 +14,21 @@ def test_quantile_is_the_smallest_value_of_its_share():
     found = block_quantile_intervals(values, SHARES, seed=0)
     assert [interval.estimate for interval in found] == [50, 95, 99, 100]
     assert all(interval.low <= interval.estimate <= interval.high for interval in found)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (6, 7), (30, 41)])
+def test_interval_is_that_of_sorted_resamples(shape):
+    values = np.random.default_rng(7).normal(size=shape)
+    rng, count = np.random.default_rng(2), shape[0]
+    drawn = []
+    for _ in range(1000):
+        times = rng.multinomial(count, np.full(count, 1 / count))
+        resample = np.sort(np.repeat(values, times, axis=0), axis=None)
+        drawn.append(resample[int(np.ceil(0.9 * resample.size)) - 1])
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    (found,) = block_quantile_intervals(values, (0.9,), seed=2)
+    ratio = (found.high - found.low) / (high - low)
+    assert ratio == pytest.approx(few_blocks_factor(count))
 
 
 def test_different_segments_widen_the_interval():

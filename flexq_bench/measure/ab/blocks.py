@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from flexq_bench.measure.judged_kernel import Worker
 from flexq_bench.measure.sampling import location
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
@@ -71,20 +72,6 @@ def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
 
 
 OnBlock = Callable[[Case, Block], None]
-
-
-class Worker(Protocol):
-    """Interface of a WorkerProcess; its operations are those of WorkerOperations."""
-
-    def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
-
-    def send(self, what: str, **arguments: Any) -> None: ...
-
-    def receive(self) -> dict[str, Any]: ...
-
-    def paused(self) -> AbstractContextManager[None]: ...
-
-    def rescheduled(self) -> str: ...
 
 
 @dataclass

@@ -23,6 +23,7 @@ from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.sandbox import Kind, required_kind
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
 from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.repository.git import git_output
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
@@ -73,7 +74,7 @@ def compare_judged(
             return Side(name, tree, environment, launcher=launcher, scratch=sandbox.scratch)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
-        _check_workers(ABExperiment(*sides, **options))
+        _check_workers(ABExperiment(*sides, **options), repository)
         steady = replace(sides[0], name=second.name)
         experiment = partial(ABExperiment, **options, starts_ahead=False)
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
@@ -84,7 +85,7 @@ def compare_judged(
         )
 
 
-def _check_workers(experiment: ABExperiment) -> None:
+def _check_workers(experiment: ABExperiment, repository: Path) -> None:
     """Raise MissingResultsError unless base's program starts, judges and runs head's code."""
     base, head = experiment.base, experiment.head
     with ExitStack() as stack:  # both start at the same time, which takes as long as one
@@ -93,8 +94,8 @@ def _check_workers(experiment: ABExperiment) -> None:
         second.request_identity()
         if first.check_identity().get("judged") != JUDGED_VERSION:
             raise MissingResultsError(
-                f"{base.short_name} judges its head by other rules than this program: take a later "
-                "base, or measure each by its own program (--trust-head)"
+                f"{base.short_name} judges its head by other rules than this program: "
+                f"{_oldest(repository)}, or measure each by its own program (--trust-head)"
             )
         try:
             second.check_identity()
@@ -104,3 +105,13 @@ def _check_workers(experiment: ABExperiment) -> None:
                 "changes what both share, have it reviewed and measure each by its own "
                 "(--trust-head)"
             ) from error
+
+
+def _oldest(repository: Path) -> str:
+    """Name the oldest commit that judges as this program does, if the repository has one."""
+    of_this_version = rf"^JUDGED_VERSION = {JUDGED_VERSION}$"
+    file = "flexq_bench/measure/worker_messages.py"
+    found = git_output(
+        repository, "log", "--all", "-G", of_this_version, "--format=%H", "--", file
+    ).split()
+    return f"the oldest base is {found[-1][:10]}" if found else "take a later base"

@@ -13,11 +13,13 @@ from typing import Any
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.external.sources import hash_of_folders
+from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
-from flexq_bench.measure.ab.given_inputs import read_inputs
+from flexq_bench.measure.given_inputs import Plain, linear_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
+from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
 
@@ -30,6 +32,8 @@ class _Slot:
 
     free: clocks without the power limit, of the first placement. samples: of a batch; gap_us: idle
     time before each. least_mhz: clock below which a batch of the current placement doesn't count.
+    weights: the latest that were given, which a new placement gets with its first activations.
+    has_weights: the current placement has them.
     """
 
     prepared: PreparedCase
@@ -39,6 +43,8 @@ class _Slot:
     samples: int = 1
     gap_us: float = 0.0
     least_mhz: float | None = None
+    weights: Operand | None = None
+    has_weights: bool = False
 
 
 class WorkerOperations:
@@ -111,6 +117,7 @@ class WorkerOperations:
         other = self._slots[beside].placed if beside is not None else None
         buffers = None if other is None else other.buffers
         mine.placed = mine.resources.enter_context(mine.prepared.placed(index, shared_with=buffers))
+        mine.has_weights = False
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         warmed, gap, mine.free = warm_up_under_boost(
@@ -124,41 +131,53 @@ class WorkerOperations:
         shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
         return {"copies": mine.prepared.copies, "shared": shared}
 
-    def fill(self, slot: str, path: str, weights: bool) -> dict[str, Any]:
-        """Give inputs from a file (see given_inputs) to the last launch of each turn.
+    def fill(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
+        """Give inputs from shared memory to the last launch of each turn.
 
-        weights: also the weights, not only activations.
+        layout: of the tensors there (see shared_tensors). plain: see given_inputs. Without weights
+        among them, the latest are kept.
         """
-        placed = self._placed(slot)
-        inputs = read_inputs(Path(path), self._meter.torch_device)
-        placed.buffers.fill(inputs, placed.config, weights=weights)
+        placed, mine = self._placed(slot), self._slots[slot]
+        inputs = linear_inputs(
+            read_tensors(Path(path), layout, self._meter.torch_device), plain, mine.weights
+        )
+        is_new = inputs.w is not mine.weights or not mine.has_weights
+        placed.buffers.fill(inputs, placed.config, weights=is_new)
+        mine.weights, mine.has_weights = inputs.w, True
         placed.clock.synchronize()  # they are timed on another stream
         return {}
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
-        """Write the result of the latest launch to a file: FP16 [M,N], row by row."""
-        output = self._placed(slot).buffers.outputs()["out"]
-        Path(path).write_bytes(output.contiguous().cpu().numpy().tobytes())
+        """Write the results of the latest launch to shared memory, by name: `out`, FP16 [M,N]."""
+        write_tensors(Path(path), self._placed(slot).buffers.outputs())
         return {}
 
     def turn(
-        self, slot: str, gap_us: float | None = None, kept: int | None = None
+        self,
+        slot: str,
+        gap_us: float | None = None,
+        kept: int | None = None,
+        count: int | None = None,
+        steady: bool = False,
     ) -> dict[str, Any]:
         """A batch of samples on the placement, and the SM clock during it.
 
         gap_us: idle time before each; None: the gap that kept the clock up when it was placed.
-        kept: number of untimed samples whose outputs are kept; None: it is drawn.
+        kept: number of untimed samples whose outputs are kept; None: it is drawn. count: of timed
+        samples; None: those of a turn. steady: without gaps, under steady load.
         """
         placed, mine = self._placed(slot), self._slots[slot]
         if kept is not None:
             placed.buffers.between.keep_samples(kept)
         gap_us = mine.gap_us if gap_us is None else gap_us
-        batch = placed.rotation.sample(mine.samples, gap_us=gap_us)
+        samples = mine.samples if count is None else count
+        batch = placed.rotation.sample(samples, gap_us=None if steady else gap_us)
         clocks = [mhz for mhz in batch.sm_mhz if mhz is not None]
         mhz = statistics.median(clocks) if clocks else None
         return {
             "samples_us": batch.times_us,
             "launches": placed.rotation.launches,
+            "sm_mhz": batch.sm_mhz,
             "mhz": mhz,
             "trim": self._meter.protocol.trim,
             "valid": not gap_us or not is_low(mhz, mine.least_mhz),
