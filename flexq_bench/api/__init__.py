@@ -131,6 +131,8 @@ def kernel(
     if not dtype:
         dense = activation or weight
         dtype = dense if dense in DENSE_TYPES else "fp16"
+    if dtype not in DENSE_TYPES:
+        raise DefinitionError(f"{name}: no dtype {dtype!r}: there are {', '.join(DENSE_TYPES)}")
 
     def declare(function: Function) -> FunctionDefinition:
         return FunctionDefinition(

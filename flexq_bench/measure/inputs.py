@@ -11,6 +11,7 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.asymmetric import asymmetric_types
 from flexq_bench.kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
 from flexq_bench.kernels.formats.mixed import (
     GROUP,
@@ -153,7 +154,7 @@ def small_sum_inputs(bound: BoundKernel, seed: int) -> LinearInputs:
         if fmt.kind == "mixed":
             return _mixed(k, lambda part, of: draw(rows, of, density, part))
         shape = (rows, k)
-        top = min(_SMALL_CODE, _limits(fmt)[1])
+        top = min(_SMALL_CODE, _limits(fmt)[1] // (2 if fmt.kind == "asymmetric" else 1))
         codes = torch.randint(
             -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
         )
@@ -167,6 +168,10 @@ def small_sum_inputs(bound: BoundKernel, seed: int) -> LinearInputs:
                 middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
                 small += _DUAL_MIDDLE
             return Operand(small, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
+        if fmt.has_zero_points:
+            of_codes, of_zeros = asymmetric_types(fmt.bits)
+            middle = torch.full_like(ones, -top, dtype=of_zeros)
+            return Operand((small + top).to(of_codes), ones, fmt.bits, fmt.group, middle)
         return Operand(small, ones, fmt.bits, fmt.group)
 
     x = draw(gemm.m, bound.kernel.spec.activation, terms)
@@ -215,6 +220,10 @@ def _full_range(
         up = (codes + _DUAL_MIDDLE).to(torch.int8)
         zero_points = zeros.to(torch.int8)
         return Operand(up, of_groups, fmt.bits, fmt.group, zero_points, row_scales=scales[:, :1])
+    if fmt.has_zero_points:
+        of_codes, of_zeros = asymmetric_types(fmt.bits)
+        zeros = torch.randint(-top, 1, scales.shape, generator=generator, device=device)
+        return Operand(codes.to(of_codes), scales, fmt.bits, fmt.group, zeros.to(of_zeros))
     return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
 
 

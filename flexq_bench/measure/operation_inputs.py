@@ -17,7 +17,13 @@ from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.operand_tensors import Value, number_of, parts_of
 from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS, Reference
 from flexq_bench.measure.inputs import OUTLIER_CHANNELS, OUTLIER_FACTOR, WEIGHT_STD
-from flexq_bench.workloads.operation import Input, Operation, OperationWorkload, operation
+from flexq_bench.workloads.operation import (
+    DISTRIBUTIONS,
+    Input,
+    Operation,
+    OperationWorkload,
+    operation,
+)
 
 OPERATION_DISTRIBUTION = "operation-v1"
 _BELOW = "below "
@@ -101,8 +107,8 @@ class OperationCase:
             real[..., channels] *= OUTLIER_FACTOR
         elif kind not in ("normal", "outliers"):
             raise MeasureError(
-                f"{self.definition.name}: {tensor.name} has no distribution {kind!r}: see "
-                "DISTRIBUTIONS in workloads/operation.py"
+                f"{self.definition.name}: {tensor.name} has no distribution {kind!r}: there are "
+                f"{', '.join(DISTRIBUTIONS)}, and `below` with an expression"
             )
         return real
 
@@ -127,7 +133,7 @@ class OperationCase:
         return made
 
     def expected(self, inputs: Mapping[str, Value]) -> dict[str, Reference]:
-        """What each output must be, by `<output>.<part>`.
+        """Compute the right outputs, by `<output>.<part>`.
 
         Raises MeasureError if the definition has no reference, or it returns other outputs.
         """

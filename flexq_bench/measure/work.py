@@ -1,4 +1,4 @@
-"""What the launches of a case compute, and how their results are judged."""
+"""Launches of a case, and the judging of their results, for any operation."""
 
 from __future__ import annotations
 

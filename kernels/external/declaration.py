@@ -18,7 +18,7 @@ from flexq_bench.kernels.contract import (
     PackedOperand,
 )
 from flexq_bench.kernels.errors import KernelError, ShapeError
-from flexq_bench.kernels.formats import DENSE_TYPES, FP16, NumberFormat
+from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.kernels.operand_tensors import parts_of
 from flexq_bench.workloads.case import Stage
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -93,10 +93,6 @@ class Declaration:
                 raise DefinitionError(f"{self.name}: no backend {backend!r}: there are cpu, cuda")
         if not self.backends:
             raise DefinitionError(f"{self.name}: backends is empty: name cpu, cuda or both")
-        if self.dtype not in DENSE_TYPES:
-            raise DefinitionError(
-                f"{self.name}: no dtype {self.dtype!r}: there are {', '.join(DENSE_TYPES)}"
-            )
         if self.is_linear:
             self._check_linear()
         elif self.quantize_activation is not None:
@@ -142,8 +138,11 @@ class Declaration:
             parameters = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # compiled code has none
             return
-        positional = [p for p in parameters if p.kind in _POSITIONAL]
-        least = sum(p.default is p.empty for p in positional)
+        is_choosing = callable(self.configurations)
+        chosen = () if callable(self.configurations) else self.configurations
+        keywords = {name for arguments in chosen for name in arguments}
+        positional = [p for p in parameters if p.kind in _POSITIONAL and p.name not in keywords]
+        least = 0 if is_choosing else sum(p.default is p.empty for p in positional)
         most = len(positional)
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             most = len(gets) + least
@@ -234,7 +233,7 @@ class Declaration:
 
 
 class Prepared:
-    """What a `prepare` function made: tensors, of which there are copies, and static values.
+    """Results of a `prepare` function: tensors, of which there are copies, and static values.
 
     Static values are those of the first weights of a shape, so they can't depend on contents.
     """
@@ -266,7 +265,7 @@ class Prepared:
         return {f"{self._prefix}{i}": tensor.clone() for i, tensor in found.items()}
 
     def arguments(self, shape: object, packed: PackedOperand) -> list[object]:
-        """What the function is given, in order."""
+        """Arguments of the function, in order."""
         static, buffers = self._static[shape], packed.buffers
         return [
             static[i] if i in static else buffers[f"{self._prefix}{i}"]

@@ -1,4 +1,4 @@
-"""What attention over a cache of keys and values has in common, paged or contiguous."""
+"""Parts of definitions of attention over a cache of keys and values, paged or contiguous."""
 
 from __future__ import annotations
 

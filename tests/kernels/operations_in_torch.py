@@ -93,3 +93,64 @@ def sampling(logits, uniform, token, *, top_k):
     values, indices = logits.topk(top_k)
     place = torch.searchsorted(values.softmax(-1).cumsum(-1), uniform[:, None])
     token.copy_(indices.gather(1, place.clamp(max=top_k - 1))[:, 0])
+
+
+@kernel("grouped_linear", "masked", weight="int8/row", dtype="fp32", **CPU)
+def masked(x, w, scales, sizes, y, *, tokens):
+    for expert, size in enumerate(sizes.tolist()):
+        rows = slice(expert * tokens, expert * tokens + size)
+        y[rows] = (x[rows] @ w[expert].float().T) * scales[expert, :, 0].float()
+
+
+@kernel("attention_decode", "int8-cache", cache="int8/row", dtype="bf16", **CPU)
+def int8_cache(q, k_cache, k_scales, v_cache, v_scales, block_table, y, *, context):
+    k = k_cache.float() * k_scales.float()
+    v = v_cache.float() * v_scales.float()
+    y.copy_(_attended(q[:, :, None].float(), k, v, block_table, context, None)[:, :, 0])
+
+
+def _attended(q, k_cache, v_cache, block_table, length, mask):
+    k, v = (
+        cache[block_table.long()].flatten(1, 2)[:, :length].transpose(1, 2).float()
+        for cache in (k_cache, v_cache)
+    )
+    return functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+
+@kernel("attention_prefill", "prefill", **CPU)
+def prefill(q, k_cache, v_cache, block_table, y, *, past, tokens):
+    mask = torch.ones(tokens, past + tokens, dtype=torch.bool).tril(past)
+    made = _attended(q.transpose(1, 2).float(), k_cache, v_cache, block_table, past + tokens, mask)
+    y.copy_(made.transpose(1, 2))
+
+
+@kernel("norm_quantize", "add-norm-fp8", activation="fp8/row", **CPU)
+def add_norm_fp8(x, residual, gamma, codes, scales, total):
+    total.copy_(x.float() + residual.float())
+    y = x.float() + residual.float()
+    y = functional.layer_norm(y, y.shape[-1:], eps=1e-6) * gamma.float()
+    scales.copy_(y.abs().amax(-1, keepdim=True) / 448)
+    codes.copy_((y / scales.float()).clamp(-448, 448))
+
+
+@kernel("activation_quantize", "silu", activation="int8/128", **CPU)
+def silu(x, codes, scales, *, hidden):
+    y = functional.silu(x[:, :hidden].float()) * x[:, hidden:].float()
+    grouped = y.view(len(y), -1, 128)
+    scales.copy_(grouped.abs().amax(-1) / 127)
+    codes.copy_((grouped / scales.float()[..., None]).round().clamp(-128, 127).view_as(y))
+
+
+@kernel("rope_cache_write", "rope", cache="bf16", dtype="bf16", **CPU)
+def rope(q, k, v, rotary, position, slot, q_rotated, k_cache, v_cache):
+    cos, sin = rotary[position.long()][:, None].unbind(-1)
+    for heads, to in ((q, q_rotated), (k, k_cache)):
+        first, second = heads.float().chunk(2, -1)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        to[slice(None) if to is q_rotated else slot.long()] = turned.to(to.dtype)
+    v_cache[slot.long()] = v
+
+
+@kernel("all_reduce", "reduce", dtype="fp32", **CPU)
+def reduce(x, y):
+    y.copy_(x.sum(0).expand_as(y))
