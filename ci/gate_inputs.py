@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.contract import Backend, Capability
 from flexq_bench.measure.device import capability, device_info, find_device
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
@@ -18,18 +18,26 @@ from flexq_bench.workloads.probes import EMPTY_KERNEL
 from flexq_bench.workloads.suite import Suite
 
 
-def planned_cases(suite: Suite, device: str | None) -> tuple[Machine, str, tuple[Case, ...]]:
-    """Return the machine, the device's name, and the suite's cases on it with their probes.
+def local_machine(device: str | None) -> tuple[Machine, str, Capability | None]:
+    """Return a device of this process, its name in torch, and its capability.
 
-    device None: the first GPU, else the CPU. The empty kernel is left out, as no commit can slow it
-    down. Raises UsageError for a missing device.
+    device None: the first GPU, else the CPU. Raises UsageError for a missing device.
     """
     name = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
     opened = find_device(name)
     backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(opened))
-    cases = tuple(case for case in plan.cases if case.kernel != EMPTY_KERNEL)
-    return Machine(backend, device_info(name)), name, cases
+    return Machine(backend, device_info(name)), name, capability(opened)
+
+
+def planned_cases(
+    suite: Suite, backend: Backend, capability: Capability | None
+) -> tuple[Case, ...]:
+    """Return the suite's cases on a device with their probes.
+
+    The empty kernel is left out, as no commit can slow it down.
+    """
+    plan = build_plan(suite, backend, capability)
+    return tuple(case for case in plan.cases if case.kernel != EMPTY_KERNEL)
 
 
 def judged_commit(repository: Path, revision: str) -> CommitInfo:

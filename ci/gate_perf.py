@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 
 from flexq_bench.ci.notifications import events
 from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.ci.report_data import Finding, GateOutcome, GateReport
 from flexq_bench.db.engine import Database
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
@@ -37,12 +38,14 @@ def gate_perf(
     today: date,
     notes: Sequence[str] = (),
     trusts_head: bool = False,
+    devices: Mapping[str, DeviceInfo] = MappingProxyType({}),
 ) -> GateReport:
     """Compare the planned cases, store every verdict, and judge them by the policy.
 
     plan: cases that must have a result. comparer: compares them. alerting: as in record_night.
     today: date at which waivers are evaluated. notes: added to the report. trusts_head: True if the
-    comparer measures head with its own program. Raises errors of the comparer and the database;
+    comparer measures head with its own program. devices: that measured the cases, by key, where it
+    was not machine's; read when all are compared. Raises errors of the comparer and the database;
     nothing is stored then.
     """
     policy = policy.on(machine.device.sku)
@@ -55,6 +58,7 @@ def gate_perf(
             machine,
             {base.sha: base, head.sha: head},
             alerting=alerting,
+            devices=[devices.get(key, machine.device) for key in received],
         )
         events.add_alert_events(session, night.opened, night.changed)
     judged = {verdict.case.key: verdict for verdict in night.judged}

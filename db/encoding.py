@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -207,27 +207,23 @@ def _fields_with_default(kind: type) -> frozenset[str]:
 
 
 @cache
-def _split_hint(hint: Any) -> tuple[bool, Any, Any, Any]:
-    """Split a type hint into: is it optional, its type, its origin, its last type argument."""
-    optional = NoneType in get_args(hint)
-    if optional:
-        hint = get_args(hint)[0]
-    parts = get_args(hint)
+def _conversion(hint: Any) -> Callable[[Any, str], Any]:
+    """Return the function that checks a value, given with its field's name, by its type hint."""
+    if NoneType in get_args(hint):
+        convert = _conversion(get_args(hint)[0])
+        return lambda value, name: None if value is None else convert(value, name)
+    origin, parts = get_origin(hint), get_args(hint)
     last = next((part for part in reversed(parts) if part is not Ellipsis), None)
-    return optional, hint, get_origin(hint), last
+    if origin is tuple:
+        return lambda value, name: _sequence(value, last, name)
+    if origin is dict:
+        return lambda value, name: _mapping(value, last, name)
+    check = _info if is_dataclass(hint) else _scalar
+    return lambda value, name: check(value, hint, name)
 
 
 def _conform(value: Any, hint: Any, name: str) -> Any:
-    optional, kind, origin, part = _split_hint(hint)
-    if optional and value is None:
-        return None
-    if origin is tuple:
-        return _sequence(value, part, name)
-    if origin is dict:
-        return _mapping(value, part, name)
-    if is_dataclass(kind):
-        return _info(value, kind, name)
-    return _scalar(value, kind, name)
+    return _conversion(hint)(value, name)
 
 
 def _info(value: Any, kind: Any, name: str) -> Any:
@@ -278,7 +274,9 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
         return _time(value, name) if name in _TIMES else _text(value, name)
     if kind is bool and isinstance(value, (bool, np.bool_)):
         return bool(value)
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_number = type(value) in (int, float) or (
+        isinstance(value, Real) and not isinstance(value, bool)
+    )
     if kind is int and is_number and isinstance(value, Integral):
         number = int(value)
         if number not in INT64:

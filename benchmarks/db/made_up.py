@@ -19,7 +19,7 @@ from flexq_bench.workloads.models import get_model
 FIRST_NIGHT = datetime(2025, 1, 1, 22, tzinfo=UTC)
 GPUS = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA RTX A6000", "NVIDIA GeForce RTX 3090")
 KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublas-fp16", "cublaslt-w8a8", "abq-w6a6")
-TOKENS = (1, 2, 4, 8, 16)
+TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16)
 LAYERS = (
     *(("llama-7b", layer) for layer in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")),
     ("llama-13b", "o_proj"),

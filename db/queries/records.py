@@ -78,8 +78,15 @@ def _load(
         result_id = getattr(samples.table, samples.result_id)
         for sample in session.scalars(select(samples.table).where(result_id.in_(ids))):
             sample_rows[getattr(sample, samples.result_id)].append(sample)
+    commits: dict[int, CommitInfo] = {}
+    devices: dict[int, DeviceInfo] = {}
     for result_id in ids:
         result, commit, device, environment, run_uuid, *series = rows[result_id]
+        if commit.id not in commits:
+            known = parents[commit.project, commit.sha]
+            commits[commit.id] = _commit_info(commit, known)
+        if device.id not in devices:
+            devices[device.id] = _device_info(device)
         if run_uuid not in runs:
             runs[run_uuid] = run_info(session, run_uuid)
         values = field_values(kind, result)
@@ -91,8 +98,8 @@ def _load(
             **values,
             created_at=result.created_at.isoformat(),
             run=runs[run_uuid],
-            commit=_commit_info(commit, parents[commit.project, commit.sha]),
-            device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
+            commit=commits[commit.id],
+            device=devices[device.id],
             environment=environment.content,
         )
 
@@ -118,6 +125,10 @@ def commit_info(session: Session, sha: str, project: str) -> CommitInfo | None:
     if commit is None:
         return None
     return _commit_info(commit, _parents(session, [sha]).get((project, sha), ()))
+
+
+def _device_info(device: Device) -> DeviceInfo:
+    return DeviceInfo(**{field.name: getattr(device, field.name) for field in fields(DeviceInfo)})
 
 
 def _commit_info(commit: Commit, parents: Sequence[str]) -> CommitInfo:

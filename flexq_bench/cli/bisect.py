@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.compare import search_progress
-from flexq_bench.cli.external import KernelSourceOptions, use_project
+from flexq_bench.cli.external import KernelSourceOptions, OpenedProject, use_project
+from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
     BackendChoice,
+    ClusterOptions,
     DbOption,
-    DeviceOptions,
     InterleavingOptions,
     JsonFlag,
     RepositoryOption,
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
+from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
+from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import commits_after, repository_of
 from flexq_bench.workloads.case import Case
 
@@ -43,7 +46,7 @@ def bisect(
     ],
     good: Annotated[str, typer.Option(metavar="REV", help="Revision before the change.")],
     bad: Annotated[str, typer.Option(metavar="REV", help="Revision with the change.")],
-    place: DeviceOptions,
+    place: ClusterOptions,
     repository: RepositoryOption = ".",
     sources: KernelSourceOptions,
     fresh: Annotated[
@@ -63,65 +66,51 @@ def bisect(
     it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
     interrupted.
     """
-    from flexq_bench.ci.bisect import Journal, case_of_series, device_uuid
+    from flexq_bench.ci.bisect import Journal, case_of_series
     from flexq_bench.ci.bisect import bisect as find_change
     from flexq_bench.ci.reports import bisect as reports
-    from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
-    from flexq_bench.measure.ab.worker_pairs import can_start_beside
-    from flexq_bench.measure.external_kernels import program_root
-    from flexq_bench.measure.launcher import forking_launcher
     from flexq_bench.repository import project as projects
 
     sources.use_kernels()
+    opened: OpenedProject | None = None
     if sources.project is not None:
-        opened = use_project(sources.project, good)
+        opened = use_project(sources.project, good, builds=place.is_local)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
-        run_comparison = partial(_compared_in_project, opened.project)
-        build: Callable[[str], object] | None = partial(_build, opened.project)
-        program: Path | None = program_root()
     else:
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
         commits = commits_between(folder, first, last)
-        run_comparison = partial(compare_commits, folder)
-        build = None  # the commits of this program need no build
-        program = None  # each commit has its own
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
-    device_name, seed = place.device_name(), interleaving.seed
     case, gpu = case_of_series(series, db)
-    rules = interleaving.rules
-    journal = Journal(case.key, first, last, device_uuid(device_name, gpu), seed, rules)
-    if fresh:
-        journal.delete()
+    rules, seed = interleaving.rules, interleaving.seed
     out = console(stderr=as_json)
-    with (
-        search_progress(len(commits), rules.processes) as shown,
-        forking_launcher(program) as launcher,
-        built_ahead(build if can_start_beside(device_name) else None) as prepare,
-    ):
+    try:
+        with (
+            search_progress(len(commits), rules.processes if place.is_local else 1) as shown,
+            _opened_place(place, seed, _Searched(folder, last, opened, gpu), db) as searching,
+        ):
+            journal = Journal(case.key, first, last, searching.device, seed, rules)
+            if fresh:
+                journal.delete()
 
-        def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
-            (compared,) = run_comparison(
-                first,
-                commit,
-                [case],
-                device=device_name,
-                seed=seed,
-                on_progress=shown.of_commit(commit),
-                launcher=launcher,
-                rules=replace(rules, suffices=suffices),
-            )
-            return compared
+            def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
+                (compared,) = searching.compare(
+                    first,
+                    commit,
+                    [case],
+                    on_progress=shown.of_commit(commit),
+                    rules=replace(rules, suffices=suffices),
+                )
+                return compared
 
-        def resumed(count: int) -> None:
-            shown.skip(count)
-            say(out, f"resuming with {count} results of an interrupted search")
+            def resumed(count: int) -> None:
+                shown.skip(count)
+                say(out, f"resuming with {count} results of an interrupted search")
 
-        try:
             report = find_change(
                 case,
                 first,
@@ -130,10 +119,10 @@ def bisect(
                 journal,
                 on_step=lambda step: say(out, reports.step_line(step)),
                 on_resume=resumed,
-                prepare=prepare,
+                prepare=searching.prepare,
             )
-        except KeyboardInterrupt:
-            raise typer.Exit(say_interrupted("the same command")) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(say_interrupted("the same command")) from None
     if as_json:
         print_json(reports.as_plain(report, folder))
     else:
@@ -142,11 +131,75 @@ def bisect(
             repository=None if repository == "." else repository,
             backend=None if place.backend is BackendChoice.AUTO else place.backend.value,
             device=place.device,
+            cluster=None if place.is_local else place.cluster,
+            gpus=place.gpus,
             db=db,
         )
         for line in reports.lines(report, folder, same):
             say(out, line)
     raise typer.Exit(int(report.exit_code))
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """The commits of a search, and where they may be compared.
+
+    opened: their project; None: this repository. gpu: the kind of device; None: any.
+    """
+
+    folder: Path
+    bad: str
+    opened: OpenedProject | None
+    gpu: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where commits are compared: a device of this process, or those of a kind of a cluster.
+
+    device: its uuid, or the kind. prepare: as in flexq_bench.ci.bisect.
+    """
+
+    device: str
+    compare: Callable[..., Iterable[CaseComparison]]
+    prepare: Callable[[Sequence[str]], None]
+
+
+@contextmanager
+def _opened_place(
+    place: ClusterOptions, seed: int, searched: _Searched, db: str | None
+) -> Iterator[_Place]:
+    opened, folder = searched.opened, searched.folder
+    if not place.is_local:
+        newest = replace(
+            commit_at(folder, searched.bad),
+            project="" if opened is None else opened.project.name,
+        )
+        comparing = Comparing("bisect", newest, folder, opened, gpu=searched.gpu)
+        with (
+            open_database(db) as database,
+            cluster_comparer(database, place, seed, comparing) as cluster,
+        ):
+            yield _Place(cluster.kind.gpu, cluster.compare, lambda commits: None)
+        return
+    from flexq_bench.ci.bisect import device_uuid
+    from flexq_bench.measure.ab import compare_commits
+    from flexq_bench.measure.ab.worker_pairs import can_start_beside
+    from flexq_bench.measure.external_kernels import program_root
+    from flexq_bench.measure.launcher import forking_launcher
+
+    name = place.device_name()
+    uuid = device_uuid(name, searched.gpu)
+    # The commits of this program need no build, and each has its own program.
+    compare: Callable[..., Iterable[CaseComparison]] = partial(compare_commits, folder)
+    build, program = None, None
+    if opened is not None:
+        compare = partial(_compared_in_project, opened.project)
+        program = program_root()
+        build = partial(_build, opened.project) if can_start_beside(name) else None
+    with forking_launcher(program) as launcher, built_ahead(build) as prepare:
+        measure = partial(compare, device=name, seed=seed, launcher=launcher)
+        yield _Place(uuid, measure, prepare)
 
 
 def _options(**values: str | None) -> list[str]:

@@ -20,10 +20,11 @@ from flexq_bench.cli.external import (
     use_project,
     with_external,
 )
+from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
+    ClusterOptions,
     DbOption,
-    DeviceOptions,
     InterleavingOptions,
     JsonFlag,
     RepositoryOption,
@@ -37,6 +38,7 @@ from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import RunSummary
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.repository.provenance import commit_at, current_commit
 from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.command_lines import command
 from flexq_bench.workloads.case import Case
@@ -45,9 +47,9 @@ from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.cli.progress import Progress
-    from flexq_bench.kernels.contract import Backend
+    from flexq_bench.kernels.contract import Backend, Capability
     from flexq_bench.measure.ab import InterleaveRules
-    from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
+    from flexq_bench.measure.ab.rules import OnProgress, ShownProgress
     from flexq_bench.verdicts import CaseComparison
 
 
@@ -78,7 +80,7 @@ def compare(
     ] = None,
     cases: CaseOptions,
     sources: KernelSourceOptions,
-    place: DeviceOptions,
+    place: ClusterOptions,
     repository: RepositoryOption = ".",
     interleaving: InterleavingOptions,
     spending: SpendingOptions,
@@ -89,30 +91,33 @@ def compare(
 
     Two commits, or two kernels, are measured interleaved on one device: base, head, head, base,
     with fresh buffers and fresh processes. All results of HEAD are checked before anything is
-    timed; a wrong one ends the comparison. Of two stored runs only the stored times are compared.
+    timed; a wrong one ends the comparison. With --cluster the devices of one kind share the cases.
+    Of two stored runs only the stored times are compared.
 
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     sources.use_kernels()
     rules = spending.applied_to(interleaving.rules)
+    if place.is_local:
+        place.device_name()  # reports a missing device first
     if sources.project is not None:
-        comparison = _of_project(sources.project, base, head, suite, cases, place)
-        raise typer.Exit(
-            code_with_failures(_measure(comparison, interleaving, rules, as_json=as_json))
-        )
+        comparison = _of_project(sources.project, base, head, suite, cases, builds=place.is_local)
+        code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
+        raise typer.Exit(code_with_failures(code))
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
         raise typer.Exit(_compare_runs(base, head, db, as_json))
-    if db is not None:
+    if db is not None and place.is_local:
         raise UsageError("--db is for two stored runs: leave it out, a comparison stores nothing")
     suite = "smoke" if suite is None else suite
     if kind is Kind.COMMITS:
-        comparison = _of_commits(Path(repository), base, head, suite, cases, place)
+        comparison = _of_commits(Path(repository), base, head, suite, cases)
     else:
-        comparison = _of_kernels(base, head, suite, cases, place)
-    raise typer.Exit(code_with_failures(_measure(comparison, interleaving, rules, as_json=as_json)))
+        comparison = _of_kernels(base, head, suite, cases)
+    code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
+    raise typer.Exit(code_with_failures(code))
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
@@ -150,87 +155,116 @@ def _are_runs(base: str, head: str, db: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """Two commits or kernels to compare on the cases of a suite.
+    """Two commits or kernels to compare.
 
-    compare: called with the device, the seed, the rules, and a function to call after each block.
+    base, head: as they were named. ends: what to check out, or the kernels. cases: called with a
+    backend and the capability of its device. compare: on a device of this process; called with the
+    cases, the device, the seed, the rules, and a function to call after each block. comparing: on a
+    cluster.
     """
 
     kind: Kind
     base: str
     head: str
-    device: str
-    cases: tuple[Case, ...]
+    ends: tuple[str, str]
+    cases: Callable[[Backend, Capability | None], tuple[Case, ...]]
     compare: Callable[..., Iterable[CaseComparison]]
+    comparing: Comparing
 
 
 def _of_commits(
-    repository: Path, base: str, head: str, suite: str, options: CaseOptions, place: DeviceOptions
+    repository: Path, base: str, head: str, suite: str, options: CaseOptions
 ) -> _Comparison:
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import resolve_pair
     from flexq_bench.workloads.suites import load_suite
 
-    resolve_pair(repository_of(repository), base, head)  # reports unknown revisions first
-    device = place.device_name()
-    whole = with_external(load_suite(suite), options.patterns)
-    cases = _cases(options.restrict(whole), device, options.patterns or ())
-    compare = partial(compare_commits, repository, base, head, cases)
-    return _Comparison(Kind.COMMITS, base, head, device, cases, compare)
+    tree = repository_of(repository)
+    first, last = resolve_pair(tree, base, head)
+    whole = options.restrict(with_external(load_suite(suite), options.patterns))
+    sha, dirty, _ = last.name.partition("-")
+    return _Comparison(
+        Kind.COMMITS,
+        base,
+        head,
+        (first.commit, last.commit),
+        partial(_cases, whole, kernels=options.patterns or ()),
+        partial(compare_commits, repository, base, head),
+        Comparing(
+            "compare",
+            replace(commit_at(tree, sha), dirty=dirty != ""),
+            tree,
+            names={first.commit: first.name, last.commit: last.name},
+        ),
+    )
 
 
 def _of_project(
-    folder: str,
-    base: str,
-    head: str,
-    suite: str | None,
-    options: CaseOptions,
-    place: DeviceOptions,
+    folder: str, base: str, head: str, suite: str | None, options: CaseOptions, *, builds: bool
 ) -> _Comparison:
     from flexq_bench.measure.ab import compare_project
     from flexq_bench.repository.project import revision
 
-    device = place.device_name()
-    opened = use_project(folder, base)
-    cases = _cases(options.restrict(opened.suite(suite)), device, options.patterns or ())
-    ends = (opened.revision, revision(opened.project, head))
-    compare = partial(compare_project, opened.project, *ends, cases)
-    return _Comparison(Kind.COMMITS, base, head, device, cases, compare)
+    opened = use_project(folder, base, builds=builds)
+    whole = options.restrict(opened.suite(suite))
+    first, last = opened.revision, revision(opened.project, head)
+    return _Comparison(
+        Kind.COMMITS,
+        base,
+        head,
+        (first.checkout, last.checkout),
+        partial(_cases, whole, kernels=options.patterns or ()),
+        partial(compare_project, opened.project, first, last),
+        Comparing(
+            "compare",
+            last.commit,
+            opened.project.root,
+            opened,
+            names={first.checkout: first.name, last.checkout: last.name},
+        ),
+    )
 
 
-def _of_kernels(
-    base: str, head: str, suite: str, options: CaseOptions, place: DeviceOptions
-) -> _Comparison:
+def _of_kernels(base: str, head: str, suite: str, options: CaseOptions) -> _Comparison:
     """Compare two kernels on the shapes of a suite, independent of the suite's kernels."""
     from flexq_bench.measure.ab import compare_kernels
     from flexq_bench.workloads.suites import load_suite
 
-    device = place.device_name()
     if options.kernels is not None:
         raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
     restricted = options.restrict(load_suite(suite))
 
-    def cases_of(label: str) -> tuple[Case, ...]:
-        groups = tuple(
-            replace(group, kernels=(label,))
-            for group in restricted.groups
-            if not all(map(is_probe, group.kernels))
-        )
-        return _cases(replace(restricted, groups=groups), device, (label,))
+    def cases(backend: Backend, capability: Capability | None) -> tuple[Case, ...]:
+        def cases_of(label: str) -> tuple[Case, ...]:
+            groups = tuple(
+                replace(group, kernels=(label,))
+                for group in restricted.groups
+                if not all(map(is_probe, group.kernels))
+            )
+            of_label = replace(restricted, groups=groups)
+            return _cases(of_label, backend, capability, kernels=(label,))
 
-    cases_of(head)  # raises UsageError if the backend doesn't have it
-    cases = cases_of(base)
-    compare = partial(compare_kernels, base, head, cases)
-    return _Comparison(Kind.KERNELS, base, head, device, cases, compare)
+        cases_of(head)  # raises UsageError if the backend doesn't have it
+        return cases_of(base)
+
+    return _Comparison(
+        Kind.KERNELS,
+        base,
+        head,
+        (base, head),
+        cases,
+        partial(compare_kernels, base, head),
+        Comparing("compare", current_commit(), Path()),
+    )
 
 
-def _cases(suite: Suite, device: str, kernels: Sequence[str]) -> tuple[Case, ...]:
+def _cases(
+    suite: Suite, backend: Backend, capability: Capability | None, *, kernels: Sequence[str]
+) -> tuple[Case, ...]:
     """Return the suite's cases on a device; probes only if kernels, labels or globs, are given."""
-    from flexq_bench.measure.device import capability, find_device
     from flexq_bench.runs.plan import build_plan
 
-    torch_device = find_device(device)
-    backend: Backend = "cpu" if torch_device.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(torch_device), requested_kernels=kernels)
+    plan = build_plan(suite, backend, capability, requested_kernels=kernels)
     labels = list(dict.fromkeys(case.label for case in plan.cases))
     # Without the probes that a plan adds: comparisons don't need them.
     cases = tuple(case for case in suite.cases(labels) if kernels or not is_probe(case.kernel))
@@ -243,26 +277,51 @@ def _cases(suite: Suite, device: str, kernels: Sequence[str]) -> tuple[Case, ...
 
 def _measure(
     comparison: _Comparison,
+    place: ClusterOptions,
     interleaving: InterleavingOptions,
     rules: InterleaveRules,
+    db: str | None,
     *,
     as_json: bool,
 ) -> int:
     """Measure and print a comparison; returns the exit code."""
+    from flexq_bench.measure.device import capability, find_device
+
+    if not place.is_local:
+        with (
+            open_database(db) as database,
+            progress() as on_progress,
+            cluster_comparer(database, place, interleaving.seed, comparison.comparing) as cluster,
+        ):
+            kind = cluster.kind
+            cases = comparison.cases(kind.backend, kind.capability)
+            results = list(
+                cluster.compare(
+                    *comparison.ends,
+                    cases,
+                    kernels=comparison.kind is Kind.KERNELS,
+                    rules=rules,
+                    on_progress=on_progress,
+                )
+            )
+        return _show(comparison, cases, kind.gpu, results, rules, as_json=as_json)
+    device = place.device_name()
+    torch_device = find_device(device)
+    backend: Backend = "cpu" if torch_device.type == "cpu" else "cuda"
+    cases = comparison.cases(backend, capability(torch_device))
     with progress() as on_progress:
         results = list(
             comparison.compare(
-                device=comparison.device,
-                seed=interleaving.seed,
-                rules=rules,
-                on_progress=on_progress,
+                cases, device=device, seed=interleaving.seed, rules=rules, on_progress=on_progress
             )
         )
-    return _show(comparison, results, rules, as_json=as_json)
+    return _show(comparison, cases, device, results, rules, as_json=as_json)
 
 
 def _show(
     comparison: _Comparison,
+    cases: Sequence[Case],
+    device: str,
     results: Sequence[CaseComparison],
     rules: InterleaveRules,
     *,
@@ -271,7 +330,7 @@ def _show(
     from flexq_bench.measure.ab import confirm_comparisons
     from flexq_bench.results import comparison_report as report
 
-    position = {case: i for i, case in enumerate(comparison.cases)}
+    position = {case: i for i, case in enumerate(cases)}
     confirmed = confirm_comparisons(
         sorted(results, key=lambda result: position[result.case]), rules
     )
@@ -281,12 +340,12 @@ def _show(
         "kind": comparison.kind,
         "base": confirmed[0].base,
         "head": confirmed[0].head,
-        "device": comparison.device,
+        "device": device,
         "rules": plain(rules),
         "exit_code": code,
         "cases": [report.as_plain(result) for result in confirmed],
     }
-    sides = f"{comparison.head} against {comparison.base}, interleaved on {comparison.device}"
+    sides = f"{comparison.head} against {comparison.base}, interleaved on {device}"
     lines = [
         *report.problem_lines(confirmed),
         *report.undecided_lines(confirmed),
@@ -391,7 +450,7 @@ class SearchProgress:
         self._left = max(self._left - 1, 0)
         self._before = self._done
 
-        def show(state: ComparisonProgress) -> None:
+        def show(state: ShownProgress) -> None:
             self._done = self._before + state.done
             expected = self._before + state.expected + self._left * self._processes
             self._bar.update(self._done, expected, f"{commit[:10]}: {state.in_words}")

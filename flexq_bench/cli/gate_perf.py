@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,12 +16,19 @@ from rich.console import Console
 from flexq_bench.cli.compare import progress
 from flexq_bench.cli.external import (
     KernelSourceOptions,
+    OpenedProject,
     code_with_failures,
     use_project,
     with_external,
 )
+from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
-from flexq_bench.cli.options import DbOption, DeviceOption, InterleavingOptions, SpendingOptions
+from flexq_bench.cli.options import (
+    ClusterOptions,
+    DbOption,
+    InterleavingOptions,
+    SpendingOptions,
+)
 from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.reports import (
     BaseOption,
@@ -28,17 +36,19 @@ from flexq_bench.cli.reports import (
     JunitReportOptions,
     PolicyOption,
 )
-from flexq_bench.db.engine import open_database
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.engine import Database, open_database
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
 from flexq_bench.runs.command_lines import command
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.ci.report_data import GateReport
+    from flexq_bench.runs.machine import Machine
     from flexq_bench.verdicts import CaseComparison
 
 _NO_SANDBOX = (
@@ -60,7 +70,7 @@ def perf(
     ] = False,
     repository: BothRevisionsOption = Path(),
     sources: KernelSourceOptions,
-    device: DeviceOption = None,
+    place: ClusterOptions,
     interleaving: InterleavingOptions,
     spending: SpendingOptions,
     trust_head: Annotated[
@@ -85,7 +95,6 @@ def perf(
     slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are stored
     with their evidence. A revision compared with itself measures the noise.
     """
-    from flexq_bench.ci.gate_inputs import planned_cases
     from flexq_bench.ci.gate_perf import gate_perf, suffices
     from flexq_bench.ci.reports import perf as reports
 
@@ -93,29 +102,31 @@ def perf(
     sources.use_kernels()
     output.check()
     if sources.project is not None:
-        judged = _input_of_project(sources.project, base, head, policy, trust_head=trust_head)
+        judged = _input_of_project(
+            sources.project, base, head, policy, trust_head=trust_head, builds=place.is_local
+        )
     else:
         tree = repository_of(repository)
         judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
+    if no_sandbox and not place.is_local:
+        raise UsageError("--no-sandbox is for this process: a cluster's nodes have sandboxes")
     if no_sandbox and not trust_head:
         compare = partial(judged.compare, sandbox="none")
         judged = replace(judged, compare=compare, notes=(_NO_SANDBOX, *judged.notes))
-    machine, device_name, plan = planned_cases(judged.policy.suite, device)
-    if sources.project is not None:  # probes are this program's on both sides
-        machine = replace(machine, project=judged.base.project)
-        plan = tuple(case for case in plan if not is_probe(case.kernel))
-    rules = replace(rules, suffices=partial(suffices, judged.policy.on(machine.device.sku)))
-    with open_database(db) as database, progress() as on_progress:
+    with (
+        open_database(db) as database,
+        progress() as on_progress,
+        _opened_place(database, place, interleaving.seed, judged, trust_head=trust_head) as opened,
+    ):
+        machine, plan = opened.machine, opened.plan
+        if sources.project is not None:  # probes are this program's on both sides
+            machine = replace(machine, project=judged.base.project)
+            plan = tuple(case for case in plan if not is_probe(case.kernel))
+        rules = replace(rules, suffices=partial(suffices, judged.policy.on(machine.device.sku)))
         report = gate_perf(
             judged.policy,
             plan,
-            partial(
-                judged.compare,
-                device=device_name,
-                seed=interleaving.seed,
-                rules=rules,
-                on_progress=on_progress,
-            ),
+            partial(opened.compare, rules=rules, on_progress=on_progress),
             database,
             machine,
             judged.base,
@@ -124,6 +135,7 @@ def perf(
             today=datetime.now(UTC).date(),
             notes=judged.notes,
             trusts_head=trust_head,
+            devices=opened.devices,
         )
     output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
     out = console(stderr=output.use_stdout)
@@ -136,14 +148,54 @@ def perf(
 
 
 @dataclass(frozen=True, slots=True)
+class _OpenedPlace:
+    """A device of this process, or those of a kind of a cluster, and the cases of the gate on it.
+
+    compare: called with cases, the rules, and a function that shows progress. devices: as in
+    gate_perf.
+    """
+
+    machine: Machine
+    plan: tuple[Case, ...]
+    compare: Callable[..., Iterator[CaseComparison]]
+    devices: Mapping[str, DeviceInfo]
+
+
+@contextmanager
+def _opened_place(
+    database: Database, place: ClusterOptions, seed: int, judged: _GateInput, *, trust_head: bool
+) -> Iterator[_OpenedPlace]:
+    from flexq_bench.ci.gate_inputs import local_machine, planned_cases
+
+    suite = judged.policy.suite
+    if place.is_local:
+        requested = place.device or place.requested_backend
+        machine, device, capability = local_machine(requested)
+        plan = planned_cases(suite, machine.backend, capability)
+        yield _OpenedPlace(machine, plan, partial(judged.compare, device=device, seed=seed), {})
+        return
+    comparing = Comparing("gate", judged.head, judged.repository, judged.opened)
+    with cluster_comparer(database, place, seed, comparing) as cluster:
+        ends, kind = (judged.base.sha, judged.head.sha), cluster.kind
+        plan = planned_cases(suite, kind.backend, kind.capability)
+        compare = partial(cluster.compare, *ends, judged=not trust_head)
+        yield _OpenedPlace(cluster.machine, plan, compare, cluster.devices)
+
+
+@dataclass(frozen=True, slots=True)
 class _GateInput:
-    """Input of a gate: the commits, the policy, the function that compares cases, and notes."""
+    """Input of a gate: the commits, the policy, the function that compares cases, and notes.
+
+    repository: with the commits. opened: their project; None: this repository.
+    """
 
     base: CommitInfo
     head: CommitInfo
     policy: Policy
     compare: Callable[..., Iterator[CaseComparison]]
     notes: tuple[str, ...]
+    repository: Path
+    opened: OpenedProject | None = None
 
 
 def _input_of_repository(
@@ -164,11 +216,12 @@ def _input_of_repository(
         replace(rules, suite=with_external(rules.suite, None)),
         partial(compare, tree, first.sha, second.sha),
         () if trust_head else _notes(tree, first.sha, second.sha),
+        tree,
     )
 
 
 def _input_of_project(
-    folder: str, base: str, head: str, policy: str, *, trust_head: bool
+    folder: str, base: str, head: str, policy: str, *, trust_head: bool, builds: bool
 ) -> _GateInput:
     """Return the gate's input for commits of a project.
 
@@ -178,7 +231,7 @@ def _input_of_project(
     from flexq_bench.measure import ab as interleave
     from flexq_bench.repository.project import project_notes, revision
 
-    trusted = use_project(folder, head if trust_head else base)
+    trusted = use_project(folder, head if trust_head else base, builds=builds)
     project = trusted.project
     first, second = (revision(project, text) for text in (base, head))
     refuse_local_changes(project.root, second.checkout)
@@ -190,9 +243,8 @@ def _input_of_project(
     rules = trusted.policy() if policy == "default" else load_policy(policy)
     compare = interleave.compare_project if trust_head else interleave.compare_judged_project
     notes = () if trust_head else project_notes(project, first.checkout, second.checkout)
-    return _GateInput(
-        first.commit, second.commit, rules, partial(compare, project, first, second), notes
-    )
+    measure = partial(compare, project, first, second)
+    return _GateInput(first.commit, second.commit, rules, measure, notes, project.root, trusted)
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:

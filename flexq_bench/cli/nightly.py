@@ -187,7 +187,10 @@ def nightly(
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources.project, db, night or today, place)
     pool_options = place.pool(
-        seed, tuning, None if measured.opened is None else measured.opened.measured
+        seed,
+        tuning,
+        None if measured.opened is None else measured.opened.measured,
+        repeat=place.repeat,
     )
     suite_name, commit = measured.suite.name, measured.commit
     with open_database(db) as database, ended_by_terminate():

@@ -138,8 +138,8 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True)
-class PlaceOptions(DeviceOptions):
-    """Place of measurement of a suite: a device of this process, or a cluster."""
+class ClusterOptions(DeviceOptions):
+    """Place of a measurement: a device of this process, or a cluster."""
 
     cluster: ClusterOption = "none"
     gpus: Annotated[
@@ -149,15 +149,6 @@ class PlaceOptions(DeviceOptions):
             help="With --cluster: only these kinds, names or globs: 'NVIDIA H200,*A6000*'.",
         ),
     ] = None
-    repeat: Annotated[
-        int,
-        device_option(
-            min=1,
-            max=100,
-            help="With --cluster: number of measurements of each case, on different GPUs of its "
-            "kind.",
-        ),
-    ] = 1
     times: TimesOption = None
 
     @property
@@ -168,8 +159,10 @@ class PlaceOptions(DeviceOptions):
     def pool(
         self,
         seed: int | None,
-        tuning: TuningOptions,
+        tuning: TuningOptions | None = None,
         project: tuple[Project, ProjectRevision] | None = None,
+        *,
+        repeat: int = 1,
     ) -> PoolOptions:
         """Return the options of the pool that measures. project: None for this repository."""
         from flexq_bench.fleet import PoolOptions
@@ -179,12 +172,27 @@ class PlaceOptions(DeviceOptions):
             self.requested_backend,
             self.device,
             seed,
-            tuning.tuning,
+            (tuning or TuningOptions()).tuning,
             split_names(self.gpus) or (),
-            self.repeat,
+            repeat,
             self.times,
             *(project or ()),
         )
+
+
+@dataclass(frozen=True)
+class PlaceOptions(ClusterOptions):
+    """Place of measurement of a suite, whose cases may be repeated on a cluster."""
+
+    repeat: Annotated[
+        int,
+        device_option(
+            min=1,
+            max=100,
+            help="With --cluster: number of measurements of each case, on different GPUs of its "
+            "kind.",
+        ),
+    ] = 1
 
 
 # Measuring

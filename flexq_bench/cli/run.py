@@ -70,7 +70,7 @@ def run(
     patterns, regimes = cases.patterns or (), regimes_of(regime)
     options = measuring.RunOptions(
         db,
-        place.pool(seed, tuning, None if opened is None else opened.measured),
+        place.pool(seed, tuning, None if opened is None else opened.measured, repeat=place.repeat),
         output.files(),
         opened=opened,
     )

@@ -126,7 +126,7 @@ def sweep(
     patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
     options = measuring.RunOptions(
         db,
-        place.pool(seed, tuning, None if opened is None else opened.measured),
+        place.pool(seed, tuning, None if opened is None else opened.measured, repeat=place.repeat),
         output.files(plot),
         True,
         opened,

@@ -14,9 +14,10 @@ from typing import Any
 
 from flexq_bench.db.fleet import ComparisonOutcome, JobInfo
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.errors import FlexqError, one_line
-from flexq_bench.fleet.retry_policy import COMPARISON_REFUSALS
+from flexq_bench.errors import DeviceError, FlexqError, one_line
+from flexq_bench.fleet.retry_policy import REVISION_REFUSALS
 from flexq_bench.kernels.errors import KernelError
+from flexq_bench.measure.ab.rules import InterleaveRules
 from flexq_bench.verdicts import CaseComparison, Evidence, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
@@ -30,8 +31,8 @@ _MEASURED = ("comparison", "detail", "base_binary", "head_binary", "base_config"
 class CompareJob:
     """Cases of two commits to compare on one device.
 
-    base, head: full commit ids. project: of both; empty: this repository. judged: head is not
-    trusted (see compare_judged).
+    base, head: full commit ids, or labels of kernels if `kernels` says so. project: of both
+    commits; empty: this repository. judged: head is not trusted (see compare_judged).
     """
 
     base: str
@@ -39,16 +40,20 @@ class CompareJob:
     cases: tuple[Case, ...]
     project: str = ""
     judged: bool = False
+    kernels: bool = False
 
     @property
     def name(self) -> str:
-        """The commits, abbreviated."""
+        """The kernels, or the commits, abbreviated."""
+        if self.kernels:
+            return f"{self.base}..{self.head}"
         return f"{self.base[:10]}..{self.head[:10]}"
 
     def as_data(self) -> dict[str, Any]:
         """JSON values; `from_data` restores the job."""
         cases = [{"key": c.key, "model": c.model, "layer": c.layer} for c in self.cases]
-        others = {name: getattr(self, name) for name in ("project", "base", "head", "judged")}
+        names = ("project", "base", "head", "judged", "kernels")
+        others = {name: getattr(self, name) for name in names}
         return {**others, "cases": cases}
 
     @classmethod
@@ -57,19 +62,21 @@ class CompareJob:
             replace(Case.from_key(case["key"]), model=case["model"], layer=case["layer"])
             for case in data["cases"]
         )
-        return cls(data["base"], data["head"], cases, data["project"], data["judged"])
+        how = data["project"], data["judged"], data.get("kernels", False)
+        return cls(data["base"], data["head"], cases, *how)
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonWork:
     """The stored jobs of a run that compare, for one kind of device.
 
-    repository: that has the commits.
+    repository: that has the commits. rules: of the comparisons; None: the default.
     """
 
     run: str  # uuid
     gpu: str  # SKU
     repository: Path
+    rules: InterleaveRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +98,9 @@ class Compared:
         """The end of the job on this device; None: another device may succeed."""
         if self.error is None:
             return ComparisonOutcome("done", outcome=outcome_data(self.comparisons, device))
-        if isinstance(self.error, COMPARISON_REFUSALS):
+        if isinstance(self.error, REVISION_REFUSALS) and not isinstance(self.error, DeviceError):
             return ComparisonOutcome("refused", one_line(self.error))
         return None
-
-    def result(self) -> list[CaseComparison]:
-        """The comparisons. Raises the error."""
-        if self.error is not None:
-            raise self.error
-        return list(self.comparisons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,15 @@ class StoredComparisons:
     devices: list[DeviceInfo] = field(default_factory=list)
 
 
-def job_infos(jobs: Sequence[CompareJob], devices: int) -> Iterator[JobInfo]:
-    """Yield jobs to store: those given, divided so that all devices of a kind have some."""
+def job_infos(jobs: Sequence[CompareJob], devices: int, *, first: int = 1) -> Iterator[JobInfo]:
+    """Yield jobs to store: those given, divided so that all devices of a kind have some.
+
+    first: number of the first part of each; a run has one job of each number and pair of commits.
+    """
     cases = sum(len(job.cases) for job in jobs)
     size = min(MAX_CASES, max(1, math.ceil(cases / max(devices, 1))))
     for job in jobs:
-        for number, start in enumerate(range(0, len(job.cases), size), 1):
+        for number, start in enumerate(range(0, len(job.cases), size), first):
             divided = replace(job, cases=job.cases[start : start + size])
             yield JobInfo(f"{job.base}..{job.head}", number, content=divided.as_data())
 
@@ -127,7 +131,8 @@ def outcome_data(comparisons: Sequence[CaseComparison], device: DeviceInfo) -> d
         evidence = Evidence(
             compared.case.key, **{name: getattr(compared, name) for name in _MEASURED}
         ).as_dict()
-        rows.append({"case": compared.case.key, **{name: evidence[name] for name in _MEASURED}})
+        row = {"case": compared.case.key, "pairs_needed": compared.pairs_needed}
+        rows.append(row | {name: evidence[name] for name in _MEASURED})
     return {"device": asdict(device), "comparisons": rows}
 
 
@@ -148,6 +153,7 @@ def stored_comparisons(
                     job.base,
                     job.head,
                     confirmation=confirm(evidence.comparison),
+                    pairs_needed=row.get("pairs_needed"),
                     **measured,
                 )
             )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
@@ -50,13 +49,13 @@ from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import failed
-from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 _MAX_POLL_S = 0.5  # longest wait for events: the maximum delay of heartbeats and timeouts
 # Between two reads of the open jobs while another coordinator leases some of them.
 _MIN_RELOAD_INTERVAL_S = 1.0
 _RELOAD_FACTOR = 20  # plus so many times the duration of a read
+_LEAST_BUDGET_S = 0.001  # of a comparison that is to measure nothing: its cases are undecided
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +116,8 @@ class Coordinator:
         self._gpus: dict[str, str] = {}  # kind of device by run
         self._works: dict[str, Work] = {}
         self._cases: dict[str, dict[str, Case]] = {}
-        self._repositories: dict[str, Path] = {}
+        self._comparisons: dict[str, ComparisonWork] = {}
+        self._began = 0.0  # of the comparisons
         self._on_compared: OnCompared = lambda job: None
         self._runs: dict[str, RunInfo] = {}
         self._kinds: dict[str, _Kind] = {}
@@ -166,45 +166,9 @@ class Coordinator:
         self.use(COMPARE)
         self._works, self._runs = {}, {}
         self._gpus = {work.run: work.gpu for work in works}
-        self._repositories = {work.run: work.repository for work in works}
-        self._on_compared = on_compared
+        self._comparisons = {work.run: work for work in works}
+        self._began, self._on_compared = self._clock(), on_compared
         self._carry_out()
-
-    def compare_now(
-        self, gpu: str, job: CompareJob, repository: Path, rules: InterleaveRules | None
-    ) -> list[CaseComparison]:
-        """Compare on a device of this kind, without a stored job; return its result.
-
-        If a worker is lost, another one compares. Raises the error of the comparison,
-        InfrastructureError after MAX_DEATHS lost workers or if the kind has no device.
-        """
-        self.use(COMPARE)
-        reason = "see `flexq-bench status`"
-        for _ in range(MAX_DEATHS):
-            self.gather()
-            self._read_drains()
-            idle = (
-                uuid
-                for uuid, state in self._states.items()
-                if state.ready.gpu == gpu and state.is_idle and not self._is_drained(state)
-            )
-            worker = next(idle, None)
-            if worker is None:
-                raise InfrastructureError(f"no {gpu} is free: {reason}")
-            state = self._states[worker]
-            self._workers.compare(worker, job, repository, rules)
-            state.is_stale, state.since = True, self._clock()  # it has no job of a run
-            while state.is_stale and worker in self._states:
-                for event in self._workers.poll(_MAX_POLL_S):
-                    self._handle_all([event])
-                    if isinstance(event, Finished) and event.worker == worker:
-                        compared: Compared = event.answer
-                        return compared.result()
-                    if isinstance(event, Lost) and event.worker == worker:
-                        reason = event.reason
-                self._end_overdue()
-                self._buffer.flush({}, self._due_beats())
-        raise InfrastructureError(f"a comparison on {gpu} ended: {reason}")
 
     def use(self, kind: str) -> None:
         """Replace the workers by those for jobs of this kind."""
@@ -469,11 +433,20 @@ class Coordinator:
             extra={"run": job.run, "job": job.id, "worker": state.ready.uuid},
         )
         if isinstance(job.task, CompareJob):
-            self._workers.compare(state.ready.uuid, job.task, self._repositories[job.run])
+            work = self._comparisons[job.run]
+            rules = self._rules_from_now(work.rules)
+            self._workers.compare(state.ready.uuid, job.task, work.repository, rules)
             return
         choices = self._choices_for(state.ready)
         new_choices, state.choices_sent = choices[state.choices_sent :], len(choices)
         self._workers.start(state.ready.uuid, job.task, new_choices)
+
+    def _rules_from_now(self, rules: InterleaveRules | None) -> InterleaveRules | None:
+        """The rules of a comparison that starts now: what is left of the budget of all."""
+        if rules is None or rules.budget_s is None:
+            return rules
+        left_s = rules.budget_s - (self._clock() - self._began)
+        return replace(rules, budget_s=max(left_s, _LEAST_BUDGET_S))
 
     def _requeue(self, job: Job, ready: ReadyWorker, reason: str, deaths: int) -> None:
         if not is_quarantined(deaths):

@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time, lock_for_writing
@@ -110,19 +109,11 @@ class LocalPool:
         return ""
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
-        def compare(job: CompareJob, work: ComparisonWork) -> list[CaseComparison]:
-            return self.compare_now(work.gpu, job, work.repository)
+        carry_out_comparisons(self._database, self._worker, works, self.compare_here, on_compared)
 
-        carry_out_comparisons(self._database, self._worker, works, compare, on_compared)
-
-    def compare_now(
-        self,
-        gpu: str,
-        job: CompareJob,
-        repository: Path,
-        rules: InterleaveRules | None = None,
-    ) -> list[CaseComparison]:
-        device, rules = self._device, rules or InterleaveRules()
+    def compare_here(self, job: CompareJob, work: ComparisonWork) -> list[CaseComparison]:
+        """Compare the commits of a job on this device. Raises what compare_commits raises."""
+        device, rules = self._device, work.rules or InterleaveRules()
         pair = (job.base, job.head)
         if self._project is not None:
             first, second = (revision(self._project, sha) for sha in pair)
@@ -130,7 +121,8 @@ class LocalPool:
                 self._project, first, second, job.cases, device=device, rules=rules
             )
             return list(compared)
-        return list(compare_commits(repository, *pair, job.cases, device=device, rules=rules))
+        compared = compare_commits(work.repository, *pair, job.cases, device=device, rules=rules)
+        return list(compared)
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         (kind,) = self.kinds

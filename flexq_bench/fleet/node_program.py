@@ -64,6 +64,7 @@ def unpacked(home: Path, digest: str, fetch: Callable[[], bytes]) -> Path:
         try:
             with tarfile.open(fileobj=io.BytesIO(content)) as tar:
                 tar.extractall(scratch, filter="tar")
+            scratch.chmod(0o755)  # processes of a sandbox have another user
             scratch.rename(folder)
         except OSError:
             if not folder.is_dir():  # else another process was faster

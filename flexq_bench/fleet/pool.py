@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from flexq_bench.db.records import Record, RunInfo
-from flexq_bench.fleet.compare_jobs import CompareJob, ComparisonWork
+from flexq_bench.fleet.compare_jobs import ComparisonWork
 from flexq_bench.kernels.contract import Backend, Capability
-from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
-from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 OnCompared = Callable[[int], None]  # called with the id of a job
@@ -80,20 +77,6 @@ class Pool(Protocol):
         Each outcome is stored when it arrives; then on_compared is called. A comparison of a kind
         without a device becomes a job without a device. Raises InfrastructureError, and any
         exception of on_compared.
-        """
-        ...
-
-    def compare_now(
-        self,
-        gpu: str,
-        job: CompareJob,
-        repository: Path,
-        rules: InterleaveRules | None = None,
-    ) -> Sequence[CaseComparison]:
-        """Compare two commits by interleaved A/B measurement on one device of this kind.
-
-        rules None: the default. Raises what compare_commits raises, InfrastructureError if no such
-        device is free.
         """
         ...
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Self
 
 from flexq_bench.db import queries
@@ -25,19 +24,17 @@ from flexq_bench.db.fleet import (
 )
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.fleet.compare_jobs import CompareJob, ComparisonWork
+from flexq_bench.fleet.compare_jobs import ComparisonWork
 from flexq_bench.fleet.coordinator import Coordinator
 from flexq_bench.fleet.pool import Kind, OnCompared, Work
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import ReadyWorker
-from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.results.device_offsets import store_offsets
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.transactions import run_transaction
-from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.names import unknown
 
@@ -153,15 +150,6 @@ class RayPool:
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
         self._coordinator.compare(works, on_compared)
-
-    def compare_now(
-        self,
-        gpu: str,
-        job: CompareJob,
-        repository: Path,
-        rules: InterleaveRules | None = None,
-    ) -> list[CaseComparison]:
-        return self._coordinator.compare_now(gpu, job, repository, rules)
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         kinds = {kind.gpu: kind for kind in self.kinds}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from flexq_bench.fleet.workers import ReadyWorker, Report
 from flexq_bench.kernels.autotune import TuningKey
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.measure.ab import InterleaveRules, compare_kernels
 from flexq_bench.measure.device import (
     capability,
     describe_environment,
@@ -48,6 +48,7 @@ from flexq_bench.runs.process_meter import (
     ProcessOptions,
 )
 from flexq_bench.runs.worker import Worker
+from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 
 _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
@@ -157,20 +158,21 @@ class ComparerActor:
         """Answer, also during a comparison, whose processes this one only waits for."""
 
     def compare(
-        self, job: CompareJob, repository: ShippedRepository, rules: InterleaveRules | None
+        self, job: CompareJob, repository: ShippedRepository | None, rules: InterleaveRules | None
     ) -> Compared:
-        """Compare on the device. An error that a comparison can have is the answer, not raised."""
-        compare = partial(
-            repository.compare,
-            job.base,
-            job.head,
-            job.cases,
-            judged=job.judged,
-            device=self._device,
-            seed=self._seed,
-            rules=rules or InterleaveRules(),
+        """Compare on the device. An error that a comparison can have is the answer, not raised.
+
+        repository None: two kernels are compared.
+        """
+        compare: Callable[..., Iterator[CaseComparison]] = (
+            compare_kernels
+            if repository is None
+            else partial(repository.compare, judged=job.judged)
         )
-        return Compared.by(compare)
+        measure = partial(compare, device=self._device, seed=self._seed)
+        return Compared.by(
+            lambda: measure(job.base, job.head, job.cases, rules=rules or InterleaveRules())
+        )
 
 
 class RayWorkers(RayActors):
@@ -234,7 +236,8 @@ class RayWorkers(RayActors):
         self, worker: str, job: CompareJob, repository: Path, rules: InterleaveRules | None = None
     ) -> None:
         try:
-            sent = shipped(repository, (job.base, job.head), self._project)
+            ends = (job.base, job.head)
+            sent = None if job.kernels else shipped(repository, ends, self._project)
         except FlexqError as error:  # the coordinator's clone lacks a commit
             self.answer(worker, Compared(error=error))
         else:

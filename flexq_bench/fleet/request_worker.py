@@ -46,6 +46,7 @@ from flexq_bench.fleet.retry_policy import (
     is_quarantined,
     quarantine_detail,
 )
+from flexq_bench.fleet.run_comparer import RunComparer, comparing_run
 from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
 from flexq_bench.repository.provenance import ROOT
@@ -125,7 +126,7 @@ def serve_next(
     log.info("request %s of %s", request.uuid[:8], request.requester)
     leased = _LeasedRequest(database, request, server)
     if request.kind == BISECT:
-        return _bisect(pool, kind, leased, search)
+        return _bisect(database, pool, kind, commit, leased, search)
     try:
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except PLANNING_REFUSALS as error:
@@ -161,7 +162,14 @@ def serve_next(
     return leased.finish("done", run_uuid, "")
 
 
-def _bisect(pool: Pool, kind: Kind, leased: _LeasedRequest, search: Search) -> Served:
+def _bisect(
+    database: Database,
+    pool: Pool,
+    kind: Kind,
+    commit: CommitInfo,
+    leased: _LeasedRequest,
+    search: Search,
+) -> Served:
     """Bisect in this clone; the line about the result becomes the request's detail."""
     request = leased.request
     try:
@@ -179,16 +187,17 @@ def _bisect(pool: Pool, kind: Kind, leased: _LeasedRequest, search: Search) -> S
         commits = commits_between(repository, good, bad)
         if not commits:
             raise UsageError(f"no commit after {good[:10]} up to {bad[:10]} changes the code")
-        compare = _compare_function(pool, kind, leased, bisection, repository)
         device = pool.machine(kind.gpu).device.uuid
     except PLANNING_REFUSALS as error:
         return leased.finish("failed", None, str(error))
     try:
-        detail = search(
-            BisectionInput(
-                repository, bisection.case, good, commits, device, compare, leased.set_detail
+        with comparing_run(database, pool, kind, commit, repository, BISECT) as comparer:
+            compare = _compare_function(comparer, leased, bisection)
+            detail = search(
+                BisectionInput(
+                    repository, bisection.case, good, commits, device, compare, leased.set_detail
+                )
             )
-        )
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
     except REVISION_REFUSALS as error:
@@ -200,7 +209,7 @@ def _bisect(pool: Pool, kind: Kind, leased: _LeasedRequest, search: Search) -> S
 
 
 def _compare_function(
-    pool: Pool, kind: Kind, leased: _LeasedRequest, bisection: Bisection, repository: Path
+    comparer: RunComparer, leased: _LeasedRequest, bisection: Bisection
 ) -> Callable[[str, Suffices | None], CaseComparison]:
     """Return a function that compares a commit with the good one; its calls are limited."""
     comparisons = 0
@@ -215,7 +224,7 @@ def _compare_function(
         rules = InterleaveRules(suffices=suffices)
         job = CompareJob(bisection.good, commit, (bisection.case,))
         with leased.renewing(MAX_COMPARISON_S):
-            (result,) = pool.compare_now(kind.gpu, job, repository, rules)
+            (result,) = comparer.compare(job, rules=rules)
         return result
 
     return compare

@@ -39,12 +39,10 @@ MAX_PAUSE_S = 60.0
 _NODE_DIED = "its node has died"  # part of Ray's message
 
 # Errors that end a request as failed: while it is planned, while it is measured, and while its
-# commits are compared.
+# commits are compared, which any other device would raise too.
 PLANNING_REFUSALS = (FlexqError, WorkloadError, KernelError)
 MEASURING_REFUSALS = (MeasureError,)
 REVISION_REFUSALS = (UsageError, BrokenRevisionError, WorkloadError, KernelError)
-# Errors of a job that compares which any other device would raise too: the code is their cause.
-COMPARISON_REFUSALS = (BrokenRevisionError, WorkloadError, KernelError)
 
 
 def is_quarantined(deaths: int) -> bool:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.fleet import ComparisonOutcome, add_jobs, claim_jobs, finish_comparisons
-from flexq_bench.errors import BrokenRevisionError, InfrastructureError
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.errors import (
+    BrokenRevisionError,
+    DeviceError,
+    InfrastructureError,
+    UsageError,
+)
 from flexq_bench.fleet.compare_jobs import (
     MAX_CASES,
     Compared,
@@ -23,10 +31,14 @@ from flexq_bench.fleet.compare_jobs import (
     stored_comparisons,
 )
 from flexq_bench.fleet.local_pool import carry_out_comparisons
+from flexq_bench.fleet.pool import Kind
+from flexq_bench.fleet.run_comparer import comparing_run
 from flexq_bench.fleet.workers import Lost
-from flexq_bench.verdicts import CaseComparison, Comparison, confirm
+from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 
 BASE, HEAD = "b" * 40, "c" * 40
+COMMIT = CommitInfo(HEAD, None, 1, dirty=False)
 
 
 def comparison_of(case, us=20.0):
@@ -235,7 +247,7 @@ def test_killed_comparison_is_resumed_by_another_coordinator(
     if locally:
         worker = next(iter(workers._members.values())).worker
         carry_out_comparisons(
-            table.database, worker, [work], lambda job, _: right(None, job).result(), seen.append
+            table.database, worker, [work], lambda job, _: right(None, job).comparisons, seen.append
         )
     else:
         table.coordinator(workers).compare([work], seen.append)
@@ -292,26 +304,108 @@ def test_workers_are_replaced_between_measuring_and_comparing(table, gpus, compa
     assert ended == []  # they were not needed any more
 
 
-def test_comparison_without_a_job_survives_a_lost_worker(table, gpus, a_case):
-    answers = iter([Lost("", "killed"), None])
-    workers = gpus({"H200": 1}, compares=lambda m, job: next(answers) or right(m, job))
-    job = CompareJob(BASE, HEAD, (a_case(),))
-    coordinator = table.coordinator(workers)
+@pytest.fixture
+def comparer(table):
+    """comparer(workers): compares on these workers, by jobs of a run."""
 
-    [result] = coordinator.compare_now("H200", job, Path("/nowhere"), None)
+    @contextmanager
+    def opened(workers):
+        coordinator = table.coordinator(workers)
+        pool = SimpleNamespace(compare=coordinator.compare)
+        kind = Kind("H200", "cuda", (9, 0), 2, 2)
+        with comparing_run(table.database, pool, kind, COMMIT, Path("/nowhere"), "gate") as made:
+            yield made
 
-    assert result.case == a_case()
-    with pytest.raises(InfrastructureError, match="no A100 is free"):
-        coordinator.compare_now("A100", job, Path("/nowhere"), None)
+    return opened
 
 
-def test_comparison_without_a_job_raises_its_error(table, gpus, a_case):
+def test_comparison_of_a_command_uses_all_devices_of_its_kind(table, gpus, comparer, a_case):
+    workers, cases = gpus({"H200": 2}, compares=right), tuple(a_case(m) for m in range(1, 6))
+    states = []
+
+    with comparer(workers) as made:
+        job = CompareJob(BASE, HEAD, cases)
+        results = made.compare(job, on_progress=lambda s: states.append((s.done, s.expected)))
+        again = made.compare(job)
+
+    assert sorted(r.case.key for r in results) == sorted(c.key for c in cases)
+    assert len(again) == len(cases)
+    assert states == [(0, 2), (1, 2), (2, 2)]
+    assert {made.devices[case.key].uuid for case in cases} == {"H200 0", "H200 1"}
+    with table.database.session() as session:
+        [run] = [run for run in queries.runs(session) if run.suite == "gate"]
+        jobs = queries.jobs_of(session, run.uuid, kind="compare")
+    assert (run.status, [job.state for job in jobs]) == ("complete", ["done"] * 4)
+
+
+def test_budget_of_a_command_is_that_of_all_its_parts(table, gpus, comparer, a_case, clock):
+    budgets = []
+
+    def slow(member, job):
+        clock.now += 40
+        return right(member, job)
+
+    workers = gpus({"H200": 1}, compares=slow)
+    compare = workers.compare
+
+    def recorded(member, job, repository, rules=None):
+        budgets.append(rules.budget_s)
+        compare(member, job, repository, rules)
+
+    workers.compare = recorded
+    with comparer(workers) as made:
+        job = CompareJob(BASE, HEAD, tuple(a_case(m) for m in (1, 2)))
+        made.compare(job, rules=InterleaveRules(budget_s=60))
+        made.compare(job, rules=InterleaveRules(budget_s=30))
+
+    assert budgets == pytest.approx([60, 20, 30, 0], abs=2)
+
+
+def test_code_that_cannot_be_compared_ends_a_command(gpus, comparer, a_case):
     workers = gpus({"H200": 1}, compares=lambda m, job: Compared(error=BrokenRevisionError("bad")))
 
-    with pytest.raises(BrokenRevisionError, match="bad"):
-        table.coordinator(workers).compare_now(
-            "H200", CompareJob(BASE, HEAD, (a_case(),)), Path("/nowhere"), None
-        )
+    with (
+        comparer(workers) as made,
+        pytest.raises(BrokenRevisionError, match="bad"),
+    ):
+        made.compare(CompareJob(BASE, HEAD, (a_case(),)))
+
+
+def test_case_without_a_result_has_no_data_and_a_reason(gpus, comparer, a_case):
+    def one_fails(member, job):
+        if job.cases[0].gemm.m == 2:
+            return Compared(error=InfrastructureError("no git here"))
+        return right(member, job)
+
+    with comparer(gpus({"H200": 2}, compares=one_fails)) as made:
+        job = CompareJob(BASE, HEAD, tuple(a_case(m) for m in (1, 2)))
+        results = {result.case.gemm.m: result for result in made.compare(job)}
+
+    assert results[2].confirmation.verdict is Verdict.NO_DATA
+    assert "no git here" in results[2].detail
+    assert results[1].confirmation.verdict is not Verdict.NO_DATA
+
+
+def test_comparison_of_a_command_without_devices_fails(gpus, comparer, a_case):
+    with (
+        comparer(gpus({}, compares=right)) as made,
+        pytest.raises(InfrastructureError, match="no H200 came"),
+    ):
+        made.compare(CompareJob(BASE, HEAD, (a_case(),)))
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(UsageError("no such commit"), "refused"), (DeviceError("no GPU"), "quarantined")],
+)
+def test_only_errors_of_the_code_refuse_a_comparison(table, gpus, compare_work, error, state):
+    work = compare_work("H200", 1)
+
+    table.coordinator(gpus({"H200": 1}, compares=lambda m, job: Compared(error=error))).compare(
+        [work], ignore
+    )
+
+    assert states_of(table, work) == [state]
 
 
 def test_outcome_has_no_numbers_that_json_lacks(a_case, gpus):

@@ -41,13 +41,13 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
     pool.check = lambda cases: None
 
     def bisect(culprit, compare=None):
-        def compare_two(gpu, job, repository, rules):
+        def compare_two(job, work):
             assert (job.base, [case.key for case in job.cases]) == (COMMITS[0], [KEY])
             # A step asks for its side only.
-            assert (rules.suffices is None) == (job.head == COMMITS[-1])
+            assert (work.rules.suffices is None) == (job.head == COMMITS[-1])
             return [compared("flexq-w6a6", 1.05 if job.head >= culprit else 1.0)]
 
-        pool.compare_now = compare or compare_two
+        pool.compare_here = compare or compare_two
         wanted = bisection_of({"case": KEY, "good": COMMITS[0], "bad": COMMITS[-1]})
         with database.session() as session:
             request = bisect_request(session, wanted, requester="ada", gpu="A CPU")
@@ -81,7 +81,7 @@ def test_bisection_of_unmerged_commits_is_refused(database, bisected, monkeypatc
 def test_bisection_is_cancelled_between_comparisons(database, bisected, compared):
     asked = []
 
-    def compare(gpu, job, repository, rules):
+    def compare(job, work):
         asked.append(job.head)
         with database.session() as session:
             [row] = queries.requests(session)
@@ -99,7 +99,7 @@ def test_bisection_is_cancelled_between_comparisons(database, bisected, compared
 def test_bisection_fails_after_three_servers_died(database, bisected, commit, compared):
     """Of the commit that does it: the answer of the first comparison is in the journal."""
 
-    def killed(gpu, job, repository, rules):
+    def killed(job, work):
         if job.head != COMMITS[-1]:
             raise SystemExit
         return [compared("flexq-w6a6", 1.05)]
@@ -117,7 +117,7 @@ def test_bisection_fails_after_three_servers_died(database, bisected, commit, co
 
 
 def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected, commit, compared):
-    def fails(gpu, job, repository, rules):
+    def fails(job, work):
         if job.head == COMMITS[-1]:
             return [compared("flexq-w6a6", 1.05)]
         raise InfrastructureError("the GPU fell off the bus")
@@ -126,7 +126,7 @@ def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected,
         with pytest.raises(InfrastructureError, match="fell off the bus; the search stops at"):
             bisected(COMMITS[5], fails) if _ == 0 else served(database, bisected.pool, commit)
 
-    bisected.pool.compare_now = lambda gpu, job, repository, rules: [
+    bisected.pool.compare_here = lambda job, work: [
         compared("flexq-w6a6", 1.05 if job.head >= COMMITS[5] else 1.0)
     ]
     assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
@@ -140,7 +140,7 @@ def test_lease_is_renewed_while_a_comparison_makes_progress(
     monkeypatch.setattr(request_worker, "LEASE", timedelta(seconds=0.3))
     meanwhile = []
 
-    def compare(gpu, job, repository, rules):
+    def compare(job, work):
         if not meanwhile:
             time.sleep(0.6)
             meanwhile.append(served(database, bisected.pool, commit))
@@ -158,7 +158,7 @@ def test_a_comparison_that_hangs_is_anybodys_in_the_end(
     monkeypatch.setattr(request_worker, "MAX_COMPARISON_S", 0.1)
     meanwhile = []
 
-    def compare(gpu, job, repository, rules):
+    def compare(job, work):
         if not meanwhile:
             meanwhile.append(None)
             time.sleep(0.5)
@@ -174,7 +174,7 @@ def test_bisection_of_unmeasurable_commits_ends(bisected, compared, monkeypatch)
     monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
     asked = []
 
-    def compare(gpu, job, repository, rules):
+    def compare(job, work):
         asked.append(job.head)
         if job.head != COMMITS[-1]:
             raise UsageError("it does not build")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from flexq_bench.errors import UsageError
 from flexq_bench.verdicts import CaseComparison, Confirmation, confirm_together
@@ -203,7 +204,23 @@ class ComparisonProgress:
         return f"{self.decided} of {self.cases} cases decided, {pairs} of processes"
 
 
-OnProgress = Callable[[ComparisonProgress], None]
+class ShownProgress(Protocol):
+    """The part of a ComparisonProgress that is shown."""
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def expected(self) -> int: ...
+
+    @property
+    def left_s(self) -> float | None: ...
+
+    @property
+    def in_words(self) -> str: ...
+
+
+OnProgress = Callable[[ShownProgress], None]
 
 
 def confirm_comparisons(
