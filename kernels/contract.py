@@ -403,7 +403,7 @@ class OperationKernel(ABC):
         return ()
 
     def machine_code(self, target: str) -> bytes | None:
-        """As LinearKernel.machine_code."""
+        """Return the cubin for an architecture, as LinearKernel.machine_code does."""
         return None
 
 

@@ -56,7 +56,7 @@ class Value:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors that a kernel gets, by the part: `values`, or codes, scales and others, in order."""
+        """Tensors that a kernel gets, in order: `values`, or codes, scales and others."""
         if self.plain is not None:
             return {"values": self.plain}
         assert isinstance(self.number, NumberFormat)
