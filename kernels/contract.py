@@ -8,7 +8,7 @@ a CUDA graph.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -17,10 +17,18 @@ import torch
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.external_packages.packages import check as check_package
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of, quantize
+from flexq_bench.kernels.formats import (
+    DENSE_TYPES,
+    FP16,
+    NumberFormat,
+    Operand,
+    format_of,
+    quantize,
+)
 from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
@@ -43,6 +51,8 @@ class KernelSpec:
         None: sums are FP32 or exact, and only the output is rounded to FP16.
     integer_sums: True if it sums products of integer codes as integers. False: it may scale codes
         first and round the products, so results are judged relative to the sum of their magnitudes.
+    output: type of the results, and of inputs that are not quantized: a key of DENSE_TYPES.
+    operation: name of its definition (workloads/operation.py). cache: format of its state.
     source_hash: hash of the sources of an external kernel; not part of the series' identity.
         None: a kernel of this repository, identified by its commit.
     """
@@ -63,10 +73,33 @@ class KernelSpec:
     rounds_to: int | None = None
     integer_sums: bool = True
     source_hash: str | None = None
+    output: str = "fp16"
+    operation: str = "linear"
+    cache: NumberFormat = FP16
 
     @property
     def label(self) -> str:
         return kernel_label(self.name, self.variant)
+
+    @property
+    def formats(self) -> dict[str, NumberFormat]:
+        """The declared formats, by the names that definitions have for them."""
+        return {
+            "weight": self.weight,
+            "activation": self.activation,
+            "cache": self.cache,
+            "dtype": NumberFormat.parse(self.output),
+        }
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        return DENSE_TYPES[self.output]
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """The type of real activations: of the results if these are quantized."""
+        dense = self.activation.dense_type if self.activation.is_dense else self.output
+        return DENSE_TYPES[dense]
 
     @property
     def is_external(self) -> bool:
@@ -95,7 +128,9 @@ class KernelSpec:
 
 def is_plain(spec: KernelSpec) -> bool:
     """Return True if no code of an external kernel decides what the spec is equal to."""
-    return type(spec) is KernelSpec and type(spec.weight) is type(spec.activation) is NumberFormat
+    return type(spec) is KernelSpec and all(
+        type(number) is NumberFormat for number in spec.formats.values()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +231,12 @@ class LinearKernel(ABC):
         *,
         bias: torch.Tensor | None = None,
         config: Config | None = None,
-    ) -> None:
-        """Compute out[M,N] FP16 = x · w^T + bias[N]. config None: `default_config`."""
+    ) -> torch.Tensor | None:
+        """Compute out[M,N] = x · w^T + bias[N], of the type `spec.output`.
+
+        config None: `default_config`. Returns the output if the kernel allocated it itself, and
+        None if it wrote `out`.
+        """
 
     def linear(
         self,
@@ -208,10 +247,10 @@ class LinearKernel(ABC):
         *,
         bias: torch.Tensor | None = None,
         config: Config | None = None,
-    ) -> None:
+    ) -> torch.Tensor | None:
         """Run `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
         ready = self.activated(x, self.for_weights(packed, w))
-        self.gemm(ready, w, out, bias=bias, config=config)
+        return self.gemm(ready, w, out, bias=bias, config=config)
 
     def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
         """Return activations for `gemm`: `packed`, filled by `activate`, or others, not copied."""
@@ -316,17 +355,76 @@ class Probe(ABC):
         return self.builds()
 
 
-Kernel = LinearKernel | Probe
+class OperationKernel(ABC):
+    """One implementation of an operation other than a linear layer, on one backend.
+
+    Buffers of inputs are named `<input>.<part>`: `values`, or `codes`, `scales` and the others of
+    kernels/operand_tensors.py.
+    """
+
+    spec: KernelSpec
+
+    def prepare(self, workload: OperationWorkload, streamed: PackedOperand) -> PackedOperand:
+        """Pack the weights and states into this kernel's layout."""
+        return streamed
+
+    @abstractmethod
+    def launch(
+        self,
+        workload: OperationWorkload,
+        fresh: PackedOperand,
+        streamed: PackedOperand,
+        out: Mapping[str, torch.Tensor],
+        config: Config | None = None,
+    ) -> Mapping[str, torch.Tensor] | None:
+        """Compute `out` from the inputs: fresh ones, and prepared ones.
+
+        Returns the outputs if the kernel allocated them itself, and None if it wrote `out`.
+        """
+
+    def read_only(self) -> frozenset[str]:
+        """Return the operands of `launch`, of "x" and "w", that it must not modify."""
+        return frozenset("xw")
+
+    def candidates(self, workload: Any) -> Sequence[Config]:
+        """Return the configurations to choose from by timing; empty: there is only one."""
+        return ()
+
+    def default_config(self, workload: OperationWorkload) -> Config | None:
+        """Return the configuration without tuning."""
+        return None
+
+    def builds(self) -> Sequence[Build]:
+        """Return every build of this kernel."""
+        return ()
+
+    def builds_for(self, workload: Any, config: Config | None) -> Sequence[Build]:
+        """Return the builds that run for these parameters; empty: only library code."""
+        return ()
+
+    def machine_code(self, target: str) -> bytes | None:
+        """Return the cubin for an architecture, as LinearKernel.machine_code does."""
+        return None
 
 
-def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWorkload:
-    """Check the shapes and the dtype of a GEMM. Raises ShapeError."""
+ExternalKernel = LinearKernel | OperationKernel
+Kernel = ExternalKernel | Probe
+
+
+def check_gemm(
+    x: PackedOperand,
+    w: PackedOperand,
+    out: torch.Tensor,
+    dtype: torch.dtype = torch.float16,
+) -> GemmWorkload:
+    """Check the shapes and the dtype of the output of a GEMM. Raises ShapeError."""
     if x.k != w.k:
         raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
     if tuple(out.shape) != (x.rows, w.rows):
         raise ShapeError(f"out must be {x.rows}x{w.rows}, got {tuple(out.shape)}")
-    if out.dtype != torch.float16 or not out.is_contiguous():
-        raise ShapeError(f"out must be contiguous float16, got {out.dtype}")
+    if out.dtype != dtype or not out.is_contiguous():
+        needed = str(dtype).removeprefix("torch.")
+        raise ShapeError(f"out must be contiguous {needed}, got {out.dtype}")
     return GemmWorkload(x.rows, w.rows, x.k)
 
 
@@ -351,12 +449,13 @@ class CheckedGemm(LinearKernel):
         *,
         bias: torch.Tensor | None = None,
         config: Config | None = None,
-    ) -> None:
-        self.compute(GemmCall(x, w, out, bias, check_gemm(x, w, out)), config)
+    ) -> torch.Tensor | None:
+        shape = check_gemm(x, w, out, self.spec.output_dtype)
+        return self.compute(GemmCall(x, w, out, bias, shape), config)
 
     @abstractmethod
-    def compute(self, call: GemmCall, config: Config | None) -> None:
-        """Compute out = x · w^T + bias. config None: `default_config`."""
+    def compute(self, call: GemmCall, config: Config | None) -> torch.Tensor | None:
+        """Compute out = x · w^T + bias, or return it. config None: `default_config`."""
 
 
 def checked_scales(operand: Operand, fmt: NumberFormat) -> torch.Tensor:

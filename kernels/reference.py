@@ -9,10 +9,11 @@ import torch
 
 from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats import DENSE_TYPES, Operand
 
 _FP32_BITS = 24  # significant bits of an FP32 sum
 FP16_BITS, BF16_BITS = 11, 8  # significant bits of a number
+_LARGEST = {name: torch.finfo(dtype).max for name, dtype in DENSE_TYPES.items()}
 # FP8 tensor cores of Hopper accumulate with around 14 bits (DeepSeek-V3 technical report,
 # arXiv 2412.19437, section 3.3.2).
 _FP8_SUM_BITS = 16
@@ -34,13 +35,17 @@ class Reference:
     codes and it sums them as integers, which is exact, else each product. The error of an element
     is judged relative to its magnitude, which accounts for cancellation.
     sum_bits: significant bits of the accumulator.
-    output_bits: significant bits of the result, 11 for FP16.
+    output_bits: significant bits of the result, 11 for FP16 (and FP32, which is held to no more).
+    largest: finite number of the result's type.
+    slack: distance within which any result is right: 1/2 for codes, where y is not rounded.
     """
 
     y: torch.Tensor
     magnitude: torch.Tensor
     sum_bits: float = _FP32_BITS
     output_bits: int = FP16_BITS
+    largest: float = _LARGEST["fp16"]
+    slack: float = 0.0
 
     def rounded_to(self, bits: int | None) -> Reference:
         """Return the reference for an implementation that rounds terms and outputs to `bits` bits.
@@ -54,13 +59,19 @@ class Reference:
         sum_bits, output_bits = min(self.sum_bits, bits + 4), min(self.output_bits, bits)
         return replace(self, sum_bits=sum_bits, output_bits=output_bits)
 
+    def stored_as(self, output: str) -> Reference:
+        """Return the reference for results in another type: a key of DENSE_TYPES."""
+        bits = BF16_BITS if output == "bf16" else self.output_bits
+        return replace(self, output_bits=min(self.output_bits, bits), largest=_LARGEST[output])
+
 
 def reference_of(spec: KernelSpec, x: Operand, w: Operand) -> Reference:
     """Return the reference of a kernel for X [M,K] · W [N,K]^T, with the rounding of its spec.
 
     Raises ShapeError as reference_gemm does.
     """
-    return reference_gemm(x, w, integer_sums=spec.integer_sums).rounded_to(spec.rounds_to)
+    exact = reference_gemm(x, w, integer_sums=spec.integer_sums)
+    return exact.rounded_to(spec.rounds_to).stored_as(spec.output)
 
 
 def reference_gemm(

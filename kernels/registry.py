@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec, LinearKernel
+from flexq_bench.kernels.contract import Backend, ExternalKernel, Kernel, KernelSpec
 from flexq_bench.kernels.cpu import bitplane
 from flexq_bench.kernels.cpu import dense as cpu_dense
 from flexq_bench.kernels.cpu import dual_grained as cpu_dgq
@@ -179,7 +179,7 @@ _external: dict[str, _Entry] = {}  # external kernels by label
 _not_loaded: dict[str, str] = {}  # by package: the error with which its source failed to load
 
 
-def add(kernels: Iterable[LinearKernel]) -> None:
+def add(kernels: Iterable[ExternalKernel]) -> None:
     """Register external kernels; one of the same label and backend is replaced.
 
     The cache of resolved kernels and their compiled functions is cleared.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from importlib import resources
 from math import ceil
@@ -26,7 +26,8 @@ SCALE_BYTES = 2  # scales are FP16
 Role = Literal["weight", "activation", "state", "index"]
 ROLES: tuple[Role, ...] = ("weight", "activation", "state", "index")
 DTYPES = ("fp16", "bf16", "fp32", "fp64", "int8", "int32", "int64", "bool", "fp8", "uint8")
-FORMATS = ("weight", "activation", "cache")  # numbers that the kernel declares
+DISTRIBUTIONS = ("normal", "outliers", "weight", "uniform", "ones")
+FORMATS = ("weight", "activation", "cache", "dtype")  # numbers that the kernel declares
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _WORD = re.compile(r"[a-z][a-z0-9_.+-]{0,40}")
@@ -97,10 +98,11 @@ class Parameter:
 class Input:
     """A named tensor that a kernel reads. shape: expressions of parameters.
 
-    number: one of DTYPES or FORMATS, "dtype" (the type that the kernel declares for its output), or
-    the name of a number format. role: a weight is cold and
-    exchanged between launches, an activation is warm and redrawn, a state (as a KV cache) is cold,
-    an index (as routing) are integers. distribution: how it is drawn.
+    number: one of DTYPES or FORMATS ("dtype": the type that the kernel declares for its output), or
+    the name of a number format. role: a weight is cold and exchanged between launches, an
+    activation is warm and redrawn, a state (as a KV cache) is cold, an index (as routing) are
+    integers. distribution: how it is drawn, one of DISTRIBUTIONS, or `below EXPRESSION` for
+    integers; inputs that the definition's `draw` returns need none.
     """
 
     name: str
@@ -124,11 +126,15 @@ class Operation:
     """Definition of an operation.
 
     bytes: expression of the bytes that any implementation must move at least; it may call
-    `weight_bytes(rows, columns)`, `activation_bytes` and `cache_bytes`, of matrices in the kernel's
-    formats. operations: expression of its multiplications and additions; empty: not counted.
-    reference: computes the outputs in float64 from the inputs, by name. draw: draws inputs that no
-    distribution describes. accepts: its own rule for the tolerance. Raises WorkloadError if names
-    are of the wrong form, repeat or are unknown to an expression.
+    `weight_bytes(rows, columns)`, `activation_bytes`, `cache_bytes` and `dtype_bytes`, of matrices
+    in the kernel's formats. operations: expression of its multiplications and additions; empty: not
+    counted.
+    reference: computes the outputs from the inputs in float64 and from parameters, all by name; a
+    dict of tensors, NaN where any result is right, or of pairs with the magnitude of the terms that
+    were added, to which a result is compared where they cancel. draw(values, generator): returns
+    inputs that have no distribution, by name. accepts: from inputs, outputs and parameters by name,
+    returns for outputs by name which elements are right, instead of comparing them.
+    Raises WorkloadError if names are of the wrong form, repeat or are unknown to an expression.
     """
 
     name: str
@@ -331,6 +337,32 @@ def declare(definition: Operation) -> Operation:
         )
     _declared[definition.name] = definition
     return definition
+
+
+_FUNCTIONS = ("reference", "draw", "accepts")
+
+
+def declared_as_plain(name: str) -> dict[str, Any] | None:
+    """Return a declared operation as JSON values, without its functions; None: it is shipped."""
+    if name in _shipped():
+        return None
+    values = asdict(operation(name))
+    return {key: value for key, value in values.items() if key not in _FUNCTIONS}
+
+
+def declare_plain(values: Mapping[str, Any]) -> Operation:
+    """Declare an operation by the values of `declared_as_plain`.
+
+    Raises WorkloadError as `declare`, TypeError if they are others.
+    """
+    parts: dict[str, Any] = {}
+    for name, kind in (("parameters", Parameter), ("inputs", Input), ("outputs", Output)):
+        parts[name] = tuple(kind(**_with_tuples(part)) for part in values[name])
+    return declare(Operation(**{**_with_tuples(values), **parts}))
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def operation(name: str) -> Operation:

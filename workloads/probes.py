@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 
 EMPTY_KERNEL = "empty"
 SPIN_KERNEL = "spin"
 _FLOOR_PREFIX = "read-"
+READ_BYTES = "read-16"  # the floor of operations, which have bytes instead of weights
+_READ_K = 4096
 
 
 def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
@@ -15,6 +18,12 @@ def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
     overlaps: launches of the kernel overlap with the previous one.
     """
     return kernel_label(f"{_FLOOR_PREFIX}{weight_bits}", "overlap" if overlaps else "")
+
+
+def shape_of_bytes(size: int) -> GemmWorkload:
+    """Return the shape that READ_BYTES reads about so many bytes at."""
+    k = min(_READ_K, max(1, size // 2))
+    return GemmWorkload(1, max(1, round(size / (2 * k))), k)
 
 
 def calibrates(kernel: str) -> bool:

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from flexq_bench.kernels.contract import PackedOperand
-from flexq_bench.kernels.formats import Operand
-from flexq_bench.kernels.reference import Reference, reference_gemm
-from flexq_bench.measure.bound_kernel import BoundKernel
-from flexq_bench.measure.inputs import (
-    LinearInputs,
-    derive_seed,
-    quantized_activation,
-    realistic_activations,
-)
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.workloads.case import Case
+from flexq_bench.measure.weight_rotation import first_change
+from flexq_bench.workloads.case import CacheMode
 
 _ALIGNMENT = 512  # bytes, as the CUDA allocator aligns
 # of activations to draw from, if that is enough for the minimum number
 _MAX_CONTENT_BYTES = 32 << 20
 _MIN_CONTENTS = 3
-# Elements with a known float64 result: this many tokens and output features.
-_CHECKED_ROWS = 16
-_CHECKED_COLUMNS = 128
+_MIN_SLOTS, _MAX_SLOTS = 2, 256
+_MAX_COLD_SLOTS = 8  # of activations; a cold sample makes few passes over the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +39,19 @@ class Rewriting:
         """Number of contents that so many copies of the weights have in turn."""
         return copies + 1 if self.distinct else 2
 
-    def pool_bytes(self, case: Case, copy_bytes: int) -> int:
+    def activation_contents(self, like: PackedOperand) -> int:
+        """Number of activations like this one to draw from, without one that is in no sample."""
+        fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(like)
+        return max(_MIN_CONTENTS, min(self.protocol.contents, fitting))
+
+    def pool_bytes(self, cache: CacheMode, copy_bytes: int) -> int:
         """Bytes of activations over which launches of a sample may rotate.
 
         A small part of the L2, where a layer finds its input; in hot mode a small part of the rest
         that the weights leave.
         """
         most = int(self.protocol.pool_share * self.l2_bytes)
-        if case.cache == "hot":
+        if cache == "hot":
             most = min(most, max(0, self.l2_bytes - copy_bytes) // 4)
         return most
 
@@ -65,7 +61,7 @@ class Slots:
 
     def __init__(self, like: PackedOperand, count: int) -> None:
         self._layout = like.clone()  # without the padding between the rows of a view
-        device = next(iter(self._layout.buffers.values())).device
+        device = next((buffer.device for buffer in self._layout.buffers.values()), None)
         self._bytes = torch.empty(count, Slots.bytes_each(like), dtype=torch.uint8, device=device)
         self._operands: dict[int, PackedOperand] = {}
 
@@ -101,91 +97,78 @@ class Slots:
 
     @staticmethod
     def bytes_each(like: PackedOperand) -> int:
-        """Bytes of an operand of this layout here."""
-        return sum(_aligned(_extent_bytes(buffer.clone())) for buffer in like.buffers.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Activations to draw from, and the elements of their results that are checked.
-
-    inputs: as the stage takes them; the first is the subject's own. unseen: in no sample. rows,
-    columns: int64, of the checked elements. x_rows: these rows of the inputs and of the unseen.
-    """
-
-    inputs: Sequence[PackedOperand]
-    unseen: PackedOperand
-    rows: torch.Tensor
-    columns: torch.Tensor
-    x_rows: Sequence[Operand]
-    rounds_to: int | None
-
-    def reference(self, weights: Sequence[Operand], activations: Sequence[int]) -> Reference:
-        """The checked elements of the results of launches.
-
-        weights, activations: of each launch, W [N,K] and the index of the input. y and magnitude,
-        the sum of all |products|, are [launches, rows, columns].
-        """
-        launches: dict[int, list[int]] = defaultdict(list)
-        for i, w in enumerate(weights):
-            launches[id(w)].append(i)
-        count, rows, columns = len(weights), len(self.rows), len(self.columns)
-        y = torch.empty(
-            count, rows, columns, dtype=torch.float64, device=self.x_rows[0].values.device
+        """Bytes of an operand of this layout here; 1 for one without buffers."""
+        return max(
+            1, sum(_aligned(_extent_bytes(buffer.clone())) for buffer in like.buffers.values())
         )
-        magnitude = torch.empty_like(y)
-        for indices in launches.values():
-            used = sorted({activations[i] for i in indices})
-            # A stale result differs by far. Rounding errors (of sums of single bit planes, for
-            # example, which cancel if their total is small) are tolerated relative to all products
-            # here; the announced checks judge rounding.
-            exact = reference_gemm(
-                Operand.stacked([self.x_rows[i] for i in used]),
-                weights[indices[0]].take_rows(self.columns),
-                integer_sums=False,
-            )
-            places = [used.index(activations[i]) for i in indices]
-            y[indices] = exact.y.view(len(used), rows, columns)[places]
-            magnitude[indices] = exact.magnitude.view(len(used), rows, columns)[places]
-        return replace(exact, y=y, magnitude=magnitude).rounded_to(self.rounds_to)
 
 
-def stage_input(bound: BoundKernel, inputs: LinearInputs) -> PackedOperand:
-    """Return the input of a launch in the case's stage: packed codes, or `real` FP16 activations.
+class Activations:
+    """Slots that launches read, filled from a bank of contents before each sample.
 
-    The kernel's code gets a copy of the codes, so that it can't change what its reference is
-    computed from. Raises ValueError if the stage needs real activations and the inputs have none.
+    inputs: the contents, in the layout of launches. copies: of the weights. budget: most bytes of
+    the slots, if they are more than the minimum.
     """
-    if bound.case.stage == "gemm":
-        return bound.kernel.pack_activation(inputs.x.clone())
-    if inputs.x_real is None:
-        raise ValueError("the linear stage needs real activations, these inputs are codes")
-    return PackedOperand({"real": inputs.x_real}, bound.gemm.m, bound.gemm.k)
 
+    def __init__(self, inputs: Sequence[PackedOperand], *, copies: int, budget: int) -> None:
+        most = _MAX_SLOTS if copies == 1 else _MAX_COLD_SLOTS
+        count = max(_MIN_SLOTS, min(most, budget // Slots.bytes_each(inputs[0])))
+        self.slots = Slots(inputs[0], count)
+        self.contents = len(inputs)
+        # Long enough that one copy fills the slots, starting at any content.
+        self.bank = Slots(inputs[0], len(inputs) + count)
+        self.bank.fill(inputs)
+        self.slots.copy_from(self.bank, 0, count)
+        self._first = 0  # content of the first slot
+        self._copies = copies
+        self._used = count
+        # So many slots have these contents, from the first on.
+        self._filled = self.bank, 0, count
 
-def draw_contents(
-    bound: BoundKernel, own: LinearInputs, rewriting: Rewriting, seed: int
-) -> Contents:
-    """Draw activations like the subject's own, and elements of their results to check."""
-    gemm, device = bound.gemm, own.w.values.device
-    host = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(gemm.m, generator=host, device="cpu")[:_CHECKED_ROWS].to(device)
-    columns = torch.randperm(gemm.n, generator=host, device="cpu")[:_CHECKED_COLUMNS].to(device)
-    generator = torch.Generator(device).manual_seed(derive_seed(seed, "activations"))
-    inputs: list[PackedOperand] = []
-    x_rows: list[Operand] = []
+    def use(self, launches: int) -> None:
+        """Use as few slots as samples of so many launches need."""
+        self._used = min(len(self.slots), -(-launches // self._copies))
 
-    def add(x: LinearInputs) -> None:
-        x_rows.append(x.x.take_rows(rows))  # first, because packing runs the kernel's code
-        inputs.append(stage_input(bound, x))
+    def slot(self, position: int) -> int:
+        """The slot of a launch of a sample: the launches of a pass over the weights share one."""
+        return position // self._copies % self._used
 
-    add(own)
-    fitting = _MAX_CONTENT_BYTES // Slots.bytes_each(inputs[0])
-    count = max(_MIN_CONTENTS, min(rewriting.protocol.contents, fitting))
-    while len(inputs) <= count:  # one more, which is unseen
-        x_real = realistic_activations(gemm, generator)
-        add(LinearInputs(x_real, quantized_activation(bound.kernel, x_real), own.w))
-    return Contents(inputs[:-1], inputs[-1], rows, columns, x_rows, bound.spec.rounds_to)
+    def content(self, slot: int) -> int:
+        """The index of the content that a slot has since `rewrite`."""
+        return (self._first + slot) % self.contents
+
+    def rewrite(self, draw: random.Random) -> None:
+        """Give all slots other contents."""
+        self._first = (self._first + draw.randrange(1, self.contents)) % self.contents
+        self._fill(self.bank, self._first, self._used)
+
+    def give(self, slots: Slots) -> None:
+        """Give the used slots these contents."""
+        self._fill(slots, 0, self._used)
+
+    def give_first(self) -> None:
+        """Give all slots the first content."""
+        self._fill(self.everywhere(self.bank[0]), 0, len(self.slots))
+
+    def everywhere(self, x: PackedOperand) -> Slots:
+        """Slots that all have this content."""
+        slots = Slots(x, len(self.slots))
+        slots.fill([x])
+        return slots
+
+    def restore(self) -> None:
+        """Give the slots again what was filled into them last."""
+        self.slots.copy_from(*self._filled)
+
+    def changed(self) -> str | None:
+        """The first buffer of a slot that differs from its content; None: none does."""
+        bank, first, count = self._filled
+        changes = (first_change(self.slots[i], bank[first + i]) for i in range(count))
+        return next(filter(None, changes), None)
+
+    def _fill(self, bank: Slots, first: int, count: int) -> None:
+        self._filled = bank, first, count
+        self.restore()
 
 
 def _extent_bytes(buffer: torch.Tensor) -> int:

@@ -21,8 +21,7 @@ from flexq_bench.measure.inputs import (
 )
 from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
 
-FP16_MAX = 65504.0
-FP16_OVERFLOW = 65536.0  # above this, no rounding or order of accumulation gives a finite value
+_OVERFLOW = 65536 / 65504  # of FP16; its numbers lie closest to infinity
 FP16_SMALLEST_NORMAL = 2.0**-14
 # An element far smaller than its terms is compared relative to the terms: 2^-10 of them for sums of
 # 24 bits, and more for sums of fewer bits.
@@ -31,7 +30,8 @@ _FP32_BITS = 24
 FP32_INTEGERS = 2.0**24  # FP32 represents every integer up to this one
 _DENSITIES = (1.0, 0.25, 0.05, 0.01)
 
-Run = Callable[[LinearInputs, torch.Tensor], None]  # runs the kernel into out [M,N] FP16
+# run(inputs, out [M,N]) -> the output, if the kernel allocated it itself
+Run = Callable[[LinearInputs, torch.Tensor], torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,11 @@ def check_linear(bound: BoundKernel, run: Run, *, seed: int, tolerance: float) -
 def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     """|y - ref| / max(2^(11 - output_bits) · |ref|, 2^-14, 2^(14 - sum_bits) · magnitude), [M,N].
 
-    2^-14 is the smallest normal FP16 number. magnitude is the sum of |contribution|, so that an
-    element with cancellation is compared relative to its terms. sum_bits is 24, and fewer for FP8
-    and for many products of floats. If ref is beyond the FP16 range, an infinity of the same sign
-    is correct (error 0). NaN in y gives NaN or infinity.
+    2^-14 is the smallest normal FP16 number; output_bits is 11 for FP16 and FP32, 8 for BF16.
+    magnitude is the sum of |contribution|, so that an element with cancellation is compared
+    relative to its terms. sum_bits is 24, and fewer for FP8 and for many products of floats. If ref
+    is beyond the output's range, an infinity of the same sign is correct (error 0). NaN in y gives
+    NaN or infinity.
     """
     y = y.double()
     cancellation = CANCELLATION * 2.0 ** (_FP32_BITS - reference.sum_bits)
@@ -105,25 +106,27 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     scale = torch.maximum(
         output.clamp(min=FP16_SMALLEST_NORMAL), cancellation * reference.magnitude
     )
-    error = (y - reference.y).abs() / scale
-    overflows = reference.y.abs() > FP16_MAX
+    error = ((y - reference.y).abs() - reference.slack).clamp(min=0) / scale
+    overflows = reference.y.abs() > reference.largest
     infinite = torch.isinf(y) & (torch.sign(y) == torch.sign(reference.y))
-    must_overflow = reference.y.abs() >= FP16_OVERFLOW
+    # From here on no rounding or order of accumulation gives a finite value.
+    must_overflow = reference.y.abs() >= reference.largest * _OVERFLOW
     error = torch.where(overflows & infinite, 0.0, error)
     return torch.where(must_overflow & ~infinite, torch.inf, error)
 
 
-def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> CheckResult:
-    """Check that every element is within the tolerance; NaN never is."""
+def judge_error(
+    y: torch.Tensor, reference: Reference, tolerance: float, name: str = "y"
+) -> CheckResult:
+    """Check that every element is within the tolerance; NaN never is. name: of y, for errors."""
     error = relative_error(y, reference)
     right = error <= tolerance  # false for NaN
     # NaN counts as the largest error; infinity stays what it is.
     worst = float(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).max())
     if bool(right.all()):
         return CheckResult(worst, None)
-    return CheckResult(
-        worst, None, _describe_wrong(~right, y, reference.y, f"relative error {worst:.2g}")
-    )
+    problem = f"relative error {worst:.2g}"
+    return CheckResult(worst, None, _describe_wrong(~right, y, reference.y, problem, name))
 
 
 def _rounding_hint(y: torch.Tensor, reference: Reference, tolerance: float) -> str:
@@ -136,28 +139,29 @@ def _rounding_hint(y: torch.Tensor, reference: Reference, tolerance: float) -> s
 
 
 def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:
-    equal = y == reference.y.half()
+    expected = reference.y.to(y.dtype)
+    equal = y == expected
     if bool(equal.all()):
         return CheckResult(None, True)
-    return CheckResult(None, False, _describe_wrong(~equal, y, reference.y.half(), "not bit-exact"))
+    return CheckResult(None, False, _describe_wrong(~equal, y, expected, "not bit-exact"))
 
 
 def _describe_wrong(
-    wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str
+    wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str, name: str = "y"
 ) -> str:
-    row, column = (int(i) for i in torch.nonzero(wrong)[0])
-    count = int(wrong.sum())
+    place = tuple(torch.nonzero(wrong)[0].tolist())
+    index, count = ",".join(map(str, place)), int(wrong.sum())
     return (
-        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first y[{row},{column}] = "
-        f"{float(y[row, column]):.6g}, expected {float(expected[row, column]):.6g}"
+        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first {name}[{index}] = "
+        f"{float(y[place]):.6g}, expected {float(expected[place]):.6g}"
     )
 
 
 def _run_poisoned(run: Run, inputs: LinearInputs, bound: BoundKernel) -> torch.Tensor:
     size = bound.gemm.m, bound.gemm.n
-    out = torch.full(size, torch.nan, dtype=torch.float16, device=bound.device)
-    run(inputs, out)
-    return out
+    out = torch.full(size, torch.nan, dtype=bound.spec.output_dtype, device=bound.device)
+    made = run(inputs, out)
+    return out if made is None else made
 
 
 def _exact_cases(bound: BoundKernel, seed: int) -> Iterator[tuple[LinearInputs, Reference]]:

@@ -31,6 +31,7 @@ from flexq_bench.measure.sandbox import Sandbox, available_kind
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.packages import PACKAGE
+from flexq_bench.workloads.errors import WorkloadError
 
 _TRITON_CACHE = Path(".triton", "cache")  # in a home
 LOADER = (sys.executable, "-m", "flexq_bench.measure.external_loader")
@@ -241,7 +242,7 @@ def describe_installed() -> tuple[DescribedKernel, ...]:
 def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, ...]:
     try:
         return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
-    except (KeyError, TypeError, KernelError) as error:
+    except (KeyError, TypeError, KernelError, WorkloadError) as error:
         raise WorkerError(f"{name}: its description can't be read: {error}") from None
 
 

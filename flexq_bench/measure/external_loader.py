@@ -19,7 +19,7 @@ import torch
 import flexq_bench.measure.ab.operations  # noqa: F401  `watch` knows only what is imported before
 from flexq_bench.errors import one_line
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import ExternalKernel
 from flexq_bench.kernels.errors import SourceError
 from flexq_bench.kernels.external.described import spec_as_plain
 from flexq_bench.kernels.external.loading import load, load_installed, refuse_taken
@@ -70,7 +70,7 @@ class _NoCodeError(Exception):
     """A kernel that offers no machine code."""
 
 
-def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
+def _compiled(kernel: ExternalKernel, target: str, out: Path) -> dict[str, str]:
     try:
         code = kernel.machine_code(target)
         if code is not None and not isinstance(code, bytes):

@@ -11,6 +11,7 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.asymmetric import asymmetric_types
 from flexq_bench.kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
 from flexq_bench.kernels.formats.mixed import (
     GROUP,
@@ -46,8 +47,8 @@ _DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit cod
 class LinearInputs:
     """X [M,K] and W [N,K] in the form that the reference takes.
 
-    x_real: FP16 [M,K], the input of the `linear` stage; x is its quantization by the kernel's own
-    rule. None: codes were drawn directly (the `gemm` stage).
+    x_real: [M,K] of the kernel's input type, for the `linear` stage; x is its quantization by the
+    kernel's own rule. None: codes were drawn directly (the `gemm` stage).
     """
 
     x_real: torch.Tensor | None
@@ -76,7 +77,8 @@ def realistic_inputs(
     """
     if w is None:
         w = realistic_weight(kernel, gemm.n, gemm.k, device, weight_seed(seed))
-    x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
+    generator = torch.Generator(device).manual_seed(seed)
+    x_real = realistic_activations(gemm, generator, kernel.spec.input_dtype)
     return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 
@@ -107,14 +109,16 @@ def real_weight(n: int, k: int, device: torch.device, seed: int) -> torch.Tensor
     return w.mul_(WEIGHT_STD).half()
 
 
-def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:
-    """The activations of INPUT_DISTRIBUTION, FP16 [M,K], on the generator's device."""
+def realistic_activations(
+    gemm: GemmWorkload, generator: torch.Generator, dtype: torch.dtype = torch.float16
+) -> torch.Tensor:
+    """The activations of INPUT_DISTRIBUTION, [M,K], on the generator's device."""
     device = generator.device
     x = torch.randn(gemm.m, gemm.k, generator=generator, device=device, dtype=torch.float32)
     count = max(1, round(gemm.k * OUTLIER_CHANNELS))
     channels = torch.randperm(gemm.k, generator=generator, device=device)[:count]
     x[:, channels] *= OUTLIER_FACTOR
-    return x.half()
+    return x.to(dtype)
 
 
 def full_range_inputs(bound: BoundKernel, seed: int, *, density: float = 1.0) -> LinearInputs:
@@ -150,7 +154,7 @@ def small_sum_inputs(bound: BoundKernel, seed: int) -> LinearInputs:
         if fmt.kind == "mixed":
             return _mixed(k, lambda part, of: draw(rows, of, density, part))
         shape = (rows, k)
-        top = min(_SMALL_CODE, _limits(fmt)[1])
+        top = min(_SMALL_CODE, _limits(fmt)[1] // (2 if fmt.kind == "asymmetric" else 1))
         codes = torch.randint(
             -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
         )
@@ -164,6 +168,10 @@ def small_sum_inputs(bound: BoundKernel, seed: int) -> LinearInputs:
                 middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
                 small += _DUAL_MIDDLE
             return Operand(small, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
+        if fmt.has_zero_points:
+            of_codes, of_zeros = asymmetric_types(fmt.bits)
+            middle = torch.full_like(ones, -top, dtype=of_zeros)
+            return Operand((small + top).to(of_codes), ones, fmt.bits, fmt.group, middle)
         return Operand(small, ones, fmt.bits, fmt.group)
 
     x = draw(gemm.m, bound.kernel.spec.activation, terms)
@@ -212,6 +220,10 @@ def _full_range(
         up = (codes + _DUAL_MIDDLE).to(torch.int8)
         zero_points = zeros.to(torch.int8)
         return Operand(up, of_groups, fmt.bits, fmt.group, zero_points, row_scales=scales[:, :1])
+    if fmt.has_zero_points:
+        of_codes, of_zeros = asymmetric_types(fmt.bits)
+        zeros = torch.randint(-top, 1, scales.shape, generator=generator, device=device)
+        return Operand(codes.to(of_codes), scales, fmt.bits, fmt.group, zeros.to(of_zeros))
     return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
 
 
@@ -219,7 +231,8 @@ def _for_stage(bound: BoundKernel, x: Operand, w: Operand) -> LinearInputs:
     kernel = bound.kernel
     if bound.case.stage == "gemm":
         return LinearInputs(None, x, w)
-    x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order().half()
+    x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order()
+    x_real = x_real.to(kernel.spec.input_dtype)
     return LinearInputs(x_real, quantized_activation(kernel, x_real), w)
 
 

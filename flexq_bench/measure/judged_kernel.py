@@ -190,7 +190,8 @@ class JudgedKernel:
         gemm = self._case.gemm
         self.ask("output", path=str(self._exchange.outputs))
         try:
-            output = self._exchange.take([("out", "float16", (gemm.m, gemm.n))])["out"]
+            dtype = str(self._kernel.spec.output_dtype).removeprefix("torch.")
+            output = self._exchange.take([("out", dtype, (gemm.m, gemm.n))])["out"]
         except (OSError, ValueError) as error:
             raise WorkerError(f"{self._case.label}: a worker gave no output: {error}") from None
         return output.to(self._device)

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.contract import KernelSpec
+from flexq_bench.measure.operation_inputs import OperationCase
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
 # Peak bytes per value while inputs are drawn, quantized and checked: FP32 draws and quotients, FP16
 # values, codes; the reference's float64 copies of activations; float64 outputs, magnitudes, errors
@@ -33,26 +36,30 @@ class MemoryEstimate:
     def total(self) -> int:
         return self.drawing + self.reference + self.copies
 
-    def check(self, available: int, label: str, gemm: GemmWorkload) -> None:
+    def check(self, available: int, case: Case) -> None:
         """Raise MeasureError if more memory is needed than available."""
         if self.total <= available:
             return
+        is_linear = isinstance(case.workload, GemmWorkload)
         raise MeasureError(
-            f"{label} at M={gemm.m:,} N={gemm.n:,} K={gemm.k:,} would take {_gib(self.total)} "
+            f"{case.label} at {_sizes(case)} would take {_gib(self.total)} "
             f"({_gib(self.drawing)} of inputs and outputs, {_gib(self.copies)} of weight copies, "
             f"{_gib(self.reference)} for the reference) and this device has "
-            f"{_gib(available)} free: make M, N or K smaller"
+            f"{_gib(available)} free: make {'M, N or K' if is_linear else 'it'} smaller"
         )
 
 
 def estimate_memory(
-    spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None, *, distinct: bool
+    spec: KernelSpec, case: Case, cold_bytes: int | None, *, distinct: bool
 ) -> MemoryEstimate:
     """Estimate the memory of a measurement of this kernel.
 
     cold_bytes: size that the weight copies must exceed; None: one copy, the hot cache mode.
     distinct: True if each copy has a content of its own.
     """
+    if isinstance(case.workload, OperationWorkload):
+        return _of_operation(OperationCase(case.workload, spec), case, cold_bytes, distinct)
+    gemm = case.workload
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
     values = gemm.n * gemm.k
     copies = weights + (cold_bytes or 0)
@@ -68,6 +75,23 @@ def estimate_memory(
         drawing = 0
     reference = min(values, _REFERENCE_CHUNK) * _REFERENCE_BYTES if drawing else 0
     return MemoryEstimate(drawing, reference, copies)
+
+
+def _of_operation(
+    of: OperationCase, case: Case, cold_bytes: int | None, distinct: bool
+) -> MemoryEstimate:
+    streamed = of.bytes_of(of.streamed(case.cache))
+    copies = streamed + (cold_bytes or 0)
+    contents = streamed + (copies if distinct else streamed)
+    drawing = of.values_in_all * _ACTIVATION_BYTES
+    return MemoryEstimate(drawing, of.values_in_all * _REFERENCE_BYTES, copies + 2 * contents)
+
+
+def _sizes(case: Case) -> str:
+    if isinstance(case.workload, GemmWorkload):
+        gemm = case.workload
+        return f"M={gemm.m:,} N={gemm.n:,} K={gemm.k:,}"
+    return case.workload.key
 
 
 def _gib(size: int) -> str:

@@ -33,6 +33,7 @@ from flexq_bench.measure.device import (
 from flexq_bench.measure.measured import Measured
 from flexq_bench.measure.memory import MemoryEstimate, estimate_memory
 from flexq_bench.measure.nvml import open_handle
+from flexq_bench.measure.operation_inputs import OperationCase
 from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, with_times
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
@@ -41,7 +42,15 @@ from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetr
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.measure.weight_rotation import SharedWeights
 from flexq_bench.workloads.case import Case, parse_kernel_label
-from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
+from flexq_bench.workloads.probes import (
+    EMPTY_KERNEL,
+    READ_BYTES,
+    floor_kernel,
+    is_probe,
+    shape_of_bytes,
+)
 
 # Fields of the environment that affect the choice of the fastest configuration.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
@@ -126,7 +135,7 @@ class Meter:
         except UnsupportedError:
             return
         estimate = self._estimate(spec, case, distinct=spec.is_external)
-        estimate.check(self.free_memory(), case.label, case.gemm)
+        estimate.check(self.free_memory(), case)
 
     def measure(self, case: Case) -> Measured:
         """Measure a case together with its floor and the empty launch.
@@ -187,7 +196,7 @@ class Meter:
         cold = case.cache == "cold" and spec.reads_weights
         factor = self.protocol.cache_factor
         cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes, factor) if cold else None
-        return estimate_memory(spec, case.gemm, cold_bytes, distinct=distinct)
+        return estimate_memory(spec, case, cold_bytes, distinct=distinct)
 
     def _check_health(self) -> None:
         try:
@@ -214,7 +223,7 @@ class Meter:
             estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
                 self._shared.clear()
-            estimate.check(self.free_memory(), case.label, case.gemm)
+            estimate.check(self.free_memory(), case)
             return self._measure_kernel(kernel, case, blank)
         except FlexqError:
             raise
@@ -228,6 +237,8 @@ class Meter:
 
     def _check_supported(self, spec: KernelSpec, case: Case) -> None:
         spec.check_capability(self.capability)
+        if case.operation != spec.operation:
+            raise UnsupportedError(f"{spec.label} computes {spec.operation}, not {case.operation}")
         if case.stage not in spec.stages:
             raise UnsupportedError(
                 f"{spec.label} has no stage {case.stage!r}: it has {', '.join(spec.stages)}"
@@ -335,11 +346,24 @@ class Meter:
         measured = replace(measured, launch_us=launch_us)
         if not spec.reads_weights:
             return measured
-        label = floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
-        floor = self._probe(label, case, measured)
-        if case.cache == "cold" and not is_probe(case.label):
+        floor, is_least = self._floor(spec, case, measured)
+        if case.cache == "cold" and is_least and not is_probe(case.label):
             measured = judge_speed(measured, floor, launch_us or 0.0, self.protocol)
         return replace(measured, floor_us=floor.median_us if floor.is_comparable else None)
+
+    def _floor(self, spec: KernelSpec, case: Case, measured: Measured) -> tuple[Measured, bool]:
+        """The floor of a case, and whether no right launch can be faster."""
+        if not isinstance(case.workload, OperationWorkload):
+            label = floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
+            return self._probe(label, case, measured), True
+        of = OperationCase(case.workload, spec)
+        floor_bytes = of.floor_bytes
+        if not floor_bytes:
+            return Measured("unsupported", "", self.seed, self.protocol.version, ""), False
+        # Outputs, and inputs that are warm, need not cross the memory's interface.
+        is_least = floor_bytes <= of.bytes_of(of.streamed(case.cache))
+        read = replace(case, workload=shape_of_bytes(floor_bytes), stage="gemm")
+        return self._probe(READ_BYTES, read, measured), is_least
 
     def _probe(self, label: str, case: Case, measured: Measured) -> Measured:
         """A probe at the case's shape, measured once a shape and cache mode."""
@@ -353,7 +377,8 @@ class Meter:
 
     def _measure_probe(self, label: str, case: Case) -> Measured:
         kernel, variant = parse_kernel_label(label)
-        probe_case = Case(kernel, case.gemm, variant=variant, cache=case.cache, regime=case.regime)
+        gemm = case.gemm if case.operation == "linear" else GemmWorkload(1, 1, 1)
+        probe_case = Case(kernel, gemm, variant=variant, cache=case.cache, regime=case.regime)
         try:
             return self._measure_alone(probe_case)
         except MeasureError as error:  # no probe of this width

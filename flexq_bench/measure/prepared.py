@@ -14,20 +14,21 @@ import torch
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
-from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, is_plain
+from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, OperationKernel, is_plain
 from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
-from flexq_bench.kernels.runtime.nvrtc import builds_hash
+from flexq_bench.kernels.runtime.nvrtc import Build, builds_hash
 from flexq_bench.measure import tampering
 from flexq_bench.measure.activation_rotation import Rewriting
+from flexq_bench.measure.binding import bind
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
 from flexq_bench.measure.weight_rotation import SharedWeights, copies_for
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import OperationWorkload
 
 # Launches on new inputs are compared with repetitions on the same inputs: number of repetitions,
 # including a first one that fills the caches; the number for long launches; and most microseconds
@@ -185,7 +186,20 @@ class PreparedCase:
     @property
     def binary_hash(self) -> str | None:
         """Hash of the machine code that runs; None: that of a library."""
-        return binary_hash(self.kernel.builds_for(self.case.gemm, self.config))
+        return binary_hash(self._builds_for(self.config))
+
+    def _builds_for(self, config: Config | None) -> Sequence[Build]:
+        if isinstance(self.kernel, OperationKernel):
+            assert isinstance(self.case.workload, OperationWorkload)
+            return self.kernel.builds_for(self.case.workload, config)
+        return self.kernel.builds_for(self.case.gemm, config)
+
+    @property
+    def _tuning_scope(self) -> tuple[int, int, str]:
+        """N, K and the stage; of another operation zeros, and its parameters."""
+        if isinstance(self.case.workload, OperationWorkload):
+            return 0, 0, self.case.workload.key
+        return self.case.gemm.n, self.case.gemm.k, self.case.stage
 
     def choose_config(
         self,
@@ -205,9 +219,7 @@ class PreparedCase:
             spec.label,
             spec.version,
             self._subject.tuning_bucket,
-            case.gemm.n,
-            case.gemm.k,
-            case.stage,
+            *self._tuning_scope,
             case.cache,
             machine.gpu,
             # A choice made under another regime is invalid.
@@ -245,7 +257,7 @@ class PreparedCase:
 
     def _place_candidates(self) -> Buffers:
         configs = self._subject.candidates()
-        compile_ahead(b for c in configs for b in self.kernel.builds_for(self.case.gemm, c))
+        compile_ahead(b for c in configs for b in self._builds_for(c))
         seed = derive_seed(self._seed, self.case.key, "tuning")
         return self._subject.place(self.copies, seed=seed)
 
@@ -270,7 +282,7 @@ class PreparedCase:
         spec = self.kernel.spec
         if not is_plain(spec) or spec != self._spec:
             return CheckResult(None, None, f"its code changed the spec of {self._spec.label}")
-        seed = derive_seed(self._seed, self.case.gemm, "check", when)
+        seed = derive_seed(self._seed, self.case.workload, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 
     @contextmanager

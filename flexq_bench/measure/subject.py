@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from flexq_bench.kernels.contract import (
-    Config,
-    Kernel,
-    KernelSpec,
-    PackedOperand,
-    Probe,
-)
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.formats import Operand
-from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure.activation_rotation import Rewriting, draw_contents, stage_input
-from flexq_bench.measure.bound_kernel import BoundKernel
-from flexq_bench.measure.buffers import (
-    Buffers,
-    Launch,
-    LinearBuffers,
-    ProbeBuffers,
-    random_pad,
-)
-from flexq_bench.measure.check import CheckResult, check_linear
-from flexq_bench.measure.inputs import (
-    INPUT_DISTRIBUTION,
-    LinearInputs,
-    derive_seed,
-    realistic_inputs,
-    realistic_weight,
-)
-from flexq_bench.measure.weight_rotation import (
-    Content,
-    LayerWeights,
-    SharedWeights,
-    WeightCopies,
-)
+from flexq_bench.measure.activation_rotation import Rewriting
+from flexq_bench.measure.buffers import Buffers, RotatingBuffers, random_pad
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.weight_rotation import Content, WeightCopies
+from flexq_bench.measure.work import Work
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
 _PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)
-_MIN_PACKED_SHARE = 0.25  # of the bytes of the weights' codes
 
 
 class Subject(ABC):
@@ -95,50 +67,7 @@ class Subject(ABC):
         """
 
 
-def bind(
-    kernel: Kernel,
-    spec: KernelSpec,
-    case: Case,
-    device: torch.device,
-    seed: int,
-    rewriting: Rewriting,
-    shared: SharedWeights,
-) -> Subject:
-    """The subject of a case: draw its inputs from the seed and pack them.
-
-    spec: of the kernel, which its code can't change. The kernel's name does not affect the draw:
-    all kernels have the same real values. M does not affect the weights: cases of one kernel and
-    layer find them in `shared`. Inputs that change between samples are drawn from the secret of
-    `rewriting`.
-    """
-    if isinstance(kernel, Probe):
-        drawn = derive_seed(seed, case.gemm, "timed")
-        return _ProbeSubject(kernel, spec, case.gemm, device, drawn)
-    n, k = case.gemm.n, case.gemm.k
-    bound = BoundKernel(kernel, spec, case, device)
-    weights = shared.get(
-        (spec.label, n, k, seed, rewriting.secret),
-        lambda: _layer_weights(bound, seed, rewriting.secret),
-    )
-    return _LinearSubject(bound, seed, rewriting, weights)
-
-
-def _layer_weights(bound: BoundKernel, seed: int, secret: int) -> LayerWeights:
-    kernel, spec = bound.kernel, bound.spec
-    n, k = bound.gemm.n, bound.gemm.k
-
-    def draw(index: int) -> Content:
-        # The first content is that of every process with this seed; the others are not known.
-        parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
-        operand = realistic_weight(kernel, n, k, bound.device, derive_seed(seed, n, k, *parts))
-        packed = _plain(spec, kernel.pack_weight(operand.clone()))
-        _check_packed(spec, packed, operand)
-        return Content(operand, packed)
-
-    return LayerWeights(draw)
-
-
-def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
+def plain_operand(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
     """The same buffers as tensors without attributes of an external kernel.
 
     Its methods could give each copy of the weights the same memory. Raises KernelError for
@@ -156,151 +85,35 @@ def _plain(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
     return PackedOperand(buffers, packed.rows, packed.k)
 
 
-def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
-    """Raise KernelError if an external kernel keeps its weights elsewhere than in `packed`.
+def placed_buffers(
+    make_work: Callable[[], Work],
+    contents: Sequence[Content],
+    copies: int,
+    case: Case,
+    device: torch.device,
+    rewriting: Rewriting,
+    *,
+    seed: int,
+    drawn: int,
+    shared_with: Buffers | None,
+) -> RotatingBuffers:
+    """Buffers of launches on copies of the weights with these contents in turn.
 
-    They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
-    that small.
+    seed: of the placement. drawn: derived from the secret. shared_with: buffers whose copies are
+    taken if they have the same contents.
     """
-    values = _code_bytes(spec, operand)
-    if spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
-        raise KernelError(
-            f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
-            "launches read of them, which is copied and rewritten; a handle is not"
-        )
-
-
-def _code_bytes(spec: KernelSpec, operand: Operand) -> int:
-    return operand.rows * operand.k * spec.weight.bits // 8
-
-
-class _LinearSubject(Subject):
-    input_distribution = INPUT_DISTRIBUTION
-
-    def __init__(
-        self, bound: BoundKernel, seed: int, rewriting: Rewriting, weights: LayerWeights
-    ) -> None:
-        self.spec = bound.spec
-        self._bound, self._kernel, self._rewriting = bound, bound.kernel, rewriting
-        self._weights = weights
-        drawn = derive_seed(seed, bound.gemm, "timed")
-        w = self._first.operand
-        self._inputs = realistic_inputs(bound.kernel, bound.gemm, bound.device, drawn, w=w)
-        self._reference = reference_of(bound.spec, self._inputs.x, w)
-
-    @property
-    def _first(self) -> Content:
-        return self._weights.first(1)[0]
-
-    @property
-    def copy_bytes(self) -> int:
-        return self._first.packed.nbytes
-
-    @property
-    def read_bytes(self) -> int | None:
-        # An external kernel may pack bytes that no launch reads.
-        return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
-
-    def candidates(self) -> Sequence[Config]:
-        return self._kernel.candidates(self._bound.gemm)
-
-    @property
-    def tuning_bucket(self) -> int:
-        return self._kernel.tuning_bucket(self._bound.gemm.m)
-
-    def narrow(self, config: Config | None) -> None:
-        self._weights = self._weights.repacked(
-            lambda w: _plain(self.spec, self._kernel.narrow(w, config))
-        )
-
-    def default_config(self) -> Config | None:
-        return self._kernel.default_config(self._bound.gemm)
-
-    def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
-        def run(inputs: LinearInputs, out: torch.Tensor) -> None:
-            # may share memory with the codes
-            x = stage_input(self._bound, inputs).clone()
-            launch = _launcher(self._bound)
-            launch(x, self._kernel.pack_weight(inputs.w), out, config)
-
-        return check_linear(self._bound, run, seed=seed, tolerance=tolerance)
-
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
-        pad = random_pad(self._bound.device, seed)
-        drawn = derive_seed(self._rewriting.secret, self._bound.case.key, seed)
-        contents = self._weights.first(self._rewriting.weight_contents(copies))
-        weights = None if shared_with is None else shared_with.weights
-        if not (
-            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
-        ):
-            weights = WeightCopies(contents, copies, random.Random(drawn))
-        return LinearBuffers(
-            self._bound,
-            weights,
-            _launcher(self._bound),
-            draw_contents(self._bound, self._inputs, self._rewriting, drawn),
-            self._reference,
-            self._first,
-            self._rewriting,
-            seed=drawn,
-            pad=pad,
-        )
-
-
-class _ProbeSubject(Subject):
-    input_distribution = PROBE_DISTRIBUTION
-
-    def __init__(
-        self, probe: Probe, spec: KernelSpec, gemm: GemmWorkload, device: torch.device, seed: int
-    ) -> None:
-        self.spec = spec
-        self._probe, self._gemm, self._device = probe, gemm, device
-        self._operand = probe.allocate(gemm, device, seed)
-
-    @property
-    def copy_bytes(self) -> int:
-        return self._operand.nbytes if self.spec.reads_weights else 0
-
-    def candidates(self) -> Sequence[Config]:
-        return self._probe.candidates(self._gemm)
-
-    @property
-    def tuning_bucket(self) -> int:
-        return self._gemm.m
-
-    def narrow(self, config: Config | None) -> None:
-        """A probe has only the bytes that it reads."""
-
-    def default_config(self) -> Config | None:
-        return None
-
-    def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
-        operand = self._probe.allocate(self._gemm, self._device, seed)
-        result = self._probe.check(operand, config)
-        wrong = "" if result.exact else f"{self.spec.label} is wrong: {result.detail}"
-        return CheckResult(None, result.exact, wrong)
-
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
-        pad = random_pad(self._device, seed)
-        return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
-
-
-def _launcher(bound: BoundKernel) -> Launch:
-    """A launch of the case's stage, with its other buffers allocated now."""
-    kernel = bound.kernel
-    if bound.case.stage == "gemm":
-
-        def gemm(
-            x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
-        ) -> None:
-            kernel.gemm(x, w, out, config=config)
-
-        return gemm
-    packed = kernel.empty_activation(bound.gemm.m, bound.gemm.k, bound.device)
-
-    def linear(
-        x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
-    ) -> None:
-        kernel.linear(x.buffers["real"], packed, w, out, config=config)
-
-    return linear
+    pad = random_pad(device, seed)
+    weights = None if shared_with is None else shared_with.weights
+    if not (
+        isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
+    ):
+        weights = WeightCopies(contents, copies, random.Random(drawn))
+    return RotatingBuffers(
+        make_work(),
+        weights,
+        contents[0],
+        budget=rewriting.pool_bytes(case.cache, weights[0].nbytes),
+        rewritten_bytes=rewriting.protocol.rewritten_bytes,
+        seed=drawn,
+        pad=pad,
+    )

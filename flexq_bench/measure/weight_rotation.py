@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import Any, overload
 
 import torch
 
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.errors import UnsupportedError
-from flexq_bench.kernels.formats import Operand
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.workloads.case import CacheMode
 
@@ -63,17 +62,20 @@ def copies_for(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """One content of the weights [N,K] of a layer: as codes, and packed in a kernel's layout."""
+    """One content of the weights: as the reference takes them, and packed in a kernel's layout.
 
-    operand: Operand
+    operand: of a linear layer [N,K]; of other operations, the streamed inputs by name.
+    """
+
+    operand: Any
     packed: PackedOperand
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        tensors = (self.operand.values, self.operand.scales)
-        own = sum(t.numel() * t.element_size() for t in tensors if t is not None)
-        return own + self.packed.nbytes
+        is_named = isinstance(self.operand, Mapping)
+        parts = self.operand.values() if is_named else [self.operand]
+        return self.packed.nbytes + sum(int(part.nbytes) for part in parts)
 
 
 class LayerWeights:

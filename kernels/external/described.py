@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 from flexq_bench.kernels.contract import KernelSpec, LinearKernel
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.workloads.operation import declare_plain, declared_as_plain
 
-_FORMATS = ("weight", "activation")
+_FORMATS = ("weight", "activation", "cache")
 _TUPLES = ("stages", "min_capability", "max_capability")
 
 
@@ -30,11 +31,18 @@ class DescribedKernel(LinearKernel):
 
 def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
     """Return a spec as JSON values; `spec_of_plain` is the inverse."""
-    return {**asdict(spec), "package": None}
+    definition = declared_as_plain(spec.operation)
+    return {**asdict(spec), "package": None, "definition": definition}
 
 
 def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
-    """Return the spec of another process's plain values. Raises TypeError and ShapeError."""
+    """Return the spec of another process's plain values, and declare its operation.
+
+    Raises TypeError, ShapeError, and WorkloadError if there is another operation of that name.
+    """
+    values = dict(values)
+    if (definition := values.pop("definition", None)) is not None:
+        declare_plain(definition)
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
     return KernelSpec(**{**values, **formats, **tuples})

@@ -9,24 +9,24 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flexq_bench.kernels.contract import LinearKernel
+    from flexq_bench.kernels.contract import ExternalKernel
 
 
-def _imported() -> Iterable[LinearKernel]:
+def _imported() -> Iterable[ExternalKernel]:
     from flexq_bench.kernels.external.loading import load_installed
 
     return load_installed()
 
 
-_find: Callable[[], Iterable[LinearKernel]] = _imported
+_find: Callable[[], Iterable[ExternalKernel]] = _imported
 
 
-def find_by(finder: Callable[[], Iterable[LinearKernel]]) -> None:
+def find_by(finder: Callable[[], Iterable[ExternalKernel]]) -> None:
     """Set the finder of the registry, if the registry has not searched yet."""
     global _find
     _find = finder
 
 
-def kernels() -> Iterable[LinearKernel]:
+def kernels() -> Iterable[ExternalKernel]:
     """Return the kernels of installed packages."""
     return _find()

@@ -13,7 +13,12 @@ from importlib import metadata
 from inspect import getattr_static
 from types import ModuleType
 
-from flexq_bench.kernels.contract import LinearKernel, is_plain
+from flexq_bench.kernels.contract import (
+    ExternalKernel,
+    LinearKernel,
+    OperationKernel,
+    is_plain,
+)
 from flexq_bench.kernels.errors import SourceError
 from flexq_bench.kernels.external.external_code import add_place, notify_before_import
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
@@ -40,7 +45,7 @@ log = logging.getLogger(__name__)
 class LoadedKernels:
     """Named kernels of a source. printed: its output on stdout during the import."""
 
-    kernels: tuple[LinearKernel, ...]
+    kernels: tuple[ExternalKernel, ...]
     printed: str = ""
 
 
@@ -57,12 +62,12 @@ def load(source: KernelSource) -> LoadedKernels:
         kernels = tuple(named_kernels(vars(module), source.prefix, sources))
     if not kernels:
         raise SourceError(
-            f"{source.place} has no kernel: decorate a function with flexq_bench.api.linear_kernel"
+            f"{source.place} has no kernel: decorate a function with flexq_bench.api.kernel"
         )
     return LoadedKernels(kernels, printed.getvalue())
 
 
-def load_installed() -> Iterator[LinearKernel]:
+def load_installed() -> Iterator[ExternalKernel]:
     """Yield kernels of installed packages with an entry point in the group `flexq_bench.kernels`.
 
     An entry point names a module, or one kernel in it. A package that does not import is left out,
@@ -90,7 +95,7 @@ def load_installed() -> Iterator[LinearKernel]:
 
 def named_kernels(
     values: dict[str, object], package: str, source_hash: str
-) -> Iterator[LinearKernel]:
+) -> Iterator[ExternalKernel]:
     """Yield the kernels among the values of a module, each once, as `<package>.<name>`.
 
     Raises SourceError for a name that is no valid label, or that two kernels of a backend have, and
@@ -114,7 +119,7 @@ def named_kernels(
 
 
 def refuse_taken(
-    kernels: Iterable[LinearKernel],
+    kernels: Iterable[ExternalKernel],
     source: KernelSource,
     owners: dict[tuple[str, str], KernelSource],
 ) -> None:
@@ -140,13 +145,13 @@ def _flat(values: Iterable[object]) -> Iterator[object]:
             yield value
 
 
-def _kernels_of(value: object) -> tuple[LinearKernel, ...]:
+def _kernels_of(value: object) -> tuple[ExternalKernel, ...]:
     if isinstance(value, FunctionDefinition):
         return value.kernels()
-    return (value,) if isinstance(value, LinearKernel) else ()
+    return (value,) if isinstance(value, LinearKernel | OperationKernel) else ()
 
 
-def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel:
+def _named(kernel: ExternalKernel, package: str, source_hash: str) -> ExternalKernel:
     spec = kernel.spec
     if not is_plain(spec):
         raise SourceError(f"{package}: the spec of a kernel must be a KernelSpec of NumberFormats")
@@ -155,7 +160,7 @@ def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel
             f"{package}: {spec.label}: rounds_to must be {ROUNDED_BITS[0]} (as BF16) to "
             f"{ROUNDED_BITS[-1]} (as FP16) bits, got {spec.rounds_to!r}"
         )
-    if not spec.reads_weights:
+    if spec.operation == "linear" and not spec.reads_weights:
         raise SourceError(f"{package}: {spec.label}: leave out reads_weights=False of its spec")
     own = replace(spec, name=f"{normalized(package)}.{spec.name}", source_hash=source_hash)
     if not _LABEL.fullmatch(own.label):

@@ -10,6 +10,7 @@ from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained
 from flexq_bench.kernels.formats.floats import FLOAT_TYPES, FloatType
 from flexq_bench.kernels.formats.mixed import quantize_mixed
 from flexq_bench.kernels.formats.number_format import (
+    DENSE_TYPES,
     FP16,
     ColumnGroup,
     Kind,
@@ -22,6 +23,7 @@ from flexq_bench.kernels.formats.quantization import assembled, format_of, quant
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
 __all__ = [
+    "DENSE_TYPES",
     "FLOAT_TYPES",
     "FP16",
     "ColumnGroup",

@@ -100,7 +100,7 @@ class NumberFormat:
           scales.
     clip: share of a group's range that the codes span (mixed: of all groups but the last); values
           beyond it saturate.
-    element: a key of FLOAT_TYPES, for floats; empty: the usual one of these bits.
+    element: a key of FLOAT_TYPES, for floats, or "bf16"; empty: the usual one of these bits.
     scale: a key of SCALE_TYPES; empty: the usual one, FP16, or FP32 for floats in blocks of several
            rows. E4M3 scales are relative to an FP32 scale of the matrix.
 
@@ -146,7 +146,7 @@ class NumberFormat:
                     f"{', '.join(FLOAT_TYPES)}"
                 )
             object.__setattr__(self, "element", element)
-        elif self.element:
+        elif self.element and (self.kind, self.bits, self.element) != ("dense", 16, "bf16"):
             raise ShapeError(f"only floats have an element type, not {self.kind} numbers")
         object.__setattr__(self, "scale", self.scale or self._usual_scale)
         if self.scale not in SCALE_TYPES:
@@ -170,7 +170,7 @@ class NumberFormat:
                 return name
         number = f"{_PREFIXES[self.kind]}{self.bits}"
         if self.kind == "dense":
-            return number
+            return self.element or number
         if self.kind == "float" and self.element != USUAL_TYPES[self.bits]:
             number += f"-{self.element}"
         scale = "" if self.scale == self._usual_scale else f"@{self.scale}"
@@ -211,6 +211,11 @@ class NumberFormat:
     def shares_rows(self) -> bool:
         """True if a scale depends on more than one row."""
         return self.block_rows != 1 or self.scale == "e4m3"
+
+    @property
+    def dense_type(self) -> str:
+        """The type of a dense format: a key of DENSE_TYPES."""
+        return self.element or f"fp{self.bits}"
 
     @property
     def is_dense(self) -> bool:
@@ -400,7 +405,11 @@ _NAMED = {
     "mxfp8": _mx("e4m3"),
     "mxfp8-e5m2": _mx("e5m2"),
     "nvfp4": NumberFormat(4, _NVFP4_GROUP, "float", scale="e4m3"),
+    "bf16": NumberFormat(16, kind="dense", element="bf16"),
 }
 
 FP16 = NumberFormat(16, kind="dense")
 """Dense FP16 values: an operand that is not quantized."""
+
+DENSE_TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+"""The types of values that are not quantized, by the names of their formats."""

@@ -73,6 +73,12 @@ class Operand:
         return self.values.shape[1]
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the values and their scales."""
+        tensors = (self.values, self.scales)
+        return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+    @property
     def groups(self) -> int:
         """Number of groups along K; the last one may be shorter."""
         return 1 if self.group is None else -(-self.k // self.group)

@@ -12,7 +12,7 @@ from flexq_bench.kernels.formats.asymmetric import asymmetric_types, quantize_as
 from flexq_bench.kernels.formats.dual_grained import quantize_dual_grained, quantize_six_bits
 from flexq_bench.kernels.formats.grouping import check_matrix, in_groups
 from flexq_bench.kernels.formats.mixed import TAIL_BITS, quantize_mixed
-from flexq_bench.kernels.formats.number_format import Kind, NumberFormat, Scaling
+from flexq_bench.kernels.formats.number_format import DENSE_TYPES, Kind, NumberFormat, Scaling
 from flexq_bench.kernels.formats.operand import Operand
 from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
@@ -28,7 +28,7 @@ def quantize(
     shares: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
 ) -> Operand:
-    """Quantize [rows, K] by rounding to nearest; dense formats: convert to FP16.
+    """Quantize [rows, K] by rounding to nearest; dense formats: convert to their type.
 
     shares: [rows, groups], the share of each group's range that its codes span, multiplied by the
     format's clip; only for integers. With zero points [rows, groups, 2], of the parts below and
@@ -72,7 +72,7 @@ def _quantize_rows(
 ) -> Operand:
     """Quantize rows at once; the result of a row does not depend on the others."""
     if number.is_dense:
-        return Operand(matrix.to(torch.float16), None, number.bits, None)
+        return Operand(matrix.to(DENSE_TYPES[number.dense_type]), None, number.bits, None)
     if number.kind == "dual" and number.group is not None and number.clip == 1:
         dual = quantize_dual_grained if number.has_zero_points else quantize_six_bits
         return dual(matrix, number.group)
@@ -156,7 +156,8 @@ def format_of(operand: Operand) -> NumberFormat:
     Raises ShapeError if no format has its bits and group.
     """
     if operand.scales is None:
-        return NumberFormat(operand.bits, kind="dense")
+        element = "bf16" if operand.values.dtype == torch.bfloat16 else ""
+        return NumberFormat(operand.bits, kind="dense", element=element)
     kind: Kind = "symmetric"
     if operand.tail_bits is not None:
         kind = "mixed"

@@ -153,9 +153,12 @@ def test_function_that_does_not_write_into_out_is_an_error(function, message):
 @pytest.mark.parametrize(
     ("formats", "message"),
     [
-        ({"weight": "dual4/128"}, "takes no weight of format dual4/128"),
+        ({"weight": "dual4/128"}, "gets x, w_codes, w_scales, w_row_scales, w_zero_points, out"),
+        ({"weight": "int4/48", "activation": "int8/32"}, "don't divide each other"),
+        ({"weight": "int4/32", "activation": "int8/128", "returns": True}, "takes 5 tensors"),
+        ({"weight": "int4/32", "activation": "int8/128", "dtype": "fp8"}, "no dtype 'fp8'"),
         ({"weight": "int4/128", "activation": "mixed4/128"}, "takes no activation of format"),
-        ({"weight": "uint4/128", "activation": "int8/row"}, "go with activation='fp16'"),
+        ({"weight": "uint4/128", "activation": "int8/row"}, "w_zero_points, out: give it these"),
         ({"weight": "int4/128", "activation": "int99x"}, "no number format 'int99x'"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure import buffers, clocks
+from flexq_bench.measure import clocks, linear_work
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 
@@ -78,8 +78,8 @@ def graphs(monkeypatch):
         initialize(made, *arguments, **named)
         made._launch = recorded(made._launch)
 
-    initialize = buffers.LinearBuffers.__init__
-    monkeypatch.setattr(buffers.LinearBuffers, "__init__", begin)
+    initialize = linear_work.LinearWork.__init__
+    monkeypatch.setattr(linear_work.LinearWork, "__init__", begin)
     monkeypatch.setattr(torch, "index_select", recorded(torch.index_select))
     monkeypatch.setattr(clocks, "captured", captured)
     monkeypatch.setattr(clocks, "ClockStamps", Idle)
@@ -144,7 +144,7 @@ def test_last_launch_of_a_turn_has_the_given_inputs(prepared):
             placed.buffers.fill(inputs, placed.config, weights=turn in (0, 3))
             placed.rotation.sample(3)
             reference = reference_of(kernel.spec, inputs.x, weights)
-            errors.append(judge_error(placed.buffers.output(), reference, 1e-2).detail)
+            errors.append(judge_error(placed.buffers.outputs()["out"], reference, 1e-2).detail)
         wrong = placed.inspect()
 
     assert bool(wrong or any(errors)) == (kernel.computed > 0)

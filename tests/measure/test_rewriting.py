@@ -16,9 +16,11 @@ from flexq_bench.kernels.formats import (
     quantize_dual_grained,
     quantize_symmetric,
 )
-from flexq_bench.measure.activation_rotation import Rewriting, Slots, draw_contents
+from flexq_bench.kernels.reference import reference_of
+from flexq_bench.measure.activation_rotation import Rewriting, Slots
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import realistic_inputs
+from flexq_bench.measure.linear_work import LinearWork
 from flexq_bench.measure.weight_rotation import Content, WeightCopies
 
 
@@ -196,7 +198,8 @@ def test_checked_elements_have_references_of_all_products(fake_linear, a_case, f
     )
 
     bound = BoundKernel(kernel, kernel.spec, case, torch.device("cpu"))
-    contents = draw_contents(bound, own, rewriting, seed=4)
+    known = reference_of(kernel.spec, own.x, own.w)
+    contents = LinearWork(bound, kernel.gemm, own, known, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
     for i, (index, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):

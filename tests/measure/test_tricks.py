@@ -185,7 +185,7 @@ def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
         (builtins, "sorted"),
         (random.Random, "random"),
         (secrets, "randbits"),
-        (buffers.LinearBuffers.keeps_outputs.fget, "__code__"),
+        (buffers.RotatingBuffers.keeps_outputs.fget, "__code__"),
         (LinearKernel, "quantize_weight"),
         (FunctionKernel, "_check"),
         (ReadWeights, "launch"),
@@ -216,8 +216,8 @@ def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
     tampering.forget()
     vars(buffers).pop("bool", None)
     torch.__class__ = type(sys)
-    if "_draw" in vars(buffers.LinearBuffers):
-        del buffers.LinearBuffers._draw
+    if "_draw" in vars(buffers.RotatingBuffers):
+        del buffers.RotatingBuffers._draw
     torch._C._dispatch_tls_set_dispatch_key_included("TESTING_ONLY_GenericMode", False)
     object.__setattr__(PROTOCOL_CPU, "tolerance", tolerance)
     gc.callbacks[:] = callbacks

@@ -212,8 +212,8 @@ def kernel(x, w, out):
     frame = sys._getframe(1)
     while frame is not None:
         buffers = frame.f_locals.get("self")
-        if type(buffers).__name__ == "LinearBuffers" and not buffers._is_announced:
-            known, first = buffers._contents, buffers._first + buffers._last_x
+        if type(buffers).__name__ == "RotatingBuffers" and not buffers._is_announced:
+            known, first = buffers._work, buffers._xs._first + buffers._last_x
             w = buffers.weights.current[buffers._last_copy].operand
             y = known.reference([w], [first % len(known.inputs)]).y[0]
             out[known.rows[:, None], known.columns] = y.half()
@@ -307,16 +307,16 @@ def kernel(x, w, out):
         "its code replaced flexq_bench.measure.meter.Meter.__init__",
     ),
     "another property": (
-        "from flexq_bench.measure.buffers import LinearBuffers\n"
-        "LinearBuffers.keeps_outputs.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
-        "its code replaced flexq_bench.measure.buffers.LinearBuffers.keeps_outputs",
+        "from flexq_bench.measure.buffers import RotatingBuffers\n"
+        "RotatingBuffers.keeps_outputs.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
+        "its code replaced flexq_bench.measure.buffers.RotatingBuffers.keeps_outputs",
     ),
     "what measures, by an attribute of its class": (
-        "from flexq_bench.measure.buffers import LinearBuffers\n"
+        "from flexq_bench.measure.buffers import RotatingBuffers\n"
         "class Draw:\n"
         "    def __set__(self, buffers, draw): vars(buffers)['_draw'] = draw\n"
-        "LinearBuffers._draw = Draw()\n" + HONEST,
-        "its code replaced attributes of flexq_bench.measure.buffers.LinearBuffers",
+        "RotatingBuffers._draw = Draw()\n" + HONEST,
+        "its code replaced attributes of flexq_bench.measure.buffers.RotatingBuffers",
     ),
     "another rule of the formats": (
         "from flexq_bench.kernels.contract import LinearKernel\n"

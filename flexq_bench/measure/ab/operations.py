@@ -148,8 +148,8 @@ class WorkerOperations:
         return {}
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
-        """Write the result of the latest launch to shared memory: `out`, FP16 [M,N]."""
-        write_tensors(Path(path), {"out": self._placed(slot).buffers.output()})
+        """Write the results of the latest launch to shared memory, by name: `out`, FP16 [M,N]."""
+        write_tensors(Path(path), self._placed(slot).buffers.outputs())
         return {}
 
     def turn(

@@ -1,0 +1,83 @@
+"""Parts of definitions of attention over a cache of keys and values, paged or contiguous."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flexq_bench.workloads.expressions import Value, evaluate
+from flexq_bench.workloads.operation import Input, Parameter
+
+if TYPE_CHECKING:
+    import torch
+
+
+def heads_parameters() -> tuple[Parameter, ...]:
+    return (
+        Parameter("heads", "query heads"),
+        Parameter("kv_heads", "heads of keys and values"),
+        Parameter("head_dim", "features of a head", default=128),
+        Parameter(
+            "layout",
+            "blocks of tokens anywhere in the cache, or one block a sequence",
+            default="paged",
+            choices=("paged", "contiguous"),
+        ),
+        Parameter("block", "tokens of a block of a paged cache", default=16),
+    )
+
+
+def cache_inputs(length: str) -> tuple[Input, ...]:
+    """Inputs of a cache of sequences of so many tokens (an expression)."""
+    block = _block(length)
+    shape = (f"batch * ceil(({length}) / ({block}))", block, "kv_heads", "head_dim")
+    return (
+        Input("k_cache", shape, "cache", "state"),
+        Input("v_cache", shape, "cache", "state"),
+        Input("block_table", ("batch", f"ceil(({length}) / ({block}))"), "int32", "index"),
+    )
+
+
+def draw_blocks(
+    length: str, values: Mapping[str, Value], generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """The blocks of each sequence, in random order."""
+    import torch
+
+    of_each = int(evaluate(f"ceil(({length}) / ({_block(length)}))", values))
+    batch, device = int(values["batch"]), generator.device
+    order = torch.randperm(batch * of_each, generator=generator, device=device)
+    return {"block_table": order.view(batch, of_each).int()}
+
+
+def attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one sequence in float64, and the sum of its terms' magnitudes.
+
+    q [tokens, heads, dim]; k, v [length, kv_heads, dim]. Token i sees the first past + i + 1.
+    """
+    import torch
+
+    tokens, heads, dim = q.shape
+    y, magnitude = torch.empty_like(q), torch.empty_like(q)
+    shared = heads // k.shape[1]
+    seen = torch.arange(len(k), device=q.device)[None, :] <= (
+        past + torch.arange(tokens, device=q.device)[:, None]
+    )
+    for head in range(heads):  # one at a time: scores of all would not fit
+        keys, values = k[:, head // shared], v[:, head // shared]
+        scores = (q[:, head] @ keys.T) / dim**0.5
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        y[:, head] = weights @ values
+        magnitude[:, head] = weights @ values.abs()
+    return y, magnitude
+
+
+def of_sequence(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
+    """The keys or values of a sequence, [length, kv_heads, dim]."""
+    return cache[blocks.long()].flatten(0, 1)[:length]
+
+
+def _block(length: str) -> str:
+    return f"block if layout == 'paged' else {length}"

@@ -1,0 +1,175 @@
+"""Kernels of any operation: the ones that people have, right and wrong, on a CPU."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexq_bench import api
+from flexq_bench.kernels import registry
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import operation
+
+FILE = Path(__file__).parents[1] / "kernels" / "operations_in_torch.py"
+SHAPES = {
+    "grouped": ("grouped_linear", "tokens=5 experts=8 top_k=2 n=32 k=64"),
+    "masked": ("grouped_linear", "tokens=5 experts=8 top_k=2 n=32 k=64 skew=60 layout=masked"),
+    "sdpa": ("attention_decode", "batch=2 context=40 heads=4 kv_heads=2 head_dim=32"),
+    "int8-cache": ("attention_decode", "batch=2 context=40 heads=4 kv_heads=2 head_dim=32"),
+    "prefill": ("attention_prefill", "tokens=9 past=6 heads=4 kv_heads=2 head_dim=32"),
+    "norm-int8": ("norm_quantize", "tokens=4 hidden=256"),
+    "add-norm-fp8": ("norm_quantize", "tokens=4 hidden=256 residual=add norm=layer"),
+    "silu": ("activation_quantize", "tokens=4 hidden=256"),
+    "rope": ("rope_cache_write", "tokens=4 heads=4 kv_heads=2 head_dim=32 slots=16"),
+    "reduce": ("all_reduce", "elements=512"),
+    "sampling": ("top_k_sampling", "tokens=4 vocabulary=300"),
+}
+
+
+def definitions():
+    """The declared functions of the file, by name."""
+    module = load(KernelSource.parse(str(FILE))).kernels
+    return {kernel.spec.name.partition(".")[2]: kernel for kernel in module}
+
+
+KERNELS = definitions()
+
+
+def measured(a_meter, kernel, cache="hot"):
+    name = kernel.spec.name.partition(".")[2] or kernel.spec.name
+    workload, stage = GemmWorkload(2, 64, 256), "gemm"
+    if name in SHAPES:
+        of, text = SHAPES[name]
+        workload, stage = operation(of).workload(**operation(of).parse(text)), "op"
+    case = Case(kernel.spec.name, workload, variant=kernel.spec.variant, stage=stage, cache=cache)
+    return a_meter(kernel).measure(case)
+
+
+def with_function(kernel, function):
+    """The kernel of another function with the same declaration."""
+    declared = replace(kernel._declared, function=function)
+    other = type(kernel)(declared, "cpu")
+    other.spec = kernel.spec
+    return other
+
+
+def spoiled(kernel):
+    """A kernel whose results are wrong by little: numbers by 3 %, integers by 2."""
+    function = kernel._declared.function
+
+    def off(out):
+        wide = out.float()
+        return (wide * 1.03 if out.is_floating_point() else wide + 2).to(out.dtype)
+
+    def returning(*given, **named):
+        return off(function(*given, **named))
+
+    def writing(*given, **named):
+        function(*given, **named)
+        outputs = 2 if kernel.spec.operation == "norm_quantize" else 1
+        for out in given[-outputs:]:
+            out.copy_(off(out))
+
+    writing.__signature__ = returning.__signature__ = inspect.signature(function)
+    return with_function(kernel, returning if kernel._declared.returns else writing)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_listed_kernel_is_right_and_its_spoiled_variant_wrong(a_meter, name):
+    right = measured(a_meter, KERNELS[name])
+    wrong = measured(a_meter, spoiled(KERNELS[name]))
+
+    assert right.status in ("ok", "noisy"), right.detail
+    assert wrong.status == "incorrect", (wrong.status, wrong.detail)
+
+
+@pytest.mark.parametrize("name", ["grouped", "sdpa", "norm-int8", "sampling"])
+def test_listed_kernel_is_measured_cold(a_meter, name):
+    result = measured(a_meter, KERNELS[name], cache="cold")
+
+    assert result.status in ("ok", "noisy"), result.detail
+    assert result.extra["copies"] > 1
+
+
+@pytest.mark.parametrize("name", ["returning", "sdpa"])
+def test_returned_result_of_an_earlier_launch_is_wrong(a_meter, name):
+    function, first = KERNELS[name]._declared.function, []
+
+    def repeating(*given, **named):
+        first.append(function(*given, **named))
+        return first[(len(first) - 1) // 8 * 8]
+
+    repeating.__signature__ = inspect.signature(function)
+    assert measured(a_meter, with_function(KERNELS[name], repeating)).status == "incorrect"
+
+
+def test_listed_kernels_take_at_most_thirty_lines():
+    for kernel in KERNELS.values():
+        assert len(inspect.getsource(kernel._declared.function).splitlines()) <= 30
+
+
+def test_kernel_is_refused_at_an_operation_of_another_name(a_meter):
+    workload = operation("all_reduce").workload(elements=8)
+    kernel = KERNELS["norm-int8"]
+
+    result = a_meter(kernel).measure(Case(kernel.spec.name, workload, stage="op", cache="hot"))
+
+    assert (result.status, result.detail) == (
+        "unsupported",
+        f"{kernel.spec.label} computes norm_quantize, not all_reduce",
+    )
+
+
+@pytest.mark.parametrize(
+    ("declare", "error", "message"),
+    [
+        (lambda: api.kernel("attention", "a"), WorkloadError, "attention_decode"),
+        (
+            lambda: api.kernel("all_reduce", "a", quantize_activation=len)(print),
+            api.DefinitionError,
+            "quantize_activation is of linear kernels",
+        ),
+        (
+            lambda: api.kernel("all_reduce", "a", dtype="fp8")(print),
+            api.DefinitionError,
+            "no dtype",
+        ),
+    ],
+)
+def test_declaration_that_cannot_run_is_refused(declare, error, message):
+    with pytest.raises(error, match=message):
+        declare()
+
+
+def test_static_values_are_those_of_the_first_weights(a_meter):
+    def prepare(w, scales):
+        return w, scales, {"first": int(w.sum())}
+
+    @api.linear_kernel(
+        "static", weight="int8/row", backends=["cpu"], prepare_weight=prepare, dtype="fp32"
+    )
+    def kernel(x, w, scales, static, out):
+        seen.add(static["first"])
+        out.copy_((x.float() @ w.float().T) * scales[:, 0].float())
+
+    seen: set[int] = set()
+    assert measured(a_meter, kernel.kernels()[0]).status in ("ok", "noisy")
+    assert len(seen) == 1
+
+
+def test_registered_kernels_have_the_operation_in_their_spec():
+    registry.add(KERNELS.values())
+    try:
+        spec = registry.resolve(KERNELS["sampling"].spec.label, "cpu").spec
+    finally:
+        registry.remove(kernel.spec.label for kernel in KERNELS.values())
+    assert (spec.operation, spec.stages) == ("top_k_sampling", ("op",))
+    assert torch.float16 == spec.output_dtype
