@@ -150,8 +150,8 @@ def fitting(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
     """
     specs = {label: _spec(label, backend) for label in {case.label for case in cases}}
     # A kernel whose package is missing has no specification; its result reports that.
-    computes = {label: getattr(spec, "operation", "linear") for label, spec in specs.items()}
-    cases = [c for c in cases if specs[c.label] is None or computes[c.label] == c.operation]
+    computes = {label: spec.operation for label, spec in specs.items() if spec is not None}
+    cases = [c for c in cases if computes.get(c.label, c.operation) == c.operation]
 
     def lacks_stage(case: Case) -> bool:
         spec = specs[case.label]
