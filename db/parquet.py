@@ -79,7 +79,9 @@ def read(path: Path) -> Iterator[AnyRecord]:
     """Iterate over the records of a file. Raises RecordFormatError with file and row, OSError."""
     try:
         # Texts stay in their dictionary: thousands of rows may share a text of megabytes.
-        options: dict[str, Any] = {"page_checksum_verification": True, "read_dictionary": _TEXTS}
+        # A file of an earlier version lacks columns.
+        texts = [name for name in _TEXTS if name in pq.read_schema(path).names]
+        options: dict[str, Any] = {"page_checksum_verification": True, "read_dictionary": texts}
         with pq.ParquetFile(path, **options) as file:
             _check_schema(file.schema_arrow, path)
             _check_size(file.metadata, path)

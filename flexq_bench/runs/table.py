@@ -112,13 +112,19 @@ def _cells(row: Row[Result], *, sizes: bool) -> list[str | Text]:
         kernel_label(r.kernel, r.variant),
         f"{r.model} {r.layer}".strip(),
         r.stage if r.cache == "cold" else f"{r.stage} {r.cache}",
-        *(shape if sizes else [describe(r.operation, r.parameters)]),
+        *(shape if sizes else [_shape_in_words(r)]),
         _number(r.median_us),
         _number(half_width_percent(r), digits=2),
         "" if is_probe(r.kernel) or r.pct_of_floor is None else f"{r.pct_of_floor:.1f}",
         "" if row.speedup is None else f"{row.speedup.estimate:.2f}",
         _verdict(r),
     ]
+
+
+def _shape_in_words(r: Result) -> str:
+    if r.kernel == EMPTY_KERNEL:
+        return "–"
+    return f"N={r.n} K={r.k}" if is_probe(r.kernel) else describe(r.operation, r.parameters)
 
 
 def _verdict(result: Result) -> Text:
