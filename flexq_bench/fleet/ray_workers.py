@@ -17,6 +17,7 @@ from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.ray_actors import Actor, RayActors
+from flexq_bench.fleet.shared_builds import start_registry
 from flexq_bench.fleet.shipped_kernels import ShippedKernels
 from flexq_bench.fleet.shipped_repository import ShippedRepository, shipped
 from flexq_bench.fleet.timeouts import Times
@@ -206,9 +207,12 @@ class RayWorkers(RayActors):
         super().__init__(address, actor, *self._of_workers, backend=backend, times=times)
         self._meter, self._comparer = actor, comparer
         self._kernels, self._project = kernels, project
+        self._builds: Any = None  # the registry, which ends without a reference to it
 
     def __enter__(self) -> Self:
         super().__enter__()
+        if self._project is not None:
+            self._builds = start_registry()
         kernels = self._kernels()
         if kernels is not None:
             self._of_workers = self._arguments = (*self._arguments, kernels)
