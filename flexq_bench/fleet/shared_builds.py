@@ -104,7 +104,7 @@ class NodeBuilds:
     def _claimed(self, key: str, limit_s: float) -> Claim:
         give_up = time.monotonic() + limit_s
         while True:
-            claim = self._answer("claim", key, limit_s)
+            claim: Claim | None = self._answer("claim", key, limit_s)
             if claim is None or (claim.what == "wait" and time.monotonic() > give_up):
                 return Claim("build")
             if claim.what != "wait":
