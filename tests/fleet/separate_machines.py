@@ -84,7 +84,8 @@ class Machines:
         ray = shlex.join((RAY, "start", f"--node-ip-address={address}", *options, *_SMALL))
         own_cache = f"mount --bind {home}/cache {cache}"
         steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
-        inherited = {n: v for n, v in os.environ.items() if not n.startswith("FLEXQ_BENCH")}
+        ours = ("FLEXQ_BENCH", "RAY_")
+        inherited = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
         inherited.pop("PYTHONPATH", None)
         own = {
             "HOME": str(home / "home"),

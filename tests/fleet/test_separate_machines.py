@@ -55,6 +55,7 @@ def nodes(acme: Path) -> Iterator[Machines]:
 @pytest.fixture
 def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
     """flexq("nightly", ...): the JSON that a command on the project and the cluster prints."""
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
     variables = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
     place = ("--cluster", nodes.address, "--backend", "cpu", "--times", "scan=1")
 
@@ -64,7 +65,7 @@ def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
                 *(sys.executable, "-m", "flexq_bench.cli", *command, "--project", str(acme)),
                 *(*place, "--db", str(tmp_path / "flexq.sqlite")),
             ),
-            env={**os.environ, **variables},
+            env={**inherited, **variables},
             cwd="/",
             capture_output=True,
             text=True,
