@@ -145,7 +145,9 @@ class ComparerActor:
     def __init__(
         self, backend: Backend, seed: int, tuning: Tuning, kernels: ShippedKernels | None = None
     ) -> None:
-        if kernels is not None and kernels.repository is None:
+        is_project = kernels is not None and kernels.repository is not None
+        self._project = kernels if is_project else None
+        if kernels is not None and not is_project:
             kernels.adopt()
         self._device, self._seed = _device_of(backend), seed
 
@@ -171,9 +173,14 @@ class ComparerActor:
             else partial(repository.compare, judged=job.judged)
         )
         measure = partial(compare, device=self._device, seed=self._seed)
-        return Compared.by(
-            lambda: measure(job.base, job.head, job.cases, rules=rules or InterleaveRules())
-        )
+
+        def measured() -> Iterator[CaseComparison]:
+            if job.judged and self._project is not None:  # the judge knows base's kernels
+                self._project.adopt()
+                self._project = None
+            yield from measure(job.base, job.head, job.cases, rules=rules or InterleaveRules())
+
+        return Compared.by(measured)
 
 
 class RayWorkers(RayActors):
