@@ -149,7 +149,7 @@ def _packed(home: Path) -> bytes | None:
 
 @cache
 def _image() -> str:
-    """What a build depends on besides its inputs: the system, the packages, the kind of GPU."""
+    """Properties of a node that a build depends on: system, packages, the kind of GPU."""
     import torch
 
     release = ""
