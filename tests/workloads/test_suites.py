@@ -5,7 +5,7 @@ import pytest
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.suite import MAX_CASES, Group, Shape, Suite, layer_shapes
-from flexq_bench.workloads.suites import list_suites, load_suite
+from flexq_bench.workloads.suites import list_suites, load_suite, read_suite
 
 LABELS = (
     "flexq-w6a6",
@@ -143,7 +143,15 @@ def test_unknown_restriction_lists_values_of_the_suite(restriction, complaint):
 
 
 def test_the_promised_suites_are_there():
-    promised = ("nightly", "paper-fig10", "paper-fp6", "paper-table6", "prefill", "smoke")
+    promised = (
+        "nightly",
+        "operators",
+        "paper-fig10",
+        "paper-fp6",
+        "paper-table6",
+        "prefill",
+        "smoke",
+    )
 
     assert list_suites() == promised
 
@@ -291,3 +299,75 @@ def test_cases_are_counted_without_making_any():
     suite = Suite("s", "", "", (Group(("*",), (1, 2, 4), shapes, ("gemm", "linear")),))
 
     assert suite.count(labels) == len(suite.cases(labels)) == 2 * 3 * 2 * 2
+
+
+OPERATORS = """
+description = "attention and a layer"
+
+[[cases]]
+operation = "attention_decode"
+kernels = ["sdpa", "flash*"]
+parameters = {batch = "1,8", context = [64, 128], heads = 4, kv_heads = 2, layout = "paged"}
+model = "tiny"
+
+[[group]]
+kernels = ["flexq-w6a6"]
+m = "1,8"
+shapes = ["64x32"]
+"""
+
+
+@pytest.fixture
+def operators(tmp_path):
+    path = tmp_path / "operators.toml"
+    path.write_text(OPERATORS)
+    return read_suite(path)
+
+
+def test_suite_has_cases_of_any_operation(operators):
+    cases = operators.cases(["flash-a", "flexq-w6a6", "sdpa"])
+
+    assert [case.operation for case in cases] == ["linear"] * 2 + ["attention_decode"] * 8
+    assert [case.key for case in cases[2:4]] == [
+        f"{label} op cold attention_decode:batch=1,context=64,heads=4,kv_heads=2,head_dim=128,"
+        "layout=paged,block=16"
+        for label in ("flash-a", "sdpa")
+    ]
+    assert operators.count(["flash-a", "flexq-w6a6", "sdpa"]) == len(cases)
+    assert operators.models == ("tiny",)
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"operations": ["linear"]}, 2),
+        ({"m": [8]}, 1),
+        ({"parameters": {"context": "100:"}}, 2),
+        ({"parameters": {"context": "64", "layout": "paged"}}, 2),
+        ({"parameters": {"m": "1"}}, 1),
+        ({"models": ["tiny"]}, 4),
+        ({"stages": ["op"]}, 4),
+    ],
+)
+def test_suite_of_operations_is_restricted_by_parameters(operators, limits, left):
+    assert len(operators.restrict(**limits).cases(["flexq-w6a6", "sdpa"])) == left
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('"attention_decode"', '"attention_decoed"', "attention_decode"),
+        ("heads = 4, ", "", "heads"),
+        ("heads = 4", "heads = 0", "heads"),
+        ('layout = "paged"', 'layout = "pagde"', "paged"),
+        ("[64, 128]", "[]", "sizes or words"),
+        ("[64, 128]", '"1:99999"', "values"),
+        ('"attention_decode"', '"linear"', "group"),
+    ],
+)
+def test_invalid_cases_of_a_suite_are_refused(tmp_path, old, new, named):
+    path = tmp_path / "bad.toml"
+    path.write_text(OPERATORS.replace(old, new))
+
+    with pytest.raises(WorkloadError, match=named):
+        read_suite(path)
