@@ -120,6 +120,8 @@ def judge_bound(context: CheckContext, bound: Bound) -> LimitOutcome:
     interval = _interval_of(result)
     beyond = result.value < limit if higher else result.value > limit + _ROUNDING
     segments = len(result.values if whole is None else whole.values)
+    if 0 < bound.fewest != ALL_TOKENS:  # a quantile is as uncertain as the few values beyond it
+        segments = min(segments, max(2, result.n_items // bound.fewest))
     share = context.share(bound.text)
     end = far_end(interval, segments, share, low=higher)
     may_be = end < limit if higher else end > limit + _ROUNDING

@@ -26,8 +26,8 @@ def block_quantile_intervals(
 
     values: [segments, tokens], finite. shares: in (0, 1], for example 0.99: the smallest value that
     at least this share of the values does not exceed; 1: the maximum. A resample draws segments
-    with replacement (Efron and Tibshirani 1993, section 8.6). With few segments the ends are moved
-    outwards as in `mean_difference_interval`. The bootstrap is not valid for a maximum (the same,
+    with replacement (Efron and Tibshirani 1993, section 8.6). With few segments, or few values
+    beyond a quantile, the ends are moved outwards as in `mean_difference_interval`. The bootstrap is not valid for a maximum (the same,
     section 7.4) or for one segment: both ends are then the estimate. Raises ValueError if there is
     no value, one is not finite, or a share is not in (0, 1].
     """
@@ -49,10 +49,13 @@ def block_quantile_intervals(
     drawn = ordered[_weighted_places(owner, weights, wanted)]
     tail = (1 - confidence) / 2
     low, high = np.quantile(drawn, (tail, 1 - tail), axis=0)
-    wider = few_blocks_factor(count, confidence)
+    # A high quantile is as uncertain as the few values beyond it.
+    beyond = np.maximum(2, np.minimum(count, blocks.size - wanted))
     return tuple(
-        _interval(share, estimate, below, above, wider)
-        for share, estimate, below, above in zip(shares, estimates, low, high, strict=True)
+        _interval(share, estimate, below, above, few_blocks_factor(int(few), confidence))
+        for share, estimate, below, above, few in zip(
+            shares, estimates, low, high, beyond, strict=True
+        )
     )
 
 
