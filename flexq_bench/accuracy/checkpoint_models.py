@@ -20,8 +20,12 @@ from flexq_bench.accuracy.loading import (
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
-from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
-from flexq_bench.checkpoints.streaming import EmptyOnMeta
+from flexq_bench.checkpoints.model_source import (
+    expected_tensors,
+    quiet_transformers,
+    tied_tensors,
+)
+from flexq_bench.checkpoints.streaming import config_of, model_on_meta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -74,14 +78,8 @@ def load_checkpoint(
 
 def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any:
     """Build the architecture: matrices are on the meta device, computed buffers are not."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    described = dict(checkpoint.config)
     try:
-        config = AutoConfig.for_model(described.pop("model_type"), **described)
-        with EmptyOnMeta():
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-        return with_linear_layers(model)
+        return with_linear_layers(model_on_meta(config_of(checkpoint.config), dtype))
     except Exception as error:  # of any class, for example an unknown model type
         raise AccuracyError(f"can't load {checkpoint.folder}: {library_reason(error)}") from error
 
@@ -98,11 +96,8 @@ def _check_whole(checkpoint: QuantizedCheckpoint, model: Any) -> None:
             f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
             f"({min(lacking)} …): quantize the model again"
         )
-    if getattr(model.config, "tie_word_embeddings", False):
-        words = model.get_input_embeddings()
-        tied = {f"{name}.weight" for name, part in model.named_modules() if part is words}
-        for name in tied:
-            checkpoint.check_tied_head(name)
+    for head, embedding in tied_tensors(model).items():
+        checkpoint.check_tied_head(embedding, head)
 
 
 def _put_in(

@@ -182,7 +182,7 @@ class Evaluator:
     def check_kernels(self) -> None:
         """Raise QuantizeError if kernels are requested and a layer of a scheme has none."""
         if self.through == KERNELS and self._schemes:
-            gated = map_model(self.loaded.model).names.gated
+            gated = map_model(self.loaded.model).gated
             for scheme in self._schemes.values():
                 _check_kernels(scheme, gated=gated)
 

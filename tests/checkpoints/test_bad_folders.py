@@ -166,7 +166,7 @@ def test_damaged_byte_is_found_when_its_tensor_is_read(folder):
         (lambda c, s, e: e.update(calibration="c4"), "calibration"),
         (lambda c, s, e: s.update(format="pack-quantized"), "its config_groups contradict"),
         (lambda c, s, e: e["layers"][UP].update(shape=[96, 256]), "its config.json says"),
-        (lambda c, s, e: c.update(hidden_size=64), "asks for"),
+        (lambda c, s, e: c.update(hidden_size=64), "content hash"),
         (lambda c, s, e: c.update(num_hidden_layers=3), "asks for 3"),
         (lambda c, s, e: c.update(num_hidden_layers=10**12), "asks for 1000000000000"),
         (lambda c, s, e: c.update(num_attention_heads=None), "content hash"),
