@@ -71,7 +71,8 @@ class StoredNames:
         if converter is None or len(layers) != len(converter.source_patterns):
             alone = self._by_part.get((native, None), [])
             return alone[0] if len(alone) == 1 else native
-        return layers[converter.source_patterns.index(pattern)]
+        part: int = converter.source_patterns.index(pattern)
+        return layers[part]
 
     def _renamed(
         self, stored: str, renamings: list[Any], converters: list[Any]
@@ -81,7 +82,8 @@ class StoredNames:
         except ImportError:  # transformers 4
             base = f"{self._base}."
             other = stored.removeprefix(base) if stored.startswith(base) else base + stored
-            return (other if stored not in self._native and other in self._native else stored), None
+            is_other = stored not in self._native and other in self._native
+            return str(other if is_other else stored), None
         renamed, pattern = rename_source_key(
             stored, renamings, converters, self._base or None, self._native
         )

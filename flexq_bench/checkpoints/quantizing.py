@@ -164,9 +164,11 @@ def _write_block(streamed: StreamedModel, index: int, writer: CheckpointWriter) 
     }
     for name, layer in quantized.items():
         writer.add_layer(prefix + name, layer)
+    computed = dict(block.named_buffers())
     for name, tensor in block.state_dict().items():
         if name.rpartition(".")[0] not in quantized:
-            writer.add_tensor(prefix + name, tensor, as_is=streamed.keeps_fp32(prefix + name))
+            as_is = name in computed or streamed.keeps_fp32(prefix + name)
+            writer.add_tensor(prefix + name, tensor, as_is=as_is)
 
 
 def _other_linears(streamed: StreamedModel) -> list[str]:

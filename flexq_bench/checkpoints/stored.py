@@ -51,7 +51,6 @@ class StoredCheckpoint(QuantizedCheckpoint):
             for name, info in FolderTensors(folder).infos.items()
         }
         self._check_structure()
-        self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
             raise CheckpointError(f"{folder}: its tokenizer is not the one it was made with")
         if content_hash(config, self._infos) != self.content_hash:
@@ -107,14 +106,3 @@ class StoredCheckpoint(QuantizedCheckpoint):
                         f"{self.folder}: {name}.{part} is {info.dtype} {list(info.shape)}, its "
                         f"{CONFIG} says {str(dtype).removeprefix('torch.')} {list(shape)}: {_AGAIN}"
                     )
-
-    def _check_blocks(self) -> None:
-        """Check that blocks are those of Hugging Face's configuration, if given."""
-        blocks = self.config.get("num_hidden_layers")
-        numbers = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
-        counted = isinstance(blocks, int) and numbers
-        if counted and (len(numbers) != blocks or max(numbers) >= blocks):
-            raise CheckpointError(
-                f"{self.folder} has layers of {len(numbers)} blocks, its {CONFIG} asks for "
-                f"{blocks}: {_AGAIN}"
-            )

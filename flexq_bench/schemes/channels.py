@@ -173,7 +173,7 @@ def _traced(
 def _shared_heads(channels: torch.Tensor) -> tuple[int, int] | None:
     """How many times heads of channels [K] are read, and their size; None: otherwise than heads."""
     count = int(channels.max()) + 1
-    if not torch.equal(channels.unique(), torch.arange(count)) or channels.numel() % count:
+    if not torch.equal(torch.unique(channels), torch.arange(count)) or channels.numel() % count:
         return None
     times = channels.numel() // count
     if times == 1:
@@ -241,11 +241,11 @@ def _run(
     return follower.record
 
 
-class _Follower(TorchDispatchMode):
+class _Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows channels through the operations of a forward pass on the meta device."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record = _Record()
         self._channels: dict[int, _Channels] = {}  # by the id of a tensor
         self._alive: list[torch.Tensor] = []  # so that no id is used twice
@@ -305,14 +305,20 @@ class _Follower(TorchDispatchMode):
         self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any], output: Any
     ) -> None:
         inputs = [t for t in tree_leaves((args, keywords)) if isinstance(t, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        is_product = (
+            name == "mul"
+            and len(inputs) == 2
+            and inputs[0] is not inputs[1]
+            and inputs[0].shape == inputs[1].shape
+        )
+        is_same = name in _AS_IS or name in _LAYOUT
+        if is_product or (is_same and any(id(t) in self._products for t in inputs)):
+            self._alive += [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+            self._products |= {id(t) for t in tree_leaves(output)}
         present = dict.fromkeys(s for t in inputs for s in self._of(t))
         if not present:
             return
-        name = func.overloadpacket.__name__
-        is_product = name == "mul" and len(inputs) == 2 and inputs[0].shape == inputs[1].shape
-        is_same = name in _AS_IS or name in _LAYOUT
-        if is_product or (is_same and any(id(t) in self._products for t in inputs)):
-            self._products |= {id(t) for t in tree_leaves(output)}
         kept: dict[str, Any] = {}
         if name in _AS_IS:
             kept = dict(self._of(inputs[0]))
@@ -385,4 +391,4 @@ class _Follower(TorchDispatchMode):
 def _key(tensor: torch.Tensor) -> tuple[int, ...]:
     """Equal for views of the same elements."""
     storage = tensor.untyped_storage()._cdata
-    return storage, tensor.storage_offset(), tensor.numel(), tensor._version
+    return storage, int(tensor.storage_offset()), tensor.numel(), tensor._version

@@ -58,7 +58,8 @@ class Experts(nn.ModuleList):
         expert has its own T / experts rows, in their order.
         """
         if hidden.device.type == "meta":  # traced: all experts are alike
-            return self[0](hidden + 0)
+            traced: torch.Tensor = self[0](hidden + 0)
+            return traced
         if top_k_index is None or top_k_weights is None:
             parts = zip(self, hidden.chunk(len(self)), strict=True)
             return torch.cat([expert(part) for expert, part in parts])
@@ -78,8 +79,9 @@ class ParallelLinears(nn.ModuleList):
     def forward(self, hidden: torch.Tensor, counts: Any) -> torch.Tensor:
         """Map hidden [T, K], whose first counts[0] rows belong to the first expert, and so on."""
         if hidden.device.type == "meta":
-            return self[0](hidden + 0)
-        parts = hidden.split([int(count) for count in counts])
+            traced: torch.Tensor = self[0](hidden + 0)
+            return traced
+        parts = torch.split(hidden, [int(count) for count in counts])
         return torch.cat([layer(part) for layer, part in zip(self, parts, strict=True)])
 
 
@@ -117,9 +119,9 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
     origins: dict[str, Origin] = {}
     for name, module in list(model.named_modules()):
         if is_convolution(module):
-            layers = {"": (Origin("weight", transposed=True), Origin("bias"))}
-            replace_module(model, name, _linear(module, *layers[""]))
-            origins |= _named(name, layers)
+            own = Origin("weight", transposed=True), Origin("bias")
+            replace_module(model, name, _linear(module, *own))
+            origins |= _named(name, {"": own})
         elif (packed := _packing(module)) is not None:
             layers = {
                 f"{index}.{layer}".rstrip("."): places

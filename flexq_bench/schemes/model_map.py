@@ -26,7 +26,7 @@ _EXPERT = re.compile(r"experts\.\d+\.|\.\d+$")
 _EXPERT_PATH = re.compile(r".*?experts\.\d+\.")
 _NO_TEXT = re.compile(r"Vision|Visual|Audio|Image|Speech")
 _ROUTERS = frozenset({"gate", "router", "router_gate", "shared_expert_gate"})
-_MIN_SIDE = 16
+MIN_SIDE = 16
 _MAX_UNREAD_SHARE = 0.1  # of the weights in blocks
 _GATED_KIND = "down_proj"
 
@@ -213,7 +213,11 @@ def _encodes_no_text(module: Any, model: Any) -> bool:
     own, whole = type(module.config), type(model.config)
     inputs = {getattr(part, "main_input_name", None) for part in module.modules()} - {None}
     is_named = own is not whole and _NO_TEXT.search(own.__name__) is not None
-    return is_named or not inputs & {"input_ids", "inputs_embeds"}
+    words = getattr(model.config.get_text_config(decoder=True), "vocab_size", None)
+    has_words = any(
+        isinstance(part, nn.Embedding) and part.num_embeddings == words for part in module.modules()
+    )
+    return is_named or not (has_words or inputs & {"input_ids", "inputs_embeds"})
 
 
 def mixtures(model: nn.Module) -> frozenset[str]:
@@ -266,7 +270,7 @@ def _layers(model: nn.Module, prefix: str) -> list[str]:
                 f"{path} has weights of {module.weight.dtype}: the model is quantized already; "
                 "load the one that it was made from"
             )
-        is_small = min(module.weight.shape) < _MIN_SIDE
+        is_small = min(module.weight.shape) < MIN_SIDE
         if not is_small and module.weight.ndim == 2 and not is_router(path, mixed):
             names.append(path)
     return names
