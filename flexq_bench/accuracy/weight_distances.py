@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.artefacts.differences import Difference
-from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.channels import SiteInput

@@ -63,7 +63,7 @@ class SiteInput:
 
 @dataclass(frozen=True, slots=True)
 class TracedInput:
-    """As SiteInput, but `source` and the readers are names within the model.
+    """A SiteInput whose `source` and readers are names within the model.
 
     is_product: the tensor is the product of two others, as behind a gate.
     """
@@ -79,7 +79,7 @@ class TracedInput:
 
 @dataclass(slots=True)
 class _Record:
-    """What a forward pass showed.
+    """Observations of a forward pass.
 
     inputs: of each layer, by name, the tensors that it read, as keys, in the order of the layers.
     sources: of each tensor, the modules whose channels it has. readers: of each source, the layers
@@ -171,7 +171,7 @@ def _traced(
 
 
 def _shared_heads(channels: torch.Tensor) -> tuple[int, int] | None:
-    """How many times heads of channels [K] are read, and their size; None: otherwise than heads."""
+    """Number of times that heads of channels [K] are read, and their size; None: no heads."""
     count = int(channels.max()) + 1
     if not torch.equal(torch.unique(channels), torch.arange(count)) or channels.numel() % count:
         return None

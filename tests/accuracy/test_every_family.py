@@ -15,12 +15,12 @@ from families import tiny_config
 from torch.nn import functional
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.checkpoints.model_source import auto_class, open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_files import find_model

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.weight_distances import weight_distances
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
@@ -435,17 +435,6 @@ def test_dense_block_and_block_of_experts_are_calibrated(family, scheme):
 def test_weights_in_an_unknown_layout_are_refused(family):
     with pytest.raises(QuantizeError, match="86% of the weights of its blocks have an unknown"):
         map_model(family("MixtralForCausalLM")[0])
-
-
-def test_decode_refuses_mixtures(cli, family, tmp_path):
-    model = str(family("MixtralForCausalLM")[1])
-    out = str(tmp_path / "out")
-    assert cli("quantize", model, "--scheme", "w6a6", "--out", out).code == ExitCode.PASS
-
-    ran = cli("decode", out, "--device", "cpu")
-
-    assert ran.code == ExitCode.USAGE
-    assert "MixtralForCausalLM" in ran.error
 
 
 EIGHT_BITS = (

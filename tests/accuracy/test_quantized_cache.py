@@ -7,7 +7,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.quantized_cache import QuantizedCache, quantize_cache
+from flexq_bench.decode.quantized_cache import QuantizedCache, quantize_cache
 from flexq_bench.kernels.decoder.kv import empty_layer
 
 
