@@ -90,7 +90,7 @@ def test_catalog_has_the_layers_of_transformers(model: ModelSpec, tmp_path: Path
         ({"model_type": "speech_to_text"}, {("fc1", 2048, 256, 6), ("qkv_proj", 768, 256, 6)}),
         (  # matrices that mix four streams are no layers
             {"model_type": "gemma3n_text", "num_hidden_layers": 2, "num_kv_shared_layers": 0}
-            | {"intermediate_size": [64, 64], "activation_sparsity_pattern": [0, 0]}
+            | {"intermediate_size": [64, 64], "activation_sparsity_pattern": [0.0, 0.0]}
             | {"layer_types": ["full_attention"] * 2},
             {("qkv_proj", 3072, 2048, 2), ("linear_left", 64, 2048, 2)},
         ),
