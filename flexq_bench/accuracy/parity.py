@@ -312,12 +312,12 @@ def _outputs(
 
     packed, y = empty()
     ready = kernel.activated(x, kernel.for_weights(packed, w))
-    kernel.gemm(ready, w, y[:m], bias=bias, config=config)
-    yield y[:m], y[m:]
+    made = kernel.gemm(ready, w, y[:m], bias=bias, config=config)
+    yield y[:m] if made is None else made, y[m:]
     if type(kernel).linear is not LinearKernel.linear:
         packed, y = empty()
-        kernel.linear(x, packed, w, y[:m], bias=bias, config=config)
-        yield y[:m], y[m:]
+        made = kernel.linear(x, packed, w, y[:m], bias=bias, config=config)
+        yield y[:m] if made is None else made, y[m:]
 
 
 def _rows(given: ParityLayer, count: int, device: torch.device) -> torch.Tensor:
