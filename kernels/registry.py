@@ -28,6 +28,7 @@ from flexq_bench.kernels.cuda.imma import atom, dual_grained, four_bit, two_leve
 from flexq_bench.kernels.cuda.imma import gemm as imma
 from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
 from flexq_bench.kernels.cuda.weight_only import minifloat
+from flexq_bench.kernels.decoder import declared as decoder
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
 from flexq_bench.kernels.external import installed
 from flexq_bench.kernels.external_packages import bitsandbytes, humming, torchao
@@ -145,15 +146,22 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),
     _with_stand_in("cublas-fp16", cpu_dense.Fp16Gemm, cuda_dense.Fp16Gemm),
     _with_stand_in("fp16", cpu_dense.DequantizedGemm, fp16.FastestFp16Gemm),
-    _Entry("bitsandbytes-int8", cuda=bitsandbytes.Int8Gemm),
-    _Entry("bitsandbytes-nf4", cuda=bitsandbytes.NormalFloatGemm),
-    _Entry("torchao-w4a16", cuda=torchao.TinyGemm),
     *(
-        _Entry(name, cuda=partial(humming.HummingGemm, name, fmt, description))
-        for name, fmt, description in (
-            ("humming-w4a16", NumberFormat(4, 128), "symmetric 4-bit weights"),
-            ("humming-fp6", NumberFormat(6, kind="float"), "E3M2 weights"),
+        _Entry(declared.name, cuda=partial(declared.kernel, "cuda"))
+        for declared in (
+            bitsandbytes.int8,
+            bitsandbytes.normal_float,
+            torchao.tinygemm,
+            *humming.KERNELS,
         )
+    ),
+    *(
+        _Entry(
+            kernel_label(declared.name, declared.variant),
+            cpu=partial(declared.kernel, "cpu"),
+            cuda=partial(declared.kernel, "cuda"),
+        )
+        for declared in decoder.KERNELS
     ),
     *(
         _Entry(

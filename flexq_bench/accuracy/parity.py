@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.as_decode import ModelWeights, decoded_architecture
-from flexq_bench.accuracy.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.decode.fused_layers import UnlikePartsError
+from flexq_bench.decode.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.decode.layers import ChooseConfig
 from flexq_bench.decode.loading import HEAD, linear_kernel
 from flexq_bench.decode.text_decoder import operations_on
@@ -312,12 +312,12 @@ def _outputs(
 
     packed, y = empty()
     ready = kernel.activated(x, kernel.for_weights(packed, w))
-    kernel.gemm(ready, w, y[:m], bias=bias, config=config)
-    yield y[:m], y[m:]
+    made = kernel.gemm(ready, w, y[:m], bias=bias, config=config)
+    yield y[:m] if made is None else made, y[m:]
     if type(kernel).linear is not LinearKernel.linear:
         packed, y = empty()
-        kernel.linear(x, packed, w, y[:m], bias=bias, config=config)
-        yield y[:m], y[m:]
+        made = kernel.linear(x, packed, w, y[:m], bias=bias, config=config)
+        yield y[:m] if made is None else made, y[m:]
 
 
 def _rows(given: ParityLayer, count: int, device: torch.device) -> torch.Tensor:

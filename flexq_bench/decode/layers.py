@@ -51,14 +51,16 @@ class Workspace:
     def multiply(self, linear: PackedLinear) -> torch.Tensor:
         """Multiply the layer's packed activations: FP16 [m, N], valid until its next call."""
         to, out = self.destination(linear), self.output(linear)
-        linear.kernel.gemm(to.packed, linear.weights, out, bias=linear.bias, config=to.config)
-        return out
+        kernel, bias = linear.kernel, linear.bias
+        made = kernel.gemm(to.packed, linear.weights, out, bias=bias, config=to.config)
+        return out if made is None else made
 
     def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
         """The layer's output for FP16 activations [m, K]."""
         to, out = self.destination(linear), self.output(linear)
-        linear.kernel.linear(x, to.packed, linear.weights, out, bias=linear.bias, config=to.config)
-        return out
+        kernel, bias = linear.kernel, linear.bias
+        made = kernel.linear(x, to.packed, linear.weights, out, bias=bias, config=to.config)
+        return out if made is None else made
 
     def output(self, linear: PackedLinear) -> torch.Tensor:
         """The buffer of a layer's last output, FP16 [m, N]."""

@@ -344,7 +344,7 @@ class Meter:
         launch = self._probe(EMPTY_KERNEL, case, measured)
         launch_us = launch.median_us if launch.is_comparable else None
         measured = replace(measured, launch_us=launch_us)
-        if not spec.reads_weights:
+        if spec.operation == "linear" and not spec.reads_weights:
             return measured
         floor, is_least = self._floor(spec, case, measured)
         if case.cache == "cold" and is_least and not is_probe(case.label):

@@ -16,6 +16,7 @@ from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.operand_tensors import Value, number_of, parts_of
 from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS, Reference
+from flexq_bench.measure.check import CANCELLATION
 from flexq_bench.measure.inputs import OUTLIER_CHANNELS, OUTLIER_FACTOR, WEIGHT_STD
 from flexq_bench.workloads.operation import (
     DISTRIBUTIONS,
@@ -30,8 +31,13 @@ _BELOW = "below "
 # Codes are right within half of one. Of the values that are rounded to them, an intermediate result
 # and the scale may be rounded to the kernel's type before.
 _CODE_SLACK, _CODE_BITS = 0.5, 3
+# Intermediate results (a sum with the residual, rotated queries) may have been rounded to the
+# kernel's type, as models in FP16 do.
+_ROUNDED_BITS = 1
 _EXACT_BITS = 60  # no rounding is allowed
-_FP8_SUM_BITS = 16  # see kernels/reference.py
+_FP8_BITS = 4
+_FP8_SUMS = 0.25  # share of the magnitude, for sums of 16 bits: see kernels/reference.py
+_AS_GIVEN = 14  # bits of sums for which a magnitude is the scale of the tolerance
 
 
 class OperationCase:
@@ -209,19 +215,24 @@ class OperationCase:
     def _plain_reference(
         self, dtype: torch.dtype, y: torch.Tensor, magnitude: torch.Tensor | None
     ) -> Reference:
+        """Numbers are judged relative to themselves and to the others of their row.
+
+        A sum of many terms of which each was rounded has the error of their root sum of squares,
+        as the row's values are, not that of the sum of their magnitudes.
+        """
         if not dtype.is_floating_point:
-            return Reference(y, torch.zeros_like(y), output_bits=_EXACT_BITS, slack=0.25)
-        if magnitude is None:
-            largest = y.nan_to_num().abs()
-            magnitude = largest.amax(dim=-1, keepdim=True) if y.ndim and y.numel() else largest
-            magnitude = magnitude.expand_as(y)
-        known = Reference(y, magnitude, largest=torch.finfo(dtype).max)
-        of_inputs = (self.spec.weight, self.spec.activation)
-        if all(number.kind == "float" and number.bits == 8 for number in of_inputs):
-            known = replace(known, sum_bits=_FP8_SUM_BITS)
-        if dtype.itemsize == 1:
-            known = replace(known, output_bits=4)
-        return known.rounded_to(self.bits)
+            zeros = torch.zeros_like(y)
+            return Reference(y, zeros, output_bits=_EXACT_BITS, largest=math.inf, slack=0.25)
+        bits = _FP8_BITS if dtype.itemsize == 1 else self.bits - _ROUNDED_BITS
+        scale = y.abs() if y.ndim == 0 else y.square().nanmean(-1, keepdim=True).sqrt().expand_as(y)
+        scale = scale * 2.0 ** (FP16_BITS - bits)
+        if magnitude is not None:
+            of_inputs = (self.spec.weight, self.spec.activation)
+            is_fp8 = all(number.kind == "float" and number.bits == 8 for number in of_inputs)
+            sums = _FP8_SUMS if is_fp8 else CANCELLATION
+            scale = torch.maximum(scale, sums * magnitude)
+        largest = torch.finfo(dtype).max
+        return Reference(y, scale.nan_to_num(), _AS_GIVEN, bits, largest)
 
     def _codes_reference(self, operand: Value, number: NumberFormat, y: torch.Tensor) -> Reference:
         scales = torch.cat([_scale_of_values(part) for part in operand.operands]).view(y.shape)

@@ -18,6 +18,7 @@ from flexq_bench.kernels.contract import (
     PackedOperand,
 )
 from flexq_bench.kernels.errors import KernelError, ShapeError
+from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.kernels.operand_tensors import parts_of
 from flexq_bench.workloads.case import Stage
@@ -31,7 +32,14 @@ Configurations = Sequence[Mapping[str, Any]] | Callable[..., Sequence[Mapping[st
 
 BACKENDS: tuple[Backend, ...] = ("cpu", "cuda")
 LINEAR = "linear"
-_FUNCTIONS = ("function", "prepare_weight", "prepare_state", "quantize_activation", "machine_code")
+_FUNCTIONS = (
+    "function",
+    "prepare_weight",
+    "prepare_state",
+    "prepare_activation",
+    "quantize_activation",
+    "machine_code",
+)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -66,12 +74,15 @@ class Declaration:
     returns: bool = False
     prepare_weight: Callable[..., Tensors] | None = None
     prepare_state: Callable[..., Tensors] | None = None
-    quantize_activation: Callable[..., object] | None = None
+    prepare_activation: Callable[..., Tensors] | None = None
+    quantize_activation: Callable[..., Any] | None = None
     configurations: Configurations = ()
     min_capability: Capability = (8, 0)
     rounds_to: int | None = None
     summary: str = ""
     machine_code: Callable[[str], bytes] | None = None
+    package: Package | None = None
+    version: int = 1
 
     def __post_init__(self) -> None:
         for what in _FUNCTIONS:
@@ -95,11 +106,12 @@ class Declaration:
             raise DefinitionError(f"{self.name}: backends is empty: name cpu, cuda or both")
         if self.is_linear:
             self._check_linear()
-        elif self.quantize_activation is not None:
-            raise DefinitionError(
-                f"{self.name}: quantize_activation is of linear kernels: {self.definition.name} "
-                "has its activations in their format"
-            )
+        for what in ("prepare_activation", "quantize_activation"):
+            if not self.is_linear and getattr(self, what) is not None:
+                raise DefinitionError(
+                    f"{self.name}: {what} is of linear kernels: {self.definition.name} has its "
+                    "activations in their format"
+                )
 
     @property
     def is_linear(self) -> bool:
@@ -127,7 +139,7 @@ class Declaration:
                 f"{self.name}: groups of {weight.group} and {activation.group} values of k don't "
                 "divide each other: declare lengths of which one divides the other"
             )
-        gets = [*_named("x", activation)]
+        gets = ["..."] if self.prepare_activation is not None else _named("x", activation)
         gets += ["..."] if self.prepare_weight is not None else _named("w", weight)
         gets += [] if self.returns else ["out"]
         self._check_count(gets)
@@ -183,6 +195,8 @@ class Declaration:
             output=self.dtype,
             operation=self.definition.name,
             cache=self.cache,
+            package=self.package,
+            version=self.version,
         )
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -35,8 +35,11 @@ class FunctionDefinition(Declaration):
 
     def kernels(self) -> tuple[LinearKernel | OperationKernel, ...]:
         """Return the kernel on each of its backends."""
-        made = FunctionKernel if self.is_linear else FunctionOperation
-        return tuple(made(self, backend) for backend in self.backends)
+        return tuple(map(self.kernel, self.backends))
+
+    def kernel(self, backend: Backend) -> LinearKernel | OperationKernel:
+        """Return the kernel on a backend."""
+        return (FunctionKernel if self.is_linear else FunctionOperation)(self, backend)
 
 
 class FunctionKernel(CheckedGemm):
@@ -49,11 +52,11 @@ class FunctionKernel(CheckedGemm):
     def __init__(self, declaration: Declaration, backend: Backend) -> None:
         self._declared = declaration
         self.spec = declaration.spec(backend)
-        prepare = declaration.prepare_weight
-        label = self.spec.label
-        self._prepared = (
-            None if prepare is None else Prepared(label, "prepare_weight", prepare, "prepared")
-        )
+        self._prepared = self._prepared_by("prepare_weight", declaration.prepare_weight)
+        self._prepared_x = self._prepared_by("prepare_activation", declaration.prepare_activation)
+
+    def _prepared_by(self, what: str, function: Callable[..., object] | None) -> Prepared | None:
+        return None if function is None else Prepared(self.spec.label, what, function, "prepared")
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         tensors = operand_tensors(weight, self.spec.weight)
@@ -63,7 +66,11 @@ class FunctionKernel(CheckedGemm):
         return PackedOperand(tensors, weight.rows, weight.k)
 
     def pack_activation(self, x: Operand) -> PackedOperand:
-        return PackedOperand(operand_tensors(x, self.spec.activation), x.rows, x.k)
+        tensors = operand_tensors(x, self.spec.activation)
+        if self._prepared_x is not None:
+            sizes = {"m": x.rows, "k": x.k}
+            tensors = self._prepared_x.make((x.rows, x.k), tensors.values(), sizes)
+        return PackedOperand(tensors, x.rows, x.k)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
@@ -79,18 +86,21 @@ class FunctionKernel(CheckedGemm):
 
     def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
         if self.spec.activation.is_dense:
-            return PackedOperand({"values": x}, packed.rows, packed.k)
+            values = x.to(self.spec.input_dtype)  # decoded models have FP16
+            return PackedOperand({"values": values}, packed.rows, packed.k)
+        quantize_activation = self._declared.quantize_activation
+        if self._declared.returns and quantize_activation is not None:
+            made = zip(packed.buffers, quantize_activation(x), strict=True)
+            return PackedOperand(dict(made), packed.rows, packed.k)
         return super().activated(x, packed)
 
     def compute(self, call: GemmCall, config: Config | None) -> torch.Tensor | None:
         x, w, out, bias, shape = call
-        weights: Sequence[object] = (
-            tuple(w.buffers.values())
-            if self._prepared is None
-            else self._prepared.arguments((w.rows, w.k), w)
-        )
         sizes = {"m": shape.m, "n": shape.n, "k": shape.k}
-        given = (*x.buffers.values(), *weights)
+        given = [
+            *_arguments(self._prepared_x, x),
+            *_arguments(self._prepared, w),
+        ]
         made = self._declared.call(self.spec.label, given, [out], sizes, config)
         y = out if made is None else made[0]
         if bias is not None:
@@ -109,6 +119,12 @@ class FunctionKernel(CheckedGemm):
     def machine_code(self, target: str) -> bytes | None:
         compiled = self._declared.machine_code
         return None if compiled is None else compiled(target)
+
+
+def _arguments(prepared: Prepared | None, operand: PackedOperand) -> Sequence[object]:
+    if prepared is None:
+        return tuple(operand.buffers.values())
+    return prepared.arguments((operand.rows, operand.k), operand)
 
 
 class FunctionOperation(OperationKernel):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from types import ModuleType
 
-import torch
-
 from flexq_bench.kernels.errors import UnsupportedError, first_line
+
+_NAME = re.compile(r"[A-Za-z0-9._-]*[A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,16 @@ class Package:
     name: str
     module: str
     versions: str
+
+    @staticmethod
+    def of(requirement: str) -> Package | None:
+        """Return the package of a requirement, as `torchao>=0.16,<0.20`; None: of nothing."""
+        if not requirement:
+            return None
+        name = _NAME.match(requirement)
+        if name is None:
+            raise UnsupportedError(f"{requirement!r} names no package: write torchao>=0.16")
+        return Package(name[0], name[0].replace("-", "_"), requirement[name.end() :].strip())
 
 
 BITSANDBYTES = Package("bitsandbytes", "bitsandbytes", ">=0.50,<0.51")
@@ -56,10 +67,3 @@ def load(package: Package, submodule: str = "") -> ModuleType:
         raise UnsupportedError(
             f"{package.name} can't be imported ({reason}): install one for this torch"
         ) from error
-
-
-def store(y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Copy a package's output [M, >= N] to `out`, for packages without an output argument."""
-    out.copy_(y[:, : out.shape[1]])
-    if bias is not None:
-        out += bias

@@ -73,6 +73,8 @@ def _quantize_rows(
     """Quantize rows at once; the result of a row does not depend on the others."""
     if number.is_dense:
         return Operand(matrix.to(DENSE_TYPES[number.dense_type]), None, number.bits, None)
+    if number.kind == "normal":  # dequantized: an operand's codes are integers or floats
+        return Operand(number.round(matrix), None, 32, None)
     if number.kind == "dual" and number.group is not None and number.clip == 1:
         dual = quantize_dual_grained if number.has_zero_points else quantize_six_bits
         return dual(matrix, number.group)

@@ -11,6 +11,8 @@ from flexq_bench.workloads.operation import Input, Parameter
 if TYPE_CHECKING:
     import torch
 
+_BASE = 10000.0  # of the rotary embedding
+
 
 def heads_parameters() -> tuple[Parameter, ...]:
     return (
@@ -41,12 +43,14 @@ def cache_inputs(length: str) -> tuple[Input, ...]:
 def draw_blocks(
     length: str, values: Mapping[str, Value], generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """The blocks of each sequence, in random order."""
+    """The blocks of each sequence, in random order; of a contiguous cache block i is sequence i."""
     import torch
 
     of_each = int(evaluate(f"ceil(({length}) / ({_block(length)}))", values))
     batch, device = int(values["batch"]), generator.device
-    order = torch.randperm(batch * of_each, generator=generator, device=device)
+    order = torch.arange(batch * of_each, device=device)
+    if values["layout"] == "paged":
+        order = torch.randperm(batch * of_each, generator=generator, device=device)
     return {"block_table": order.view(batch, of_each).int()}
 
 
@@ -72,6 +76,28 @@ def attended(
         y[:, head] = weights @ values
         magnitude[:, head] = weights @ values.abs()
     return y, magnitude
+
+
+def angles(positions: int, head_dim: int, device: torch.device) -> torch.Tensor:
+    """Cosines and sines of the rotary embedding, [positions, head_dim / 2, 2]."""
+    import torch
+
+    half = torch.arange(head_dim // 2, dtype=torch.float64, device=device)
+    rates = _BASE ** (-half / len(half))
+    of_positions = torch.arange(positions, dtype=torch.float64, device=device)[:, None] * rates
+    return torch.stack([of_positions.cos(), of_positions.sin()], dim=-1)
+
+
+def rotated(heads: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Rotate heads [tokens, heads, dim], whose halves are the parts of complex numbers.
+
+    at: the angles of each token's position, [tokens, dim / 2, 2].
+    """
+    import torch
+
+    cos, sin = at[:, None].unbind(-1)
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def of_sequence(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:

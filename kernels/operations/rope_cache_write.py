@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flexq_bench.kernels.operations._attention import angles, rotated
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
 
 if TYPE_CHECKING:
     import torch
-
-_BASE = 10000.0
 
 
 def _draw(values: Mapping[str, Value], generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -23,12 +22,9 @@ def _draw(values: Mapping[str, Value], generator: torch.Generator) -> dict[str, 
 
     device, slots = generator.device, int(values["slots"])
     order = torch.randperm(slots, generator=generator, device=device)
-    half = torch.arange(int(values["head_dim"]) // 2, dtype=torch.float64, device=device)
-    rates = _BASE ** (-half / len(half))
-    angles = torch.arange(slots, dtype=torch.float64, device=device)[:, None] * rates
     return {
         "slot": order[: int(values["tokens"])].int(),
-        "rotary": torch.stack([angles.cos(), angles.sin()], dim=-1),
+        "rotary": angles(slots, int(values["head_dim"]), device),
     }
 
 
@@ -43,17 +39,14 @@ def _reference(
 ) -> dict[str, Any]:
     import torch
 
-    def rotated(heads: torch.Tensor) -> torch.Tensor:
-        cos, sin = rotary[position.long()][:, None].unbind(-1)
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    at = rotary[position.long()]
 
     def written(rows: torch.Tensor) -> torch.Tensor:
         cache = torch.full((slots, *rows.shape[1:]), torch.nan, dtype=rows.dtype, device=q.device)
         cache[slot.long()] = rows
         return cache
 
-    return {"q_rotated": rotated(q), "k_cache": written(rotated(k)), "v_cache": written(v)}
+    return {"q_rotated": rotated(q, at), "k_cache": written(rotated(k, at)), "v_cache": written(v)}
 
 
 _CACHE = ("slots", "kv_heads", "head_dim")

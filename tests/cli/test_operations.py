@@ -24,7 +24,7 @@ SUITE = """
 description = "norms"
 [[cases]]
 operation = "norm_quantize"
-kernels = ["*"]
+kernels = ["mine.*"]
 parameters = {tokens = "1,4", hidden = 2048}
 [[group]]
 kernels = ["*norm"]

@@ -30,14 +30,13 @@ def test_external_kernel_is_correct_as_measured(
     except UnsupportedError as error:
         pytest.skip(str(error))
 
-    def run(inputs: LinearInputs, out: torch.Tensor) -> None:
+    def run(inputs: LinearInputs, out: torch.Tensor) -> torch.Tensor | None:
         w = kernel.pack_weight(inputs.w)
         if stage == "gemm":
-            kernel.gemm(kernel.pack_activation(inputs.x), w, out)
-            return
+            return kernel.gemm(kernel.pack_activation(inputs.x), w, out)
         assert inputs.x_real is not None
         packed = kernel.empty_activation(out.shape[0], w.k, out.device)
-        kernel.linear(inputs.x_real, packed, w, out)
+        return kernel.linear(inputs.x_real, packed, w, out)
 
     case = Case(kernel.spec.name, GemmWorkload(*shape), stage=stage)
     bound = BoundKernel(kernel, kernel.spec, case, torch.device("cuda"))

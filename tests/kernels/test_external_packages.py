@@ -11,10 +11,7 @@ import torch
 
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages import packages
-from flexq_bench.kernels.external_packages.bitsandbytes import Int8Gemm
-from flexq_bench.kernels.external_packages.humming import HummingGemm
 from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, HUMMING, TORCHAO
-from flexq_bench.kernels.external_packages.torchao import TinyGemm
 from flexq_bench.kernels.formats import (
     FLOAT_TYPES,
     NumberFormat,
@@ -68,7 +65,7 @@ def test_missing_package_is_named_with_command(monkeypatch):
 def test_unsupported_package_version_is_refused(monkeypatch):
     install(monkeypatch, BITSANDBYTES, "0.41.0")
     with pytest.raises(UnsupportedError, match=r"bitsandbytes 0\.41\.0 is not supported"):
-        Int8Gemm.spec.check_capability(HOPPER)
+        resolve("bitsandbytes-int8", "cuda").spec.check_capability(HOPPER)
 
 
 def test_a_package_that_breaks_on_import_says_why(monkeypatch):
@@ -114,15 +111,16 @@ def test_int8_is_called_with_largest_magnitudes(monkeypatch):
     install(
         monkeypatch, BITSANDBYTES, "0.50.2", bitsandbytes={}, bitsandbytes__functional=functional
     )
-    kernel, gemm = Int8Gemm(), GemmWorkload(3, 40, 256)
+    kernel, gemm = resolve("bitsandbytes-int8", "cuda"), GemmWorkload(3, 40, 256)
     inputs = realistic_inputs(kernel, gemm, torch.device("cpu"), 1)
     out = torch.full((3, 40), torch.nan, dtype=torch.float16)
 
     empty = kernel.empty_activation(3, 256, torch.device("cpu"))
     bias = torch.randn(40).half()
-    kernel.linear(inputs.x_real, empty, kernel.pack_weight(inputs.w), out, bias=bias)
+    y = kernel.linear(inputs.x_real, empty, kernel.pack_weight(inputs.w), out, bias=bias)
 
-    assert judge_error(out, reference_gemm(inputs.x, inputs.w, bias), 1e-3).is_correct
+    reference = reference_gemm(inputs.x, inputs.w, bias).rounded_to(kernel.spec.rounds_to)
+    assert judge_error(y, reference, 1e-3).is_correct
 
 
 def tinygemm(x, tiles, group, scales):
@@ -143,18 +141,18 @@ def test_torchao_gets_nibbles_pairs_of_scales_and_padding(monkeypatch):
         _convert_weight_to_int4pack=lambda pairs, inner: pairs, _weight_int4pack_mm=tinygemm
     )
     monkeypatch.setattr(torch.ops, "aten", calls)
-    kernel, gemm = TinyGemm(), GemmWorkload(3, 37, 1100)
+    kernel, gemm = resolve("torchao-w4a16", "cuda"), GemmWorkload(3, 37, 1100)
     generator = torch.Generator().manual_seed(2)
     x = kernel.quantize_activation(torch.randn(3, 1100, generator=generator).half())
     w = kernel.quantize_weight(torch.randn(37, 1100, generator=generator))
-    out = torch.full((3, 37), torch.nan, dtype=torch.float16)
+    out = torch.full((3, 37), torch.nan, dtype=torch.bfloat16)
 
-    kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
+    y = kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
 
     monkeypatch.undo()
-    assert gemm.n == out.shape[1]
+    assert gemm.n == y.shape[1]
     reference = reference_gemm(x, w).rounded_to(kernel.spec.rounds_to)
-    assert judge_error(out, reference, 1e-3).is_correct
+    assert judge_error(y, reference, 1e-3).is_correct
 
 
 class _Layer(torch.nn.Module):
@@ -184,13 +182,13 @@ def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
 
 
 @pytest.mark.parametrize(
-    ("fmt", "quantize"),
+    ("name", "quantize"),
     [
-        (NumberFormat(4, 128), lambda w: quantize_symmetric(w, 4, 128, top=7)),
-        (NumberFormat(6, kind="float"), lambda w: quantize(w, NumberFormat(6, kind="float"))),
+        ("humming-w4a16", lambda w: quantize_symmetric(w, 4, 128, top=7)),
+        ("humming-fp6", lambda w: quantize(w, NumberFormat(6, kind="float"))),
     ],
 )
-def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):
+def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, name, quantize):
     install(
         monkeypatch,
         HUMMING,
@@ -200,7 +198,7 @@ def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):
         humming__ops={"pack_weight": lambda codes, bits: codes},
         humming__forward={"humming_forward": _forward},
     )
-    kernel = HummingGemm("humming-test", fmt, "weights")
+    kernel = resolve(name, "cuda")
     generator = torch.Generator().manual_seed(3)
     w = kernel.quantize_weight(torch.randn(64, 256, generator=generator).half())
     assert torch.equal(

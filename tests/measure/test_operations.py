@@ -30,7 +30,7 @@ SHAPES = {
     "silu": ("activation_quantize", "tokens=4 hidden=256"),
     "rope": ("rope_cache_write", "tokens=4 heads=4 kv_heads=2 head_dim=32 slots=16"),
     "reduce": ("all_reduce", "elements=512"),
-    "sampling": ("top_k_sampling", "tokens=4 vocabulary=300"),
+    "sampling": ("top_k_sampling", "tokens=2 vocabulary=128256"),
 }
 
 
@@ -173,3 +173,42 @@ def test_registered_kernels_have_the_operation_in_their_spec():
         registry.remove(kernel.spec.label for kernel in KERNELS.values())
     assert (spec.operation, spec.stages) == ("top_k_sampling", ("op",))
     assert torch.float16 == spec.output_dtype
+
+
+@pytest.mark.parametrize(
+    ("label", "of", "text"),
+    [
+        ("decoder-norm", "norm_quantize", "tokens=3 hidden=256 residual=add"),
+        ("decoder-norm[int8]", "norm_quantize", "tokens=3 hidden=256"),
+        ("decoder-silu-mul", "activation_quantize", "tokens=3 hidden=256"),
+        ("decoder-silu-mul[int8]", "activation_quantize", "tokens=3 hidden=256"),
+        (
+            "decoder-attention",
+            "decoder_attention",
+            "batch=2 context=9 heads=4 kv_heads=2 head_dim=32",
+        ),
+    ],
+)
+def test_operators_of_the_decoder_are_kernels_of_operations(a_meter, label, of, text):
+    kernel = registry.resolve(label, "cpu")
+    workload = operation(of).workload(**operation(of).parse(text))
+    case = Case(kernel.spec.name, workload, variant=kernel.spec.variant, stage="op", cache="hot")
+
+    result = a_meter(kernel).measure(case)
+
+    assert result.status in ("ok", "noisy"), result.detail
+
+
+def test_epilogue_of_a_linear_layer_is_judged_with_its_parameters(a_meter):
+    @api.kernel("linear_epilogue", "fused", backends=["cpu"], dtype="bf16")
+    def fused(x, w, bias, residual, y):
+        made = torch.nn.functional.gelu(x.float() @ w.float().T + bias.float())
+        y.copy_(made + residual.float())
+
+    def measured_with(**values):
+        workload = operation("linear_epilogue").workload(m=2, n=32, k=64, residual="add", **values)
+        (kernel,) = fused.kernels()
+        return a_meter(kernel).measure(Case("fused", workload, stage="op", cache="hot"))
+
+    assert measured_with(function="gelu").status in ("ok", "noisy")
+    assert measured_with(function="silu").status == "incorrect"

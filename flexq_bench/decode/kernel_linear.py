@@ -87,7 +87,9 @@ class KernelLinear(nn.Module):
             weight = self._packed
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
                 packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
-                self.kernel.linear(piece, packed, weight, out, bias=self._bias)
+                made = self.kernel.linear(piece, packed, weight, out, bias=self._bias)
+                if made is not None:
+                    out.copy_(made)
         except KernelError as error:
             raise NoKernelError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
         except ValueError as error:
