@@ -89,6 +89,7 @@ class Machines:
         inherited.pop("PYTHONPATH", None)
         own = {
             "HOME": str(home / "home"),
+            "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180",  # on a busy machine
             "TMPDIR": str(home / "tmp"),
             "FLEXQ_BENCH_CACHE": str(cache),
             "FLEXQ_BENCH_LOCKS": str(home / "locks"),

@@ -26,7 +26,7 @@ from flexq_bench.runs.plan import build_plan
 SCRIPT = Path(__file__).parents[2] / "examples" / "byo" / "make_repository.py"
 KINDS = ("A100", "H200")
 TIMES = Times(start=180, case=30, beat=2, lease=60, device=60, scan=1, compare=120)
-FIRST, LAST = 5, 16  # commits: `slower` is the 11th, `fast-again` the 15th
+FIRST, LAST = 6, 15  # commits: `slower` is the 11th, `fast-again` the 15th
 
 
 @pytest.fixture
