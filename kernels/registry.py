@@ -129,7 +129,10 @@ _ENTRIES: tuple[_Entry, ...] = (
             cpu_dense.DequantizedGemm,
             partial(weight_only.WeightOnlyGemm, bits, variant),
         )
-        for bits, variant in ((8, ""), (4, ""), (4, weight_only.ZEROS))
+        for bits, variant in (
+            *((8, ""), (8, weight_only.GROUPS), (6, "")),
+            *((4, ""), (4, weight_only.ZEROS)),
+        )
     ),
     *(_minifloat(bits, variant) for bits in (6, 5) for variant in minifloat.VARIANTS[bits]),
     *(

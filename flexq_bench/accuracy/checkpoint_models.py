@@ -59,5 +59,5 @@ def load_checkpoint(
     if not decoded or not compute_as_decode(
         model, CheckpointWeights(checkpoint), checkpoint.kv_bits
     ):
-        quantize_cache(model, checkpoint.kv_bits)
+        quantize_cache(model, checkpoint.kv_bits, checkpoint.fp8_cache_scales_of_blocks())
     return LoadedModel(name, checkpoint.content_hash, model, tokenizer, chosen)

@@ -478,7 +478,8 @@ def _twin(model: Any, kv_bits: int, *, in_fp16: bool) -> Any:
     twin = copy.deepcopy(model, memo)
     if decoded is not None:
         del twin.forward
-        quantize_cache(twin, kv_bits)
+        scales = [block.fp8_scales for block in decoded.decoder.model.blocks]
+        quantize_cache(twin, kv_bits, [s for s in scales if s is not None] or None)
     return twin
 
 

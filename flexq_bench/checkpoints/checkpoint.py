@@ -72,6 +72,19 @@ class QuantizedCheckpoint(ABC):
             if head.shape != words.shape or not torch.equal(head.float(), words.float()):
                 raise own_head_error(self.folder, embedding, name)
 
+    def fp8_cache_scales(self, block: int) -> torch.Tensor | None:
+        """Scales of a block's cached keys and values in E4M3, FP32 [2, KV heads] or [2, 1].
+
+        None: they are not rounded to FP8.
+        """
+        return None
+
+    def fp8_cache_scales_of_blocks(self) -> list[torch.Tensor] | None:
+        """Scales of all blocks, see fp8_cache_scales; None: they are not rounded to FP8."""
+        blocks = range(int(self.config.get("num_hidden_layers") or 0))
+        scales = [self.fp8_cache_scales(block) for block in blocks]
+        return [of_block for of_block in scales if of_block is not None] or None
+
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""

@@ -138,6 +138,8 @@ class ActivationEntry(_Strict):
         number = activation.format
         if isinstance(activation, DynamicActivation):
             return cls(kind="dynamic", format=number.name, clip=number.clip)
+        if not isinstance(activation, StaticActivation):
+            raise CheckpointError("no checkpoint stores columns that are not rounded")
         return cls(
             kind="static",
             format=number.name,

@@ -12,11 +12,18 @@ from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.strict_json import loads_strictly
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+_MLX = "quantization"
 _SECTION = "flexq_bench"
 _QUANTIZATION = ("quantization_config", "compression_config")  # the second name was used in 2024
-# Separate files of AutoGPTQ up to 0.7 and of AutoAWQ up to 0.1, whose config.json has no section,
-# by quant_method.
-_OWN_FILES = {"gptq": "quantize_config.json", "awq": "quant_config.json"}
+# Separate files of AutoGPTQ up to 0.7, AutoAWQ up to 0.1, NVIDIA's Model Optimizer and
+# optimum-quanto, whose config.json has no section, by quant_method.
+_OWN_FILES = {
+    "gptq": "quantize_config.json",
+    "awq": "quant_config.json",
+    "modelopt": "hf_quant_config.json",
+    "quanto": "quanto_qmap.json",
+}
+_HQQ_FILE = "qmodel.pt"
 
 
 def is_checkpoint(path: Path | str) -> bool:
@@ -34,18 +41,26 @@ def is_own_checkpoint(path: Path | str) -> bool:
 def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
     """config.json of a folder, and separately its quantization section; None: there is none.
 
-    Early AutoGPTQ and AutoAWQ have a separate file for that section. Both are empty if no file can
-    be read.
+    Some tools have a separate file for that section, and MLX another name. Both are empty if no
+    file can be read.
     """
     config = _object(Path(path) / CONFIG)
     sections = (config.get(key) for key in _QUANTIZATION)
     section = next((section for section in sections if section is not None), None)
+    if section is None or (isinstance(section, dict) and "quant_method" not in section):
+        own = config.get(_MLX)
+        if isinstance(own, dict) and "group_size" in own:  # MLX's, which has no quant_method
+            section = {"quant_method": "mlx", **own}
+    if section is None and (Path(path) / _HQQ_FILE).is_file():
+        section = {"quant_method": "hqq"}
     if section is None and config:
         for method, name in _OWN_FILES.items():
             if own := _object(Path(path) / name):
                 section = {"quant_method": method, **own}
                 break
-    return {key: value for key, value in config.items() if key not in _QUANTIZATION}, section
+    return {
+        key: value for key, value in config.items() if key not in (*_QUANTIZATION, _MLX)
+    }, section
 
 
 def _object(path: Path) -> dict[str, Any]:

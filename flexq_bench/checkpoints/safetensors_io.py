@@ -36,6 +36,7 @@ DTYPES = {
     "I16": torch.int16,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "U32": torch.uint32,
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -108,6 +109,18 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, 
         os.fsync(file.fileno())
     begin = 8 + len(text)
     return {name: replace(info, start=begin + info.start) for name, info in infos.items()}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts in a file's header that are not about single tensors.
+
+    Raises CheckpointError as read_header.
+    """
+    read_header(path)
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        metadata = json.loads(file.read(length)).get(_METADATA, {})
+    return {str(key): str(value) for key, value in metadata.items()}
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:

@@ -70,6 +70,12 @@ class CheckpointWeights(NamedWeights):
             )
         return layer
 
+    def fp8_scales(self, index: int) -> torch.Tensor | None:
+        of_block = self._checkpoint.fp8_cache_scales(index)
+        if of_block is None:
+            return None
+        return of_block.expand(2, self.architecture.dimensions.kv_heads).contiguous()
+
     def _tensor(self, name: str) -> torch.Tensor:
         tensor = self._checkpoint.tensor(name)
         shape = self._shapes.get(name, tuple(tensor.shape))

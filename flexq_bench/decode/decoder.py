@@ -14,7 +14,10 @@ from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 
 @dataclass(frozen=True, slots=True)
 class DecoderBlock:
-    """Norms and linear layers of a block. head_norms: applied before rotation; None: none."""
+    """Norms and linear layers of a block. head_norms: applied before rotation; None: none.
+
+    fp8_scales: of its KV cache, as in KvLayer; None: the cache is not rounded to FP8.
+    """
 
     attention_norm: Norm
     ffn_norm: Norm
@@ -23,6 +26,7 @@ class DecoderBlock:
     widen: PackedLinear  # gate_up_proj or fc1
     down: PackedLinear  # down_proj or fc2
     head_norms: HeadNorms | None
+    fp8_scales: torch.Tensor | None = None
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:

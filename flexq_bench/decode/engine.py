@@ -57,8 +57,11 @@ class Engine:
         self._decoder = Decoder(model, operations)
         device, shape = model.device, model.attention
         self.caches = [
-            empty_layer(slots, shape.kv_heads, capacity, shape.head_dim, kv_bits, device)
-            for _ in model.blocks
+            empty_layer(
+                *(slots, shape.kv_heads, capacity, shape.head_dim, kv_bits, device),
+                block.fp8_scales,
+            )
+            for block in model.blocks
         ]
         self._state = _State(
             torch.zeros(slots, dtype=torch.int32, device=device),

@@ -135,7 +135,7 @@ def load(
     def pack(name: str, within: str, layer: QuantizedLayer) -> PackedLinear:
         kernel = find(label_of(f"{name} of {within}", layer.formats), backend)
         config = choose(kernel, batches[0], layer.weight.rows, layer.weight.k)
-        packed = kernel.narrow(kernel.pack_weight(layer.weight), config)
+        packed = kernel.narrow(kernel.pack_weight(layer.weight.with_half_scales()), config)
         return PackedLinear(name, kernel, packed, layer.bias)
 
     def norm_of(part: Affine) -> Norm:
@@ -148,7 +148,9 @@ def load(
         qkv, out, widen, down = (pack(name, within, raw.linears.pop(name)) for name in names)
         heads = None if raw.head_norms is None else HeadNorms(*raw.head_norms, architecture.eps)
         norms = norm_of(raw.attention_norm), norm_of(raw.ffn_norm)
-        blocks.append(DecoderBlock(*norms, qkv, out, widen, down, heads))
+        scales = source.fp8_scales(index)
+        scales = None if scales is None else scales.to(device)
+        blocks.append(DecoderBlock(*norms, qkv, out, widen, down, heads, scales))
         on_block(index + 1)
     ends = source.ends(device)
     head = pack(HEAD, dimensions.name, dense_layer(ends.head))

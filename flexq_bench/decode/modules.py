@@ -125,6 +125,10 @@ class ModuleWeights:
                 module = unfilled_model(source, _HALF)
                 buffers = ActivationBuffers()
                 fill(module, source, device, partial(KernelLinear, buffers=buffers))
+                if (scales := source.fp8_cache_scales_of_blocks()) is not None:
+                    from flexq_bench.decode.quantized_cache import quantize_cache
+
+                    quantize_cache(module, DENSE_KV_BITS, scales)
             else:
                 module = _unquantized(source, self._config).to(device).eval()
         rows = int(module.get_input_embeddings().weight.shape[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from flexq_bench.errors import UsageError
-from flexq_bench.kernels.decoder.kv import decode, encode
+from flexq_bench.kernels.decoder.kv import decode, encode, fp8_rounded
 
 FULL_KV_BITS = 16  # bits of keys and values that are not quantized
 
@@ -22,10 +23,13 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     rounded values, including those of the current tokens.
     """
 
-    def __init__(self, config: Any, bits: int) -> None:
-        """config: of the model. bits: 8 or 4."""
+    def __init__(
+        self, config: Any, bits: int, fp8_scales: Sequence[torch.Tensor] | None = None
+    ) -> None:
+        """config: of the model. bits: 16, 8 or 4. fp8_scales: of each layer, as in KvLayer."""
         super().__init__(config=config)
         self._bits = bits
+        self._fp8_scales = fp8_scales
 
     def update(
         self,
@@ -36,24 +40,31 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
         **named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add keys and values [batch, KV heads, T, head_dim] of a layer; returns all so far."""
-        keys, values = self._rounded(key_states), self._rounded(value_states)
+        of_layer = None if self._fp8_scales is None else self._fp8_scales[layer_idx]
+        of_keys, of_values = (None, None) if of_layer is None else of_layer.unbind()
+        keys, values = self._rounded(key_states, of_keys), self._rounded(value_states, of_values)
         all_states: tuple[torch.Tensor, torch.Tensor] = super().update(
             keys, values, layer_idx, *arguments, **named
         )
         return all_states
 
-    def _rounded(self, states: torch.Tensor) -> torch.Tensor:
-        codes, scales = encode(states.to(torch.float16), self._bits)
+    def _rounded(self, states: torch.Tensor, scales_of_heads: torch.Tensor | None) -> torch.Tensor:
+        halves = states.to(torch.float16)
+        if scales_of_heads is not None:
+            halves = fp8_rounded(halves, scales_of_heads.to(halves.device)[:, None, None])
+        codes, scales = encode(halves, self._bits)
         return decode(codes, scales, self._bits).to(torch.float16).to(states.dtype)
 
 
-def quantize_cache(model: nn.Module, bits: int) -> None:
+def quantize_cache(
+    model: nn.Module, bits: int, fp8_scales: Sequence[torch.Tensor] | None = None
+) -> None:
     """Let every forward pass of a transformers model use a QuantizedCache.
 
-    bits: 16 leaves the model unchanged. The model then raises UsageError for a cache of another
-    class that contains tokens.
+    bits: 16 without fp8_scales (as in QuantizedCache) leaves the model unchanged. The model then
+    raises UsageError for a cache of another class that contains tokens.
     """
-    if bits == FULL_KV_BITS:
+    if bits == FULL_KV_BITS and fp8_scales is None:
         return
 
     def give(
@@ -64,6 +75,9 @@ def quantize_cache(model: nn.Module, bits: int) -> None:
             return arguments, named
         if cache is not None and cache.get_seq_length() > 0:
             raise UsageError(f"a model with a cache of {bits} bits was given another cache")
-        return arguments, {**named, "past_key_values": QuantizedCache(module.config, bits)}
+        return arguments, {
+            **named,
+            "past_key_values": QuantizedCache(module.config, bits, fp8_scales),
+        }
 
     model.register_forward_pre_hook(give, with_kwargs=True)

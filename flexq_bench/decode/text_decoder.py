@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -38,7 +38,7 @@ class TextState:
         for index, cache in enumerate(self.caches):
             codes = _longer(cache.codes, capacity)
             scales = None if cache.scales is None else _longer(cache.scales, capacity)
-            self.caches[index] = KvLayer(codes, scales, cache.bits)
+            self.caches[index] = replace(cache, codes=codes, scales=scales)
 
 
 class TextDecoder:
@@ -60,8 +60,11 @@ class TextDecoder:
         """Create the state of texts without tokens. capacity: initial buffer size in tokens."""
         device, shape = self.model.device, self.model.attention
         caches = [
-            empty_layer(texts, shape.kv_heads, capacity, shape.head_dim, self._kv_bits, device)
-            for _ in self.model.blocks
+            empty_layer(
+                *(texts, shape.kv_heads, capacity, shape.head_dim, self._kv_bits, device),
+                block.fp8_scales,
+            )
+            for block in self.model.blocks
         ]
         return TextState(caches, torch.zeros(texts, dtype=torch.int64, device=device))
 

@@ -73,6 +73,10 @@ class WeightSource(ABC):
     def ends(self, device: torch.device) -> Ends:
         """Embeddings, final norm and head."""
 
+    def fp8_scales(self, index: int) -> torch.Tensor | None:
+        """FP32 [2, KV heads], scales of a block's cached keys and values; None: not FP8."""
+        return None
+
     @abstractmethod
     def block(self, index: int, device: torch.device) -> BlockWeights:
         """Return one block's weights; the caller frees them before it reads the next block."""

@@ -7,22 +7,27 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.kernels.formats import NumberFormat, Scaling
+from flexq_bench.kernels.formats.grouping import check_finite
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicActivation:
-    """Dynamic quantization: scales of each token (and group) are computed from its values."""
+    """Dynamic quantization: scales of each token (and group) are computed from its values.
+
+    matrix_scale: of formats with E4M3 scales, from calibration; None: computed from all tokens.
+    """
 
     format: NumberFormat
+    matrix_scale: float | None = None
 
     @property
-    def kernel_format(self) -> NumberFormat:
-        """Format that a kernel must round its input to."""
-        return self.format
+    def kernel_format(self) -> NumberFormat | None:
+        """Format that a kernel must round its input to; None: it has a calibrated scale."""
+        return self.format if self.matrix_scale is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Round x [tokens, K], FP32. Raises ValueError for NaN, infinity, or values beyond FP16."""
-        return self.format.round(x.to(torch.float16))
+        return self.format.round(x.to(torch.float16), self.matrix_scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,43 @@ class StaticActivation:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Round x [tokens, K], FP32; values beyond the calibrated range saturate."""
-        work = x.to(torch.float16).to(torch.float32)
-        if not bool(torch.isfinite(work).all()):
-            raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
-        scale = torch.tensor([self.scale], dtype=torch.float16, device=x.device)
+        halves = x.to(torch.float16)
+        check_finite(halves)
+        work = halves.to(torch.float64)  # no quotient by the scale is rounded across a tie
+        scale = torch.tensor([self.scale], dtype=torch.float64, device=x.device)
         zeros = None if self.zero is None else torch.tensor([-float(self.zero)], device=x.device)
         rounder = self.format.rounder(Scaling(scale, zeros), work.dtype)
-        return rounder.values(rounder.codes(work))
+        return rounder.values(rounder.codes(work)).to(torch.float32)
 
 
-ActivationQuantizer = DynamicActivation | StaticActivation
+@dataclass(frozen=True, slots=True)
+class OutlierActivation:
+    """Dynamic quantization except for columns with large values (LLM.int8(), arXiv 2208.07339).
+
+    Columns of x [tokens, K] with a magnitude of at least `threshold` stay FP16; scales are computed
+    from the others. threshold 0: all are quantized.
+    """
+
+    format: NumberFormat
+    threshold: float
+
+    @property
+    def kernel_format(self) -> NumberFormat | None:
+        """Format that a kernel must round its input to; None: no kernel excepts columns."""
+        return self.format if self.threshold == 0 else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Round x [tokens, K], FP32. Raises ValueError for NaN, infinity, or values beyond FP16."""
+        halves = x.to(torch.float16)
+        if self.threshold == 0:
+            return self.format.round(halves)
+        check_finite(halves)
+        outliers = (halves.abs() >= self.threshold).any(dim=0)
+        rounded = self.format.round(halves.masked_fill(outliers, 0))
+        return torch.where(outliers, halves.float(), rounded)
+
+
+ActivationQuantizer = DynamicActivation | StaticActivation | OutlierActivation
 
 
 def dynamic(number: NumberFormat | None) -> DynamicActivation | None:

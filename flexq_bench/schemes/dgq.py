@@ -105,5 +105,6 @@ class Dgq(Scheme):
 
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:
         if self.options.static:
-            return StaticActivation(NumberFormat(8), largest / LARGEST_INT8)
+            scale = torch.tensor(largest / LARGEST_INT8, dtype=torch.float16)  # as kernels take it
+            return StaticActivation(NumberFormat(8), float(scale))
         return DynamicActivation(NumberFormat(8))

@@ -20,7 +20,8 @@ def kernel_label(weight: NumberFormat, activation: NumberFormat | None) -> str |
 
     activation None: the rounding of X is not described by a single format. The clipped share of a
     weight's range is already in its codes; that of an activation is computed by the kernel, so it
-    must match.
+    must match. Scales of rows and groups in BF16 or FP32 are rounded to FP16 for the kernel
+    (Operand.with_half_scales).
     """
     if activation is None:
         return None
@@ -51,7 +52,13 @@ def no_kernel_reason(weight: NumberFormat, activation: NumberFormat | None) -> s
 def _codes(weight: NumberFormat) -> NumberFormat:
     """Return a weight's format as seen by kernels: balanced codes count as symmetric ones."""
     symmetric = weight.kind == "balanced" and weight.bits <= _MOST_BITS
-    return replace(weight, clip=1.0, kind="symmetric" if symmetric else weight.kind)
+    is_rounded = weight.block_rows == 1 and weight.scale in ("bf16", "fp32")
+    return replace(
+        weight,
+        clip=1.0,
+        kind="symmetric" if symmetric else weight.kind,
+        scale="fp16" if is_rounded else weight.scale,
+    )
 
 
 @cache

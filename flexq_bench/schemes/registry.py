@@ -21,6 +21,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.schemes.abq import Abq, AbqOptions
 from flexq_bench.schemes.atom import Atom, AtomOptions
+from flexq_bench.schemes.auto_round import AutoRound, AutoRoundOptions
 from flexq_bench.schemes.awq import Awq, AwqOptions
 from flexq_bench.schemes.dgq import Dgq, DgqOptions
 from flexq_bench.schemes.duquant import DuQuant, DuQuantOptions
@@ -147,6 +148,13 @@ _FAMILIES: tuple[_Family, ...] = (
         lambda bits: GptqSchemeOptions(int(bits["w"]), int(bits["a"])),
         ("gptq-w4a16", "gptq-w3a16"),
         "errors of rounding compensated in the columns to come",
+    ),
+    _Family(
+        r"autoround-w(?P<w>[2-8])a16",
+        AutoRound,
+        lambda bits: AutoRoundOptions(int(bits["w"])),
+        ("autoround-w4a16",),
+        "rounding and ranges of weights learned by signed gradients",
     ),
     _Family(
         r"fp(?P<w>[56])",

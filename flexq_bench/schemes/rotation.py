@@ -25,7 +25,7 @@ _LARGEST_BLOCK = 512  # limited, because each token is multiplied by it
 
 
 class Rotation(ABC):
-    """An orthogonal matrix R [K, K], in a form that is fast to multiply with vectors."""
+    """A matrix R [K, K], orthogonal or diagonal, in a form that is fast to multiply with."""
 
     @abstractmethod
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -82,6 +82,25 @@ class HadamardRotation(Rotation):
             turned = torch.stack((first + second, first - second), 2)
             half *= 2
         return (turned / math.sqrt(count)).reshape(x.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelScales(Rotation):
+    """R = diag(scales): AWQ's scales of an input that no previous layer could take.
+
+    scales: FP32 [K], above 0.
+    """
+
+    scales: torch.Tensor
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scales.to(x)
+
+    def undo(self, x: torch.Tensor) -> torch.Tensor:
+        return x / self.scales.to(x)
+
+    def to(self, device: torch.device | str) -> ChannelScales:
+        return ChannelScales(self.scales.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

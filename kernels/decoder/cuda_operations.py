@@ -146,7 +146,9 @@ class CudaOperations(DecoderOperations):
             sums, weights = self._splits(batch, shape, splits, qkv)
         else:
             stride, scale_stride = _strides(packing)
-        load_function(attention_build(shape, cache.bits, packing), ATTENTION).launch(
+        fp8 = cache.fp8_scales
+        build = attention_build(shape, cache.bits, packing, fp8=fp8 is not None)
+        load_function(build, ATTENTION).launch(
             (splits, shape.kv_heads, batch),
             WARPS * _WARP,
             (
@@ -155,8 +157,8 @@ class CudaOperations(DecoderOperations):
                 positions,
                 cache.keys,
                 cache.values,
-                cache.key_scales,
-                cache.value_scales,
+                cache.key_scales if fp8 is None else fp8[0],
+                cache.value_scales if fp8 is None else fp8[1],
                 None if packing is None else packing.values,
                 None if packing is None else packing.scales,
                 sums,

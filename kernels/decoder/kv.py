@@ -1,7 +1,8 @@
 """KV cache of one layer: FP16, or asymmetric codes of 8 or 4 bits per token and head.
 
 x = code * step + minimum with both in FP16, as in Atom (arXiv 2310.19102, section 4.4).
-csrc/decode/attention.cu writes and reads the same bytes.
+csrc/decode/attention.cu writes and reads the same bytes. The cache of a model that was quantized
+with an FP8 cache has the numbers of E4M3 times a calibrated scale, stored as FP16.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.formats.floats import E4M3
 
 KV_BITS = (16, 8, 4)
 
@@ -21,11 +23,14 @@ class KvLayer:
 
     codes: uint8 [2, slots, KV heads, capacity, bytes per token and head], keys before values.
     scales: FP16 [2, slots, KV heads, capacity, 2], step and minimum; None: FP16.
+    fp8_scales: FP32 [2, KV heads]: keys and values are rounded to E4M3 times these first; None:
+    they are not.
     """
 
     codes: torch.Tensor
     scales: torch.Tensor | None
     bits: int
+    fp8_scales: torch.Tensor | None = None
 
     @property
     def keys(self) -> torch.Tensor:
@@ -55,7 +60,10 @@ class KvLayer:
         self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
     ) -> None:
         """Write FP16 [B, T, KV heads, head_dim] to slots [B] at positions [B, T]."""
-        codes, scales = encode(torch.stack((keys, values), dim=2), self.bits)
+        both = torch.stack((keys, values), dim=2)
+        if self.fp8_scales is not None:
+            both = fp8_rounded(both, self.fp8_scales[..., None])
+        codes, scales = encode(both, self.bits)
         self.codes[:, slots[:, None], :, positions] = codes
         if self.scales is not None and scales is not None:
             self.scales[:, slots[:, None], :, positions] = scales
@@ -75,16 +83,39 @@ def token_bytes(head_dim: int, bits: int) -> int:
     return head_dim * bits // 8 + (0 if bits == 16 else 4)
 
 
+def fp8_rounded(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Round FP16 to the nearest E4M3 times a scale, FP16; beyond the largest one it saturates.
+
+    scales: FP32, of a shape that broadcasts.
+    """
+    numbers = E4M3.nearest(x.float() / scales).float()
+    return (numbers * scales).half()
+
+
 def empty_layer(
-    slots: int, kv_heads: int, capacity: int, head_dim: int, bits: int, device: torch.device
+    slots: int,
+    kv_heads: int,
+    capacity: int,
+    head_dim: int,
+    bits: int,
+    device: torch.device,
+    fp8_scales: torch.Tensor | None = None,
 ) -> KvLayer:
-    """Allocate a cache of zeros. Raises ShapeError for bits that are not in KV_BITS."""
+    """Allocate a cache of zeros. fp8_scales: as in KvLayer.
+
+    Raises ShapeError for bits that are not in KV_BITS, and for codes of FP8 numbers.
+    """
     if bits not in KV_BITS:
         raise ShapeError(f"a KV cache has 16, 8 or 4 bits, got {bits}")
+    if fp8_scales is not None and bits != max(KV_BITS):
+        raise ShapeError(
+            f"this model's cache has FP8 numbers, which are not rounded to {bits} bits: leave out "
+            "--kv-bits"
+        )
     shape = (2, slots, kv_heads, capacity)
     codes = torch.zeros(*shape, head_dim * bits // 8, dtype=torch.uint8, device=device)
     scales = None if bits == 16 else torch.zeros(*shape, 2, dtype=torch.float16, device=device)
-    return KvLayer(codes, scales, bits)
+    return KvLayer(codes, scales, bits, fp8_scales)
 
 
 def encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -27,19 +27,22 @@ _SIGNED_BITS = 7  # unsigned codes of up to 7 bits fit int8
 
 
 def asymmetric_scaling(
-    grouped: torch.Tensor, top: int, share: float | torch.Tensor = 1.0
+    grouped: torch.Tensor,
+    top: int,
+    share: float | torch.Tensor = 1.0,
+    scale_type: torch.dtype = torch.float16,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return FP16 scales and zero points [..., 1] of groups [..., length].
+    """Return scales of a type and zero points [..., 1] of groups [..., length].
 
     Zero points have the values' dtype.
     share: of the range; a tensor [..., 2]: of its parts below and above 0.
-    Raises ValueError if a scale exceeds the range of FP16.
+    Raises ValueError if a scale exceeds the range of its type.
     """
     below = share[..., :1] if isinstance(share, torch.Tensor) else share
     above = share[..., 1:] if isinstance(share, torch.Tensor) else share
     low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * below
     high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * above
-    scales = ((high - low) / top).to(torch.float16)
+    scales = ((high - low) / top).to(scale_type)
     if not math.isfinite(float(scales.detach().amax())):
         raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
     zero_points = torch.round(low / safe_divisor(scales, grouped.dtype)).clamp_(-top, 0)
@@ -58,8 +61,9 @@ def quantize_asymmetric(
     bits: int,
     group: int | None = 128,
     share: float | torch.Tensor = 1.0,
+    scale_type: torch.dtype = torch.float16,
 ) -> Operand:
-    """Quantize [rows, K] to unsigned codes with one FP16 scale and one zero point per group.
+    """Quantize [rows, K] to unsigned codes with one scale and one zero point per group.
 
     group: values of k that share them; None: a row. The last group may be shorter.
     share: of a group's range that the codes span; a tensor [rows, groups, 2]: of each group's parts
@@ -71,7 +75,7 @@ def quantize_asymmetric(
     check_matrix(matrix, group)
     rows, k = matrix.shape
     grouped = in_groups(matrix.to(work_dtype(matrix)), group)
-    scales, zero_points = asymmetric_scaling(grouped, top, share)
+    scales, zero_points = asymmetric_scaling(grouped, top, share, scale_type)
     nearest = (grouped / safe_divisor(scales, grouped.dtype)).round_()
     codes = nearest.sub_(zero_points).clamp_(0, top).view(rows, -1)[:, :k]
     code_dtype, zero_dtype = asymmetric_types(bits)

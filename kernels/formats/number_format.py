@@ -131,10 +131,13 @@ class NumberFormat:
         if not 0 < self.clip <= 1:
             raise ShapeError(f"clip is a share of the range, above 0 and at most 1: {self.clip}")
         self._set_types()
+        scale_types = ("fp16", "bf16", "fp32") if self.kind == "asymmetric" else ("fp16",)
         if self.kind not in ("symmetric", "balanced", "float") and (
-            self.block_rows != 1 or self.scale != "fp16"
+            self.block_rows != 1 or self.scale not in scale_types
         ):
-            raise ShapeError(f"{self.kind} numbers have FP16 scales of rows or groups of k")
+            raise ShapeError(
+                f"{self.kind} numbers have {', '.join(scale_types)} scales of rows or groups of k"
+            )
 
     def _set_types(self) -> None:
         """Replace empty types by the usual ones, so that equal formats compare equal."""
@@ -264,21 +267,24 @@ class NumberFormat:
         not fitted group by group.
         """
         if self.kind == "asymmetric":
-            return Scaling(*asymmetric_scaling(grouped, self.limits[1], self.clip))
+            kind = SCALE_TYPES[self.scale]
+            return Scaling(*asymmetric_scaling(grouped, self.limits[1], self.clip, kind))
         if self.kind not in ("symmetric", "balanced", "float") or self.shares_rows:
             raise ShapeError(
                 f"{self.name} is not fitted group by group: see kernels.formats.quantize"
             )
         return Scaling(self._scales(grouped.abs().amax(dim=-1, keepdim=True)))
 
-    def scaling_of(self, matrix: torch.Tensor) -> Scaling:
+    def scaling_of(self, matrix: torch.Tensor, matrix_scale: float | None = None) -> Scaling:
         """Return the scales [rows, groups] of a finite matrix, for symmetric integers and floats.
 
+        matrix_scale: of formats with E4M3 scales; None: computed from the matrix.
         Raises ValueError if a scale exceeds the range of its type.
         """
         blocks = in_groups(matrix.abs(), self.group, self.block_rows).amax(dim=-1).double()
-        matrix_scale = 1.0
-        if self.scale == "e4m3":
+        if self.scale != "e4m3":
+            matrix_scale = 1.0
+        elif matrix_scale is None:
             matrix_scale = matrix_scale_of(float(blocks.amax()) * self.clip, self.top)
         scales = self._scales(blocks, matrix_scale)
         rows = per_row(scales, self.block_rows, matrix.shape[0])
@@ -303,12 +309,14 @@ class NumberFormat:
         zero_points = None if scaling.zero_points is None else scaling.zero_points.to(dtype)
         factor = scaling.scales.to(dtype)
         if scaling.matrix_scale != 1:
-            factor = factor * scaling.matrix_scale
+            whole = torch.tensor(scaling.matrix_scale, dtype=torch.float32, device=factor.device)
+            factor = (scaling.scales.float() * whole).to(dtype)
         return Rounder(self, safe_divisor(factor, dtype), factor, zero_points)
 
-    def round(self, matrix: torch.Tensor) -> torch.Tensor:
+    def round(self, matrix: torch.Tensor, matrix_scale: float | None = None) -> torch.Tensor:
         """Round [rows, K] to nearest, block by block; return code times scale in FP32.
 
+        matrix_scale: as in `scaling_of`.
         It is exact but for FP32 scales and those relative to a matrix, whose products are rounded
         once. For symmetric integers it equals quantize_symmetric(...).dequantize().
         Raises ShapeError for an empty matrix, ValueError for NaN and infinity, and as `fit`.
@@ -329,7 +337,7 @@ class NumberFormat:
         try:
             if self.shares_rows:
                 check_finite(matrix)
-                shared = self.scaling_of(matrix)
+                shared = self.scaling_of(matrix, matrix_scale)
                 scaling = replace(shared, scales=shared.scales.unsqueeze(2))
             else:
                 scaling = self.fit(grouped)

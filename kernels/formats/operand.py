@@ -123,15 +123,39 @@ class Operand:
         order = None if self.order is None else self.order.clone()
         return replace(self._map_tensors(torch.clone), order=order)
 
+    def with_half_scales(self) -> Operand:
+        """Round BF16 and FP32 scales to FP16, as kernels take them; other operands are unchanged.
+
+        Raises ShapeError if one is beyond the range of FP16.
+        """
+        scales = self.scales
+        if scales is None or scales.dtype not in (torch.bfloat16, torch.float32):
+            return self
+        halved = scales.to(torch.float16)
+        if bool((halved.isinf() | (halved == 0) & (scales != 0)).any()):
+            magnitudes = scales.float().abs()
+            raise ShapeError(
+                f"scales from {float(magnitudes.min()):.3g} to {float(magnitudes.max()):.3g} are "
+                "past what a kernel's FP16 can carry: quantize the model again with other scales"
+            )
+        return replace(self, scales=halved)
+
     def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """Return the values [rows, K]: (code + zero point) times its scales, also exact in FP32."""
+        """Return the values [rows, K]: (code + zero point) times its scales.
+
+        E4M3 scales times that of the matrix are rounded to FP32 first. Otherwise products with
+        FP16 scales are exact in FP32 too.
+        """
         values = self.values.to(dtype, copy=True)
         if self.zero_points is not None:
             values += self._per_value(self.zero_points, dtype)
-        if self.scales is not None:
-            values *= self._per_value(self.scales, dtype)
-        if self.row_scales is not None:
-            values *= self.row_scales.to(dtype)
+        scales, row_scales = self.scales, self.row_scales
+        if scales is not None and row_scales is not None and scales.dtype == torch.float8_e4m3fn:
+            scales, row_scales = scales.float() * row_scales.float(), None
+        if scales is not None:
+            values *= self._per_value(scales, dtype)
+        if row_scales is not None:
+            values *= row_scales.to(dtype)
         return values
 
     def in_own_order(self) -> torch.Tensor:

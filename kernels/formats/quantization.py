@@ -41,7 +41,8 @@ def quantize(
         raise ShapeError(f"only integers have a share for each group, not {number.name}")
     if shares is not None:
         _check_shares(shares, matrix, number)
-    if number.kind == "float" or number.shares_rows or number.scale != "fp16":
+    is_plain = number.scale == "fp16" or number.kind == "asymmetric"
+    if number.kind == "float" or number.shares_rows or not is_plain:
         return _quantize_blocks(matrix, number, shares)
     rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
@@ -82,7 +83,8 @@ def _quantize_rows(
         return quantize_mixed(matrix, order, bits=number.bits, group=number.group, clip=number.clip)
     if number.kind == "asymmetric":
         share = number.clip if shares is None else shares * number.clip
-        return quantize_asymmetric(matrix, number.bits, number.group, share)
+        kind = SCALE_TYPES[number.scale]
+        return quantize_asymmetric(matrix, number.bits, number.group, share, kind)
     if number.kind in ("symmetric", "balanced"):
         top = number.limits[1] if number.kind == "balanced" else None
         share = number.clip if shares is None else shares * number.clip

@@ -91,15 +91,15 @@ def test_undecodable_schemes_are_refused_before_quantizing(
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     for scheme, words in (
-        ("fp16,w6a16", "qkv_proj under w6a16 is int6/128 x fp16: no kernel multiplies"),
+        ("fp16,w5a16", "qkv_proj under w5a16 is int5/128 x fp16: no kernel reads"),
         ("smoothquant-w8a8", "calibration data are needed: give --calibration FILE"),
         ("flexq-w6ax[a8=q_proj]", "decode runs them as one layer; pick another scheme"),
         ("fp6-w6a16", "no scheme 'fp6-w6a16': it is named fp6"),
     ):
         ran = cli("decode", str(model), "--scheme", scheme, "--backend", "cpu")
         assert (ran.code, words in ran.error) == (2, True), ran.err
-    random = cli("decode", "llama-7b", "--scheme", "fp16,w6a16", "--backend", "cpu")
-    assert (random.code, "qkv_proj under w6a16 is int6/128 x fp16" in random.error) == (2, True)
+    random = cli("decode", "llama-7b", "--scheme", "fp16,w5a16", "--backend", "cpu")
+    assert (random.code, "qkv_proj under w5a16 is int5/128 x fp16" in random.error) == (2, True)
     assert not (tmp_path / "cache" / "checkpoints").exists()
 
 

@@ -248,9 +248,9 @@ def test_different_parts_are_not_fused():
 
 
 def test_a_layer_without_a_kernel_is_named(stored):
-    made = stored("llama", "w6a16")
+    made = stored("llama", "w5a16")
 
-    with pytest.raises(UsageError, match="qkv_proj of llama0, block 0 is int6/128 x fp16: no"):
+    with pytest.raises(UsageError, match="qkv_proj of llama0, block 0 is int5/128 x fp16: no"):
         logits(CheckpointWeights(made.checkpoint))
 
 

@@ -52,7 +52,7 @@ def test_names_are_parsed_to_the_format_that_has_them(name):
         ("mxfp6", "mxfp6-e2m3, mxfp6-e3m2"),
         ("fp8-e2m1/row", "no float of 8 bits is 'e2m1'"),
         ("int6/128@e9m9", "no scale type 'e9m9'"),
-        ("uint4/tensor", "FP16 scales of rows or groups"),
+        ("uint4/tensor", "fp32 scales of rows or groups"),
         ("int6/0", "at least one value"),
     ],
 )

@@ -24,6 +24,8 @@ KERNELS = (
     "cublas-fp16",
     "cublaslt-fp8",
     "w8a16",
+    "w8a16[groups]",
+    "w6a16",
     "w4a16",
     "fp6-w6a16",
     "fp6-w6a16[fine]",

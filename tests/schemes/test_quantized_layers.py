@@ -25,6 +25,7 @@ FORMATS = {
     "w4a16": {("int4/128", "fp16")},
     "w8a16[group=none]": {("int8/row", "fp16")},
     "gptq-w4a16": {("uint4/128", "fp16")},
+    "autoround-w4a16": {("int4/128", "fp16")},
     "awq-w4a16": {("uint4/128", "fp16")},
     "smoothquant-w8a8": {("int8/row", "int8/row")},
     "abq-w6a6[epochs=1]": {("int6/row", "int6/row")},

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.integers import half_scales, integer_operand
+from flexq_bench.checkpoints.external.integers import exact_scales, integer_operand
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
 from flexq_bench.checkpoints.folder_tensors import HALVES, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes
-from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 _BITS = 4
 _LAYOUT = "gemm"
@@ -58,7 +57,8 @@ class AwqLayers(LayerReader):
             )
         if not isinstance(self._group, int) or (self._group < 1 and self._group != -1):
             raise CheckpointError(f"{tensors.folder.name} has AWQ groups of {self._group!r} values")
-        super().__init__(tensors)
+        skipped = {"modules_to_not_convert": section.get("modules_to_not_convert")}
+        super().__init__(tensors, skipped)
 
     def shape(self, name: str) -> tuple[int, int]:
         channels, words = self._matrix(f"{name}.qweight")
@@ -67,7 +67,7 @@ class AwqLayers(LayerReader):
     def formats(self, name: str) -> str:
         return NumberFormat(_BITS, self._whole_group, "asymmetric").name
 
-    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+    def _operand(self, name: str, device: torch.device | str) -> Operand:
         rows, k = self.shape(name)
         group = self._whole_group
         groups = 1 if group is None else -(-k // group)
@@ -77,14 +77,13 @@ class AwqLayers(LayerReader):
         zeros = take(
             f"{name}.qzeros", (torch.int32,), (groups, rows // _CODES_PER_WORD), device=device
         )
-        operand = integer_operand(
+        return integer_operand(
             _rows_in_order(words),
             _rows_in_order(zeros),
-            half_scales(scales, f"{name}.scales").T.contiguous(),
+            exact_scales(scales, f"{name}.scales").T.contiguous(),
             _BITS,
             group,
         )
-        return QuantizedLayer(operand, bias=self._bias(name, rows, device))
 
     @property
     def _whole_group(self) -> int | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +20,18 @@ from flexq_bench.checkpoints.config import (
 )
 from flexq_bench.checkpoints.conversion import StoredNames
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.external.auto_round import METHOD, auto_round_layers
 from flexq_bench.checkpoints.external.autoawq import AwqLayers
+from flexq_bench.checkpoints.external.bitsandbytes import BitsAndBytesLayers
 from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
+from flexq_bench.checkpoints.external.fp8 import Fp8Layers
+from flexq_bench.checkpoints.external.gpt_oss import GptOssLayers
 from flexq_bench.checkpoints.external.gptq import GptqLayers
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
+from flexq_bench.checkpoints.external.mlx import MlxLayers
+from flexq_bench.checkpoints.external.modelopt import ModelOptLayers
+from flexq_bench.checkpoints.external.quanto import QuantoLayers
+from flexq_bench.checkpoints.external.torchao import TorchAoLayers
 from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.model_source import check_block_count
@@ -32,24 +42,43 @@ from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-# Tensors that early versions of transformers stored and now compute from the configuration; and the
-# scales of a quantized KV cache, which remain in folders whose config.json no longer has that
-# cache.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+# Tensors that early versions of transformers stored and now compute from the configuration.
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+# Scales of cached keys and values in E4M3: of compressed-tensors, and of NVIDIA's Model Optimizer.
+_CACHE_SCALES = ((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale"))
+_ATTENTION = re.compile(r"\.(?P<block>\d+)\.[a-z_]*attn$")
 
+_ReadLayers = Callable[[FolderTensors, dict[str, Any]], LayerReader]
+_READERS: tuple[type[LayerReader], ...] = (
+    *(CompressedTensorsLayers, AwqLayers, GptqLayers, Fp8Layers, ModelOptLayers, GptOssLayers),
+    *(TorchAoLayers, BitsAndBytesLayers, QuantoLayers, MlxLayers),
+)
 # The supported layouts, by `quant_method` of config.json.
-_METHODS = {reader.method: reader for reader in (CompressedTensorsLayers, AwqLayers, GptqLayers)}
+_METHODS: dict[str, _ReadLayers] = {
+    **{reader.method: reader for reader in _READERS},
+    **dict.fromkeys((METHOD, f"intel/{METHOD}"), auto_round_layers),
+}
+_ORIGINAL = "evaluate the original with a scheme of flexq-bench list schemes"
+_VECTORS = f"codes of vectors or of rotated weights, which are not read here: {_ORIGINAL}"
+# Of layouts that are not read, what their files hold and what to do.
+_REFUSED = {
+    "hqq": f"codes with zero points that are no integers, often pickled (qmodel.pt): {_ORIGINAL}",
+    "quark": "AMD Quark's tensors, whose layout depends on its types: export it as fp8 or awq",
+    "fbgemm_fp8": "FP8 of channels with bounded activations: convert it with llm-compressor",
+    **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "higgs", "fp_quant", "sinq"), _VECTORS),
+}
 
 log = logging.getLogger(__name__)
 
 
 class ExternalCheckpoint(QuantizedCheckpoint):
-    """Checkpoint of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel, from `open_checkpoint`.
+    """Checkpoint of another tool, from `open_checkpoint`.
 
     section: the quantization settings of config.json. config: the rest of it. Keys and values are
-    cached in FP16. Quantized weights outside the blocks (output head, embeddings) are returned
-    dequantized, in FP32: no scheme of this project quantizes them. Layers and
-    tensors have their names in transformers, also if the files have others (Mixtral's experts).
+    cached in FP16, rounded to FP8 if the settings say so (`kv_cache_scheme`). Quantized weights
+    outside the blocks (output head, embeddings) are returned dequantized, in FP32: no scheme of
+    this project quantizes them. Layers and tensors have their names in transformers, also if the
+    files have others (Mixtral's experts).
 
     Raises CheckpointError with one line if the layout is not supported.
     """
@@ -58,8 +87,14 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self.folder = folder
         self.config = config
         self._section = section
+        read = _reader_of(folder, section)
         self._tensors = FolderTensors(folder)
-        self._layers = _read_layers(self._tensors, self._section)
+        self._layers = read(self._tensors, section)
+        if not self._layers.names:
+            raise CheckpointError(
+                f"{folder.name} says that it is quantized by {section.get('quant_method')}, and "
+                "none of its tensors is: copy the folder again"
+            )
         self._shapes, renamed = _names_and_shapes(config, self._tensors)
         # By their names here, the names of layers and tensors in the files.
         self._stored_layers = self._by_name(
@@ -81,7 +116,8 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         dense = (
             name
             for name in self._tensors.infos
-            if name not in owned and not name.endswith(_IGNORED_SUFFIXES)
+            if name not in owned
+            and not name.endswith((*_IGNORED_SUFFIXES, *itertools.chain(*_CACHE_SCALES)))
         )
         self._stored_tensors = self._by_name(dense, renamed)
         duplicate = next((name for name in self._stored_tensors if name in weights), None)
@@ -92,6 +128,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             )
         self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights]))
         self.kv_bits = DENSE_KV_BITS
+        self._cache_scales = self._read_cache_scales()
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)
         self._warn()
 
@@ -108,7 +145,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
 
     def has_bias(self, name: str) -> bool:
-        return f"{self._stored_layers[name]}.bias" in self._tensors
+        return self._layers.has_bias(self._stored_layers[name])
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         if name not in self._quantized:
@@ -121,11 +158,41 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         if name in self._dense_weights:
             layer = self._layers.layer(self._stored_layers[self._dense_weights[name]])
             values = layer.weight.in_own_order()
-            return values.to(torch.float32)  # exact: a code times an FP16 scale
+            return values.to(torch.float32)
         tensor = self._tensors.take(self._stored_tensors[name], (*REALS, torch.float64))
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: copy it again")
         return tensor
+
+    def fp8_cache_scales(self, block: int) -> torch.Tensor | None:
+        return self._cache_scales.get(block)
+
+    def _read_cache_scales(self) -> dict[int, torch.Tensor]:
+        """Scales by block, FP32 [2, KV heads] or [2, 1]; empty: there is no such cache.
+
+        Raises CheckpointError if the configuration says that there is one, and a scale is missing,
+        or is NaN, infinite or not above 0.
+        """
+        found: dict[int, dict[int, torch.Tensor]] = {}
+        for name in self._tensors.infos if self._layers.has_fp8_cache() else ():
+            for index, suffix in itertools.chain(*map(enumerate, _CACHE_SCALES)):
+                place = _ATTENTION.search(name.removesuffix(suffix))
+                if name.endswith(suffix) and place is not None:
+                    scale = self._tensors.take(name, REALS).float().reshape(-1)
+                    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+                        raise CheckpointError(f"{name} holds NaN, infinity or 0: copy it again")
+                    found.setdefault(int(place["block"]), {})[index] = scale
+        blocks = self.config.get("num_hidden_layers")
+        whole = all(len(pair) == 2 for pair in found.values())
+        if self._layers.has_fp8_cache() and (not whole or len(found) != blocks):
+            raise CheckpointError(
+                f"{self.folder} has scales of an FP8 cache for {len(found)} of {blocks} blocks "
+                "(kv_cache_scheme): copy the folder again"
+            )
+        return {
+            block: torch.stack([pair[0] + 0 * pair[1], pair[1] + 0 * pair[0]])
+            for block, pair in found.items()
+        }
 
     def _by_name(self, stored: Iterable[str], renamed: Callable[[str], str]) -> dict[str, str]:
         """Names in the files, by what they are called here. Raises CheckpointError for a pair."""
@@ -154,14 +221,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         return f"{self._layers.method}:{names.pop() if len(names) == 1 else 'mixed'}"
 
     def _warn(self) -> None:
-        """Log values that are not used exactly as stored."""
-        change = self._layers.scale_change()
-        if change:
-            log.warning(
-                "%s: scales have more digits than FP16 and are rounded to it, by up to %.2g %%",
-                self.folder.name,
-                100 * change,
-            )
+        """Log values that no kernel computes with."""
         if self._dense_weights:
             log.warning(
                 "%s: %s quantized in it: computed with the values that the codes stand for, by no "
@@ -193,23 +253,16 @@ def _names_and_shapes(
     return {n: tuple(t.shape) for n, t in model.state_dict().items()}, names.separated
 
 
-def _read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
-    """Return the quantized layers of a folder. section: `quantization_config` of its config.json.
+def _reader_of(folder: Path, section: Any) -> _ReadLayers:
+    """Return the reader of a folder's layout. section: `quantization_config` of its config.json.
 
-    Raises CheckpointError with one line for an unsupported method or layout, and if no tensor is
-    quantized.
+    Raises CheckpointError with one line for a layout that is not read.
     """
-    method = section.get("quant_method") if isinstance(section, dict) else section
-    reader = _METHODS.get(str(method))
-    if reader is None or not isinstance(section, dict):
+    method = str(section.get("quant_method") if isinstance(section, dict) else section)
+    reader = _METHODS.get(method) if isinstance(section, dict) else None
+    if reader is None:
+        known = f"read here are {', '.join(_METHODS)}, and GGUF files"
         raise CheckpointError(
-            f"{tensors.folder.name} is quantized by {method}; read here are {', '.join(_METHODS)}, "
-            "and GGUF files"
+            f"{folder.name} is quantized by {method:.40}: {_REFUSED.get(method, known)}"
         )
-    layers = reader(tensors, section)
-    if not layers.names:
-        raise CheckpointError(
-            f"{tensors.folder.name} says that it is quantized by {method}, and none of its tensors "
-            "is: copy the folder again"
-        )
-    return layers
+    return reader

@@ -4,8 +4,12 @@ Its compressors name a layer's tensors (compressed_tensors/compressors) and say 
 
     weight_packed      int32 [N, words], pack-quantized: codes of 2 to 8 bits, from 0 up
     weight_shape       int [2], with it: N and K
-    weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized
-    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks [blocks]
+                       uint8 [N, bytes], nvfp4-, mxfp4- and mxfp6-pack-quantized: floats
+    weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized,
+                       mxfp8-quantized
+    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks [blocks]; of MX
+                       formats uint8, the exponent plus 127; of NVFP4 E4M3
+    weight_global_scale  FP32 [1], NVFP4: scales are divided by it; input_global_scale: of inputs
     weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups] (of a tensor [1],
                        and in early versions); none: symmetric
     weight_g_idx       int32 [K], the group of each channel (activation order)
@@ -17,33 +21,36 @@ W = scale · (code - zero point). Version 0.18 began to pack codes across words:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.external.compressed_tensors_config import (
+    NIBBLES,
     PACKED,
     Arguments,
     read_configuration,
 )
+from flexq_bench.checkpoints.external.floats import (
+    float_operand,
+    power_scales,
+    small_scales,
+    unpack_bytes,
+)
 from flexq_bench.checkpoints.external.integers import (
     channel_order,
-    half_scales,
     integer_operand,
     unpack_whole_codes,
 )
-from flexq_bench.checkpoints.external.layer_reader import LayerReader
-from flexq_bench.checkpoints.folder_tensors import INTEGERS, REALS, FolderTensors
+from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader
+from flexq_bench.checkpoints.folder_tensors import INTEGERS, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
     DynamicActivation,
-    StaticActivation,
 )
-from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
@@ -51,13 +58,13 @@ _CODE_DTYPES = (torch.int8, torch.float8_e4m3fn)
 class CompressedTensorsLayers(LayerReader):
     """Layers of a folder whose `quantization_config` is compressed-tensors'.
 
-    Raises CheckpointError for unsupported formats, sparsity, rotations and KV caches.
+    Raises CheckpointError for unsupported formats, sparsity and rotations.
     """
 
     method = "compressed-tensors"
     parts = (
         *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
-        *("input_scale", "input_zero_point"),
+        *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
     )
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
@@ -69,31 +76,59 @@ class CompressedTensorsLayers(LayerReader):
     def shape(self, name: str) -> tuple[int, int]:
         if not self._is_packed(name):
             return self._matrix(f"{name}.weight")
+        if f"{name}.weight_shape" not in self._tensors:
+            rows, width = self._matrix(f"{name}.weight_packed")
+            return rows, width * 8 // self._weights(name).num_bits
         rows, k = self._tensors.take(f"{name}.weight_shape", INTEGERS, (2,)).tolist()
         if min(rows, k) < 1:
             raise CheckpointError(f"{name}.weight_shape is {[rows, k]}: copy the folder again")
         return rows, k
 
     def formats(self, name: str) -> str:
-        group = self._groups[name]
-        assert group.weights is not None  # group_of refuses it
-        parts = [group.weights.number(group.weights.length).name]
-        inputs = group.input_activations
-        if inputs is not None:
-            parts.append(inputs.number(inputs.length).name)
-        return "-".join(parts)
+        inputs = self._groups[name].input_activations
+        arguments = [self._weights(name), *([] if inputs is None else [inputs])]
+        return "-".join(part.number.name for part in arguments)
 
-    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
-        group = self._groups[name]
-        assert group.weights is not None  # group_of refuses it
+    def has_fp8_cache(self) -> bool:
+        return self._config.kv_cache_scheme is not None
+
+    def _operand(self, name: str, device: torch.device | str) -> Operand:
+        weights = self._weights(name)
+        if weights.is_nv or weights.is_mx:
+            return self._small_floats(name, weights, device)
+        read = self._packed_weight if self._is_packed(name) else self._plain_weight
+        return read(name, weights, device)
+
+    def _weights(self, name: str) -> Arguments:
+        weights = self._groups[name].weights
+        assert weights is not None  # group_of refuses it
+        return weights
+
+    def _small_floats(self, name: str, weights: Arguments, device: torch.device | str) -> Operand:
+        take, number = self._tensors.take, weights.number
+        rows, k = self.shape(name)
+        groups = (rows, -(-k // (number.group or k)))
         if self._is_packed(name):
-            operand = self._packed_weight(name, group.weights, device)
+            packed = take(f"{name}.weight_packed", (torch.uint8,), device=device)
+            values = unpack_bytes(packed, number.bits)
         else:
-            operand = self._plain_weight(name, group.weights, device)
-        activation = None
-        if group.input_activations is not None:
-            activation = self._activation(name, group.input_activations)
-        return QuantizedLayer(operand, activation, self._bias(name, operand.rows, device))
+            values = take(f"{name}.weight", (torch.float8_e4m3fn,), device=device)
+        scale = f"{name}.weight_scale"
+        if weights.is_mx:
+            powers = take(scale, (torch.uint8, torch.float8_e8m0fnu), groups, device=device)
+            return float_operand(values, power_scales(powers, scale), number)
+        scales = small_scales(take(scale, (torch.float8_e4m3fn,), groups, device=device), scale)
+        matrix_scale = self._reciprocal(f"{name}.weight_global_scale")
+        return float_operand(
+            values, scales, number, matrix_scale=torch.tensor([matrix_scale], device=device)
+        )
+
+    def _reciprocal(self, name: str) -> float:
+        """One over a global scale, FP32."""
+        stored = self._tensors.take(name, (torch.float32,), *ONE).reshape(())
+        if not bool(torch.isfinite(stored)) or not float(stored) > 0:
+            raise CheckpointError(f"{name} is {float(stored)}: copy the folder again")
+        return float(1 / stored)
 
     def _packed_weight(self, name: str, weights: Arguments, device: torch.device | str) -> Operand:
         take = self._tensors.take
@@ -131,9 +166,8 @@ class CompressedTensorsLayers(LayerReader):
         values = take(f"{name}.weight", (of_codes,), device=device)
         scales, group = self._weight_scales(name, weights, rows, k, device)
         if weights.type == "float":
-            if bool(torch.isnan(values.float()).any()):
-                raise CheckpointError(f"{name}.weight holds NaN: copy the folder again")
-            return Operand(values, scales, bits, group)
+            number = weights.number
+            return float_operand(values, scales[:: number.block_rows or rows], number)
         middle: int = 1 << (bits - 1)
         zeros = None
         if not weights.symmetric:
@@ -192,7 +226,7 @@ class CompressedTensorsLayers(LayerReader):
     def _weight_scales(
         self, name: str, weights: Arguments, rows: int, k: int, device: torch.device | str
     ) -> tuple[torch.Tensor, int | None]:
-        """Scales FP16 [N, groups], and values of k in a group; None: one scale per row."""
+        """Scales [N, groups], and values of k in a group; None: one scale per row."""
         scale = f"{name}.weight_scale"
         match weights.scope:
             case "tensor":
@@ -210,12 +244,11 @@ class CompressedTensorsLayers(LayerReader):
                     f"{name} has weights with a scale a {scope} of {weights.group_size}: read here "
                     "are tensor, channel, group and block"
                 )
-        stored = self._tensors.take(scale, REALS, *shapes, device=device)
-        halved = half_scales(stored, scale)
+        stored = self._scales(scale, *shapes, device=device)
         if weights.scope == "block" and weights.block_structure is not None:
             tall, _ = weights.block_structure
-            return halved.repeat_interleave(tall, dim=0)[:rows].contiguous(), group
-        return self._over_rows(halved, rows), group
+            return stored.repeat_interleave(tall, dim=0)[:rows].contiguous(), group
+        return self._over_rows(stored, rows), group
 
     @staticmethod
     def _over_rows(of_groups: torch.Tensor, rows: int) -> torch.Tensor:
@@ -224,38 +257,31 @@ class CompressedTensorsLayers(LayerReader):
             of_groups = of_groups.reshape(-1, 1)
         return of_groups.expand(rows, -1).contiguous()
 
-    def _activation(self, name: str, inputs: Arguments) -> ActivationQuantizer:
-        scope = inputs.scope
+    def _activation(self, name: str) -> ActivationQuantizer | None:
+        inputs = self._groups[name].input_activations
+        if inputs is None:
+            return None
+        scope, number = inputs.scope, inputs.number
+        if inputs.is_nv and inputs.dynamic:
+            return DynamicActivation(number, self._reciprocal(f"{name}.input_global_scale"))
         if inputs.dynamic and scope in ("token", "group"):
-            group = inputs.group_size if scope == "group" else None
-            return DynamicActivation(inputs.number(group))
+            return DynamicActivation(number)
         if inputs.dynamic or scope != "tensor":
             kind = "dynamic" if inputs.dynamic else "static"
             raise CheckpointError(
                 f"{name} has {kind} activations with a scale a {scope}: read here are dynamic ones "
                 "with a scale a token or group, and static ones with a scale a tensor"
             )
-        shapes: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
-        scale_name = f"{name}.input_scale"
-        scale = half_scales(self._tensors.take(scale_name, REALS, *shapes), scale_name)
-        if not float(scale.item()) > 0:
-            raise CheckpointError(f"{scale_name} is {float(scale.item())}: copy the folder again")
-        zero = None
-        if not inputs.symmetric:
-            stored = self._tensors.take(f"{name}.input_zero_point", (torch.int8,), *shapes)
-            zero = int(stored.item()) + (1 << (inputs.num_bits - 1))
-        return StaticActivation(inputs.number(None), float(scale.item()), zero)
+        zero = None if inputs.symmetric else f"{name}.input_zero_point"
+        return self._static(number, f"{name}.input_scale", zero)
 
     def _is_packed(self, name: str) -> bool:
         form = self._config.format_of(self._groups[name])
-        return f"{name}.weight_packed" in self._tensors if form is None else form == PACKED
+        return (
+            f"{name}.weight_packed" in self._tensors if form is None else form in (PACKED, *NIBBLES)
+        )
 
     def _is_part(self, module: str, parameter: str) -> bool:
         if parameter == "weight":
             return self._tensors.dtype(f"{module}.weight") in _CODE_DTYPES
         return super()._is_part(module, parameter)
-
-    def _scales(self, name: str) -> Iterator[str]:
-        for parameter in ("weight_scale", "input_scale"):
-            if f"{name}.{parameter}" in self._tensors:
-                yield f"{name}.{parameter}"

@@ -15,9 +15,11 @@ from flexq_bench.checkpoints.external.layer_reader import matches
 from flexq_bench.kernels.formats import Kind, NumberFormat
 
 PACKED = "pack-quantized"
-_UNPACKED = ("int-quantized", "float-quantized", "naive-quantized")
+NIBBLES = ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized")
+_UNPACKED = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-quantized")
 _MIXED = "mixed-precision"  # of the whole model: each group has a format of its own
 _REGEX = "re:"
+_MX_GROUP, _NV_GROUP = 32, 16
 # Locations that need no operation at run time: rotations of weights, with their inverse.
 _OFFLINE_LOCATIONS = ("weight_input", "weight_output")
 
@@ -37,7 +39,7 @@ class _Section(BaseModel):
 _EMPTY_VALUES: tuple[Any, ...] = (None, False, {}, [], "")
 # Keys about the origin of the numbers, types of tensors described elsewhere, and records.
 _IGNORED_KEYS = (
-    *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
+    *("observer", "observer_kwargs", "zp_dtype"),
     *("quant_method", "quantization_status", "global_compression_ratio", "run_compressed"),
     "version",
 )
@@ -54,13 +56,36 @@ class Arguments(_Section):
     block_structure: tuple[PositiveInt, PositiveInt] | None = None
     dynamic: bool | str = False
     actorder: bool | str | None = None
+    scale_dtype: str | None = None
 
-    def number(self, group: int | None) -> NumberFormat:
-        """The number format of codes in these groups. Raises ShapeError if there is none."""
+    @property
+    def number(self) -> NumberFormat:
+        """The number format of the codes. Raises ShapeError if there is none."""
         kind: Kind = "symmetric" if self.symmetric else "asymmetric"
-        if self.type == "float":
-            kind = "float"
-        return NumberFormat(self.num_bits, group, kind)
+        if self.type == "int":
+            return NumberFormat(self.num_bits, self.length, kind)
+        if self.is_nv:
+            return NumberFormat.parse("nvfp4")
+        if self.is_mx:
+            return NumberFormat.parse({4: "mxfp4", 6: "mxfp6-e2m3", 8: "mxfp8"}[self.num_bits])
+        rows = self.block_structure[0] if self.scope == "block" and self.block_structure else 1
+        return NumberFormat(self.num_bits, self.length, "float", block_rows=rows)
+
+    @property
+    def is_nv(self) -> bool:
+        """True for E4M3 scales relative to a scale of the tensor."""
+        return self.type == "float" and self.scope == "tensor_group"
+
+    @property
+    def is_mx(self) -> bool:
+        """True for scales that are powers of two."""
+        stored_so = str(self.scale_dtype).removeprefix("torch.") == "uint8" or self.num_bits < 8
+        return (
+            self.type == "float"
+            and self.scope == "group"
+            and stored_so
+            and (self.group_size == _MX_GROUP)
+        )
 
     @property
     def scope(self) -> str:
@@ -76,7 +101,7 @@ class Arguments(_Section):
         """Values of k that share a scale; None: the whole row."""
         if self.scope == "block" and self.block_structure is not None:
             return self.block_structure[1]
-        return self.group_size if self.scope == "group" else None
+        return self.group_size if self.scope in ("group", "tensor_group") else None
 
     @property
     def has_group_order(self) -> bool:
@@ -105,17 +130,33 @@ class LayerGroup(_Section):
     format: str | None = None
 
 
+class CacheScheme(Arguments):
+    """Rounding of cached keys and values: E4M3 with a scale a tensor, or a KV head."""
+
+    def check(self, model: str) -> None:
+        """Raise CheckpointError unless it is E4M3 with stored scales of a tensor or of heads."""
+        is_read = self.type == "float" and self.num_bits == 8 and self.symmetric
+        if not is_read or self.dynamic or self.scope not in ("tensor", "attn_head"):
+            kind = "dynamic" if self.dynamic else "static"
+            raise CheckpointError(
+                f"{model} caches keys and values as {self.type} of {self.num_bits} bits, {kind}, "
+                f"with a scale a {self.scope} (kv_cache_scheme): read here is E4M3, static, with a "
+                "scale a tensor or attn_head"
+            )
+        _refuse_unknown(self, f"{model}: kv_cache_scheme")
+
+
 class Configuration(_Section):
     """`quantization_config`, as the library's QuantizationConfig.
 
     `read_configuration` raises CheckpointError for unsupported content: unknown keys, sparsity,
-    rotations of activations, quantized KV caches.
+    rotations of activations.
     """
 
     config_groups: dict[str, LayerGroup]
     format: str | None = None
     ignore: tuple[str, ...] | None = None
-    kv_cache_scheme: dict[str, Any] | None = None
+    kv_cache_scheme: CacheScheme | None = None
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
 
@@ -146,14 +187,14 @@ class Configuration(_Section):
 
     def _check(self, name: str, group: LayerGroup, weights: Arguments, model: str) -> None:
         form = self.format_of(group)
-        known = (PACKED, *_UNPACKED)
+        known = (PACKED, *NIBBLES, *_UNPACKED)
         if form is not None and form not in known:
             raise CheckpointError(f"{model}: {name} is {form}; {', '.join(known)} are read here")
-        is_float, bits = weights.type == "float", weights.num_bits
-        if not (bits == 8 if is_float else 2 <= bits <= 8) or (is_float and form == PACKED):
+        if not _is_known(weights) or (weights.type == "float" and form == PACKED):
             raise CheckpointError(
-                f"{model}: {name} has {weights.type} weights of {weights.num_bits} bits in "
-                f"the format {form}: read here are integers of 2 to 8 bits and E4M3"
+                f"{model}: {name} has {weights.type} weights of {weights.num_bits} bits, scales a "
+                f"{weights.scope}, in the format {form}: read here are integers of 2 to 8 bits, "
+                "E4M3, MXFP4, MXFP6 (E2M3), MXFP8 and NVFP4"
             )
         if group.output_activations is not None:
             raise CheckpointError(
@@ -161,12 +202,10 @@ class Configuration(_Section):
                 "computed here"
             )
         inputs = group.input_activations
-        if inputs is not None and not (
-            inputs.num_bits == 8 if inputs.type == "float" else 2 <= inputs.num_bits <= 8
-        ):
+        if inputs is not None and not _is_known(inputs):
             raise CheckpointError(
                 f"{model}: {name} has {inputs.type} activations of {inputs.num_bits} bits: read "
-                "here are integers of 2 to 8 bits and E4M3"
+                "here are integers of 2 to 8 bits, E4M3, MX formats and NVFP4"
             )
         for part in (group, weights, group.input_activations):
             _refuse_unknown(part, f"{model}: {name}")
@@ -202,10 +241,7 @@ def read_configuration(section: dict[str, Any], model: str) -> Configuration:
 
 def _refuse_unsupported(config: Configuration, model: str) -> None:
     if config.kv_cache_scheme is not None:
-        raise CheckpointError(
-            f"{model} has a quantized KV cache (kv_cache_scheme), whose scales are not "
-            "read here: remove it from config.json to evaluate weights and activations alone"
-        )
+        config.kv_cache_scheme.check(model)
     sparsity = (config.sparsity_config or {}).get("format", "dense")
     if sparsity != "dense":
         raise CheckpointError(f"{model} has sparse weights ({sparsity}): dense ones are read here")
@@ -216,6 +252,14 @@ def _refuse_unsupported(config: Configuration, model: str) -> None:
             "computed here: quantize the model without transforms"
         )
     _refuse_unknown(config, model)
+
+
+def _is_known(arguments: Arguments) -> bool:
+    if arguments.type == "int":
+        return 2 <= arguments.num_bits <= 8
+    if arguments.is_nv:
+        return arguments.num_bits == 4 and arguments.group_size == _NV_GROUP
+    return arguments.num_bits == 8 or (arguments.is_mx and arguments.num_bits in (4, 6))
 
 
 def _are_offline(transforms: Any) -> bool:

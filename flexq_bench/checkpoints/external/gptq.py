@@ -22,14 +22,13 @@ import torch
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.external.integers import (
     channel_order,
-    half_scales,
+    exact_scales,
     integer_operand,
 )
 from flexq_bench.checkpoints.external.layer_reader import LayerReader, matches
 from flexq_bench.checkpoints.folder_tensors import HALVES, INTEGERS, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
-from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 _WORD_BITS = 32
 _BITS = (2, 3, 4, 8)
@@ -79,7 +78,7 @@ class GptqLayers(LayerReader):
         symmetric = self._changed(name).get("sym", True)
         return NumberFormat(bits, group, "symmetric" if symmetric else "asymmetric").name
 
-    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+    def _operand(self, name: str, device: torch.device | str) -> Operand:
         bits, group = self._settings(name)
         rows, k = self.shape(name)
         groups = 1 if group is None else -(-k // group)
@@ -91,15 +90,14 @@ class GptqLayers(LayerReader):
         if group is not None and (self._is_ordered(name) or f"{name}.g_idx" in self._tensors):
             of_channel = take(f"{name}.g_idx", INTEGERS, (k,), device=device)
             order = channel_order(of_channel, group, name)
-        operand = integer_operand(
+        return integer_operand(
             codes if order is None else codes[:, order.long()],
             self._zeros(name, bits, groups, rows, device),
-            half_scales(scales, f"{name}.scales").T.contiguous(),
+            exact_scales(scales, f"{name}.scales").T.contiguous(),
             bits,
             group,
             order,
         )
-        return QuantizedLayer(operand, bias=self._bias(name, rows, device))
 
     def _zeros(
         self, name: str, bits: int, groups: int, rows: int, device: torch.device | str
@@ -139,7 +137,12 @@ class GptqLayers(LayerReader):
         if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):
             raise CheckpointError("config.json has `dynamic` settings that name no layers")
         for pattern, changes in dynamic.items():
-            if not pattern.startswith("-:") and matches(name, pattern.removeprefix("+:")):
+            if matches(name, pattern.removeprefix("+:").removeprefix("-:")):
+                if pattern.startswith("-:"):
+                    raise CheckpointError(
+                        f"{self._tensors.folder.name}: {name} has codes, and its config.json says "
+                        f"that it is not quantized (dynamic {pattern}): copy the folder again"
+                    )
                 settings |= changes
                 break
         return settings

@@ -36,7 +36,7 @@ def integer_operand(
 
     codes:  uint8 [N, K], 0 … 2^bits - 1, already in `order`.
     zeros:  uint8 [N, groups], codes that mean 0; None: 2^(bits-1), the middle.
-    scales: FP16 [N, groups].
+    scales: of `exact_scales`, [N, groups].
     """
     middle: int = 1 << (bits - 1)
     if zeros is None or bool((zeros == middle).all()):
@@ -67,28 +67,16 @@ def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tenso
     return order.to(torch.int32)
 
 
-def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
-    """Scales as FP16.
+def exact_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
+    """Scales as FP16 if that is exact for all of them, otherwise as they are stored.
 
-    Raises CheckpointError if one is NaN, infinite or beyond FP16's range, or all of them are 0.
-    Single zeros are allowed: some tools write them for weights that are all 0.
+    Raises CheckpointError if one is NaN, infinite or negative, or all of them are 0. Single zeros
+    are allowed: some tools write them for weights that are all 0.
     """
-    if not bool(torch.isfinite(scales.float()).all()):
+    wide = scales.float()
+    if not bool(torch.isfinite(wide).all()):
         raise CheckpointError(f"{name} holds NaN or infinity: copy it again")
-    if not bool(scales.any()):
+    if not bool(wide.any()):
         raise CheckpointError(f"{name} holds nothing but zeros: copy it again")
     halved = scales.to(torch.float16)
-    if bool((halved.isinf() | (halved == 0) & (scales != 0)).any()):
-        magnitudes = scales.float().abs()
-        raise CheckpointError(
-            f"{name} goes from {float(magnitudes.min()):.3g} to {float(magnitudes.max()):.3g}, "
-            "past what FP16 can carry: quantize the model again with scales of float16"
-        )
-    return halved
-
-
-def half_change(scales: torch.Tensor) -> float:
-    """Largest relative change by rounding to FP16, among scales within its range."""
-    wide = scales.double()
-    difference = (scales.to(torch.float16).double() - wide).abs()
-    return float((difference / wide.abs().clamp(min=torch.finfo(torch.float64).tiny)).amax())
+    return halved if torch.equal(halved.float(), wide) else scales

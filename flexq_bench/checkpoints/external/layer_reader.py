@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.integers import half_change, half_scales
+from flexq_bench.checkpoints.external.integers import exact_scales
 from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.schemes.activations import ActivationQuantizer, StaticActivation
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _BIAS = "bias"
+ONE: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
+"""Shapes of a tensor with one value."""
 
 
 class LayerReader(ABC):
@@ -21,23 +27,60 @@ class LayerReader(ABC):
 
     method: `quant_method` of its config.json.
     parts:  names of the tensors that only quantized layers have.
+    excluded: of config.json, modules that are not quantized; its key is named in an error.
     names:  every module with quantized weights, including the output head and embeddings.
+
+    Raises CheckpointError if a module has codes, and the configuration excludes it.
     """
 
     method: str
     parts: tuple[str, ...]
 
-    def __init__(self, tensors: FolderTensors) -> None:
+    def __init__(self, tensors: FolderTensors, excluded: Mapping[str, Any] | None = None) -> None:
         self._tensors = tensors
         self.names = tuple(sorted({module for module, _ in self._parts()}))
+        self.check_excluded(excluded or {})
+
+    def check_excluded(self, excluded: Mapping[str, Any]) -> None:
+        """Raise CheckpointError if a layer of `names` is excluded, by keys of the configuration."""
+        for key, patterns in excluded.items():
+            for name in self.names:
+                if any(excludes(name, str(pattern)) for pattern in patterns or ()):
+                    raise CheckpointError(
+                        f"{self._tensors.folder.name}: {name} has codes, and its config.json says "
+                        f"that it is not quantized ({key}): copy the folder again"
+                    )
+
+    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        """The layer of this name, with codes and scales as stored.
+
+        Scales are FP16 if that is exact, otherwise of their own type. Raises CheckpointError if
+        tensors are missing, damaged, or contradict each other or the configuration.
+        """
+        operand = self._operand(name, device)
+        values = (
+            operand.values.view(torch.uint8) if operand.values.itemsize == 1 else operand.values
+        )
+        if bool((values == values[0, 0]).all()) and _differ(operand):
+            raise CheckpointError(
+                f"{self._tensors.folder.name}: all codes of {name} are equal, and its scales are "
+                "not: copy the folder again"
+            )
+        return QuantizedLayer(
+            operand, self._activation(name), self._bias(name, operand.rows, device)
+        )
 
     @abstractmethod
-    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
-        """The layer of this name, with codes and scales as stored; scales as FP16.
+    def _operand(self, name: str, device: torch.device | str) -> Operand:
+        """Codes and scales of a layer. Raises CheckpointError as `layer`."""
 
-        Raises CheckpointError if tensors are missing, or contradict each other or the
-        configuration.
-        """
+    def has_fp8_cache(self) -> bool:
+        """Return True if the configuration rounds cached keys and values to E4M3."""
+        return False
+
+    def _activation(self, name: str) -> ActivationQuantizer | None:
+        """Quantizer of a layer's input; None: not quantized."""
+        return None
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, int]:
@@ -51,10 +94,6 @@ class LayerReader(ABC):
         """Return True for a tensor that only quantized layers have."""
         return parameter in self.parts
 
-    def _scales(self, name: str) -> Iterator[str]:
-        """Names of a layer's tensors with scales."""
-        yield f"{name}.scales"
-
     def owned(self) -> frozenset[str]:
         """Tensors that belong to the quantized layers."""
         return frozenset(
@@ -62,25 +101,30 @@ class LayerReader(ABC):
             + [f"{name}.{_BIAS}" for name in self.names if f"{name}.{_BIAS}" in self._tensors]
         )
 
-    def scale_change(self) -> float:
-        """Largest relative change of a scale by rounding to FP16; 0: all are exact.
-
-        Raises CheckpointError if a scale is NaN, infinite or beyond FP16's range.
-        """
-        worst = 0.0
-        for layer in self.names:
-            for name in self._scales(layer):
-                scales = self._tensors.take(name, REALS)
-                half_scales(scales, name)
-                if scales.dtype != torch.float16:
-                    worst = max(worst, half_change(scales))
-        return worst
-
     def _parts(self) -> Iterator[tuple[str, str]]:
         for name in self._tensors.infos:
             module, _, parameter = name.rpartition(".")
             if self._is_part(module, parameter):
                 yield module, parameter
+
+    def _scales(
+        self, name: str, *shapes: tuple[int, ...], device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Scales of these shapes, see `exact_scales`."""
+        return exact_scales(self._tensors.take(name, REALS, *shapes, device=device), name)
+
+    def _static(
+        self, number: NumberFormat, scale: str, zero: str | None = None
+    ) -> StaticActivation:
+        """A static activation of tensors with one scale, and one zero point from -2^(bits-1)."""
+        value = float(self._scales(scale, *ONE).item())
+        if not value > 0:
+            raise CheckpointError(f"{scale} is {value}: copy the folder again")
+        point = None
+        if zero is not None:
+            stored = self._tensors.take(zero, (torch.int8,), *ONE)
+            point = int(stored.item()) + (1 << (number.bits - 1))
+        return StaticActivation(number, value, point)
 
     def _matrix(self, name: str) -> tuple[int, int]:
         """Shape of a tensor of two dimensions. Raises CheckpointError if it is missing or no
@@ -91,13 +135,23 @@ class LayerReader(ABC):
             raise CheckpointError(f"{name} is {list(shape)}, expected a matrix: copy it again")
         return shape[0], shape[1]
 
+    def has_bias(self, name: str) -> bool:
+        """Return True if a layer has a bias."""
+        return f"{name}.{_BIAS}" in self._tensors
+
+    def _biases(self, name: str) -> torch.Tensor:
+        """The stored bias of a layer that has one."""
+        return self._tensors.take(f"{name}.{_BIAS}", REALS)
+
     def _bias(self, name: str, rows: int, device: torch.device | str) -> torch.Tensor | None:
-        if f"{name}.{_BIAS}" not in self._tensors:
+        if not self.has_bias(name):
             return None
-        bias = self._tensors.take(f"{name}.{_BIAS}", REALS, (rows,), device=device)
-        halved = bias.to(torch.float16)
-        if not bool(torch.isfinite(halved).all()):
-            raise CheckpointError(f"{name}.{_BIAS} holds NaN, infinity or more than FP16 can carry")
+        halved = self._biases(name).to(device).to(torch.float16)
+        if halved.shape != (rows,) or not bool(torch.isfinite(halved).all()):
+            raise CheckpointError(
+                f"the bias of {name} is {list(halved.shape)}, expected [{rows}], or holds NaN, "
+                "infinity or more than FP16 can carry"
+            )
         return halved
 
 
@@ -110,3 +164,23 @@ def matches(name: str, pattern: str) -> bool:
         return re.match(pattern, name) is not None
     except re.error as error:
         raise CheckpointError(f"config.json has the pattern {pattern!r}: {error}") from error
+
+
+def excludes(name: str, pattern: str) -> bool:
+    """Return True if an entry of a list of modules names this one or a module that contains it.
+
+    Entries are names, parts of names between dots, wildcards (`*`), or patterns (`re:`).
+    """
+    if pattern.startswith("re:"):
+        return matches(name, pattern.removeprefix("re:"))
+    if "*" in pattern:
+        return fnmatch.fnmatchcase(name, pattern)
+    return f".{pattern}." in f".{name}."
+
+
+def _differ(operand: Operand) -> bool:
+    """Return True if scales or zero points of an operand differ, or its codes are not 0."""
+    if operand.scales is None:
+        return False
+    scales = operand.scales.float()
+    return bool((scales != scales[0, 0]).any()) or bool(operand.dequantize(torch.float32).any())

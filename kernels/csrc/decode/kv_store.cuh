@@ -1,9 +1,14 @@
 // decode/kv_store.cuh: a new token's keys and values, written to the cache that kv_cache.cuh reads.
-// The including source defines HEAD_DIM and KV_BITS first.
+// The including source defines HEAD_DIM and KV_BITS first. If KV_E4M3 is 1, values are rounded to the nearest E4M3
+// times an FP32 scale of the KV head, and stored as halves.
 #pragma once
 #include "decode/kv_cache.cuh"
 #include "ptx/types.cuh"
 
+#ifndef KV_E4M3
+#define KV_E4M3 0
+#endif
+static_assert(!KV_E4M3 || KV_BITS == 16, "FP8 numbers are stored as halves");
 constexpr int LANE_VALUES = 8, WRITERS = HEAD_DIM / LANE_VALUES;  // adjacent values per lane; lanes that have values
 static_assert(WRITERS <= 32, "HEAD_DIM must be at most 256: one warp writes a token");
 
@@ -42,6 +47,15 @@ __device__ inline float of_rank(int rank) {
   return half_to_float(static_cast<half_bits>(rank < 0 ? rank ^ 0x7fff : rank));
 }
 
+// The nearest E4M3 times scale, as FP16; ties to even, saturated at 448.
+__device__ inline float nearest_e4m3(float value, float scale) {
+  constexpr int MANTISSA = 3, LEAST_EXPONENT = -6, BIAS = 127;
+  const float quotient = fminf(fmaxf(__fdiv_rn(value, scale), -448.0f), 448.0f);
+  const int exponent = max((__float_as_int(fabsf(quotient)) >> 23) - BIAS, LEAST_EXPONENT) - MANTISSA;
+  const float step = __int_as_float((BIAS + exponent) << 23), inverse = __int_as_float((BIAS - exponent) << 23);
+  return half_to_float(float_to_half(__fmul_rn(rintf(quotient * inverse) * step, scale)));
+}
+
 // dequantized: aligned to 16 bytes.
 __device__ inline void store_dequantized(float* dequantized, const float (&value)[LANE_VALUES]) {
   float4* to = reinterpret_cast<float4*>(dequantized + threadIdx.x % 32 * LANE_VALUES);
@@ -49,11 +63,17 @@ __device__ inline void store_dequantized(float* dequantized, const float (&value
   to[1] = make_float4(value[4], value[5], value[6], value[7]);
 }
 
-// Write a token's key or value to the cache, by one warp; dequantized: as later steps read it.
+// Write a token's key or value to the cache, by one warp; dequantized: as later steps read it. scales: of its cache,
+// or with KV_E4M3 FP32 [KV heads]; blockIdx.y is the KV head.
 __device__ inline void store_token(unsigned char* codes, uint32_t* scales, long long row, float* dequantized,
                                    const LaneValues& lane_values) {
   const int lane = threadIdx.x % 32;
-  const float(&value)[LANE_VALUES] = lane_values.value;
+  float value[LANE_VALUES];
+#pragma unroll
+  for (int i = 0; i < LANE_VALUES; ++i) {
+    value[i] = lane_values.value[i];
+    if constexpr (KV_E4M3 != 0) value[i] = nearest_e4m3(value[i], __uint_as_float(scales[blockIdx.y]));
+  }
   unsigned char* at = codes + row * CODE_BYTES + lane * (LANE_VALUES * KV_BITS / 8);
   if constexpr (KV_BITS == 16) {
     if (lane >= WRITERS) return;

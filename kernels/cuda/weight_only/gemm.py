@@ -1,8 +1,9 @@
 """Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
 
-`w8a16` has one scale per output feature, `w4a16` one per 128 k, and `w4a16[zeros]` also a zero
-point, as AWQ (arXiv 2306.00978). All convert weights exactly to FP16 in registers and accumulate in
-FP32 on FP16 tensor cores.
+`w8a16` has one scale per output feature, `w4a16`, `w6a16` and `w8a16[groups]` one per 128 k, and
+`w4a16[zeros]` also a zero point, as AWQ (arXiv 2306.00978). Codes of 6 bits are stored in bytes, so
+that `w6a16` reads as much memory as 8 bits. All convert weights exactly to FP16 in registers and
+accumulate in FP32 on FP16 tensor cores.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ STEP_K = 128  # of a tile, and of a group of 4-bit weights
 MMA_ROWS, MMA_TOKENS = 16, 8
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
-ZEROS = "zeros"  # the variant with zero points
+ZEROS, GROUPS = "zeros", "groups"  # the variants with zero points, and of 8 bits with groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def tile_scales_and_offsets(scales: torch.Tensor, zeros: torch.Tensor) -> torch.
 
 
 class WeightOnlyGemm(HalfActivationKernel):
-    """`w8a16`, `w4a16` and `w4a16[zeros]`; float weights are in minifloat.py.
+    """`w8a16`, `w8a16[groups]`, `w6a16`, `w4a16`, `w4a16[zeros]`; floats are in minifloat.py.
 
     timed: table of timed shapes, from which default_config chooses.
     """
@@ -152,8 +153,8 @@ class WeightOnlyGemm(HalfActivationKernel):
     k_multiple = 8  # rows of X are aligned to 16 bytes
 
     def __init__(self, bits: int, variant: str = "") -> None:
-        self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
-        group = STEP_K if bits == 4 else None
+        self.timed = INT4_WEIGHTS if bits == 4 else INT8_WEIGHTS
+        group = None if (bits, variant) == (8, "") else STEP_K
         scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
         zeros = " and a zero point" if variant == ZEROS else ""
         self.spec = KernelSpec(
@@ -181,12 +182,18 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
         """Reorder codes [N,K] into the tiles of csrc/weight_only/layout.cuh."""
-        return tile_weights(values, self.spec.weight.bits)
+        return tile_weights(values, self.stored_bits)
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of a code in memory: those of floats, and 4 or 8 for integers."""
+        weight = self.spec.weight
+        return weight.bits if weight.kind == "float" or weight.bits == 4 else 8
 
     def defines(self) -> dict[str, int]:
         """Return the defines common to all builds of this kernel."""
         weight = self.spec.weight
-        defines = {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
+        defines = {"W_BITS": self.stored_bits, "GROUPED": int(weight.group is not None)}
         return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
 
     def compute(self, call: GemmCall, config: Config | None) -> None:
@@ -254,7 +261,7 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
         """Return the dynamic shared memory of a block of csrc/weight_only/gemm.cu in bytes."""
-        tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
+        tile = MMA_ROWS * STEP_K * self.stored_bits // 8
         reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
 

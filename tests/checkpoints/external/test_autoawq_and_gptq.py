@@ -320,8 +320,8 @@ REFUSED = [
     (GPTQ | {"bits": 8}, r"is \[128, 128\], its config.json asks for \[128, 256\]"),
     (GPTQ | {"bits": "4"}, "GPTQ codes of '4' bits"),
     (GPTQ | {"dynamic": ["+:.*"]}, "`dynamic` settings that name no layers"),
-    ("awq", "quantized by awq; read here are"),
-    ({}, r"quantized by None; read here are compressed-tensors, awq, gptq, and GGUF files"),
+    ("awq", "quantized by awq: read here are"),
+    ({}, r"quantized by None: read here are compressed-tensors, awq, gptq, .* and GGUF files"),
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import struct
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from flexq_bench.cli.app import main
@@ -106,3 +107,50 @@ def test_configuration_without_numbers_is_refused(
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
     assert message in complaint(folder, capsys, tiny_llama)
+
+
+GPTQ_4 = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+EXCLUDING = [
+    (GPTQ_4 | {"dynamic": {r"-:.*down_proj": {}}}, "dynamic -:"),
+    (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+        | {"modules_to_not_convert": ["down_proj"]},
+        "modules_to_not_convert",
+    ),
+    (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}
+        | {"llm_int8_skip_modules": ["layers.1.mlp.down_proj"]},
+        "llm_int8_skip_modules",
+    ),
+]
+
+
+def packed(section, weight):
+    """Codes of 4 bits, or of 8, in the shapes that a layout has; their values don't matter."""
+    n, k = weight.shape
+    if section["quant_method"] == "bitsandbytes":
+        return {"weight": torch.ones(n, k, dtype=torch.int8), "SCB": torch.arange(n) + 1.0}
+    qweight = (k // 8, n) if section["quant_method"] == "gptq" else (k, n // 8)
+    middle = 0x77777777 if section["quant_method"] == "gptq" else -0x77777778
+    return {
+        "qweight": torch.arange(k * n // 8, dtype=torch.int32).view(qweight),
+        "qzeros": torch.full((-(-k // 128), n // 8), middle, dtype=torch.int32),
+        "scales": torch.full((-(-k // 128), n), 0.01, dtype=torch.float16),
+    }
+
+
+@pytest.mark.parametrize(("section", "key"), EXCLUDING)
+def test_excluded_layer_with_codes_is_refused(a_folder, capsys, tiny_llama, section, key):
+    path = a_folder(section, lambda _, weight: packed(section, weight))
+    assert f"not quantized ({key}" in complaint(path, capsys, tiny_llama)
+
+
+@pytest.mark.parametrize("section", [section for section, _ in EXCLUDING[:2]])
+def test_zeroed_codes_are_refused(a_folder, capsys, tiny_llama, section):
+    def zeroed(_, weight):
+        tensors = packed(section, weight)
+        return tensors | {"qweight": torch.zeros_like(tensors["qweight"])}
+
+    plain = {k: v for k, v in section.items() if k not in ("dynamic", "modules_to_not_convert")}
+    path = a_folder(plain, zeroed)
+    assert "all codes of" in complaint(path, capsys, tiny_llama)

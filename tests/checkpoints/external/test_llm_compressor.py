@@ -16,6 +16,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
+from flexq_bench.schemes.kernel_choice import kernel_label
 
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
 
@@ -114,7 +115,7 @@ WEIGHTS = [
     (W8 | {"strategy": "tensor", "symmetric": False}, "naive-quantized", "uint8/row"),
     (F8, "float-quantized", "fp8/row"),
     (F8 | {"strategy": "tensor"}, "float-quantized", "fp8/row"),
-    (F8 | {"strategy": "block", "block_structure": [32, 64]}, "float-quantized", "fp8/64"),
+    (F8 | {"strategy": "block", "block_structure": [32, 64]}, "float-quantized", "fp8/32x64"),
 ]
 
 
@@ -309,18 +310,22 @@ def test_equivalent_settings_give_equal_layers(library_folder, dense_tensors, ch
     assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
 
 
-def test_scales_beyond_fp16_precision_are_rounded_with_warning(
-    library_folder, dense_tensors, caplog
-):
-    open_checkpoint(library_folder(W8, "int-quantized", dtype=torch.bfloat16))
-    assert not caplog.records  # eight significant bits, and none of them too small
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scales_beyond_fp16_precision_are_exact(library_folder, dense_tensors, dtype):
+    layer = open_checkpoint(library_folder(W8, "int-quantized", dtype=dtype)).layer(LAYER)
 
-    folder = library_folder(W8, "int-quantized", dtype=torch.float32)
-    layer = open_checkpoint(folder).layer(LAYER)
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], W8, "int-quantized", dtype)
+    assert torch.equal(layer.weight.dequantize(), theirs.double())
+    assert layer.weight.scales.dtype == (torch.float16 if dtype == torch.bfloat16 else dtype)
 
-    assert "than FP16 and are rounded to it, by up to 0.0" in caplog.text
-    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], W8, "int-quantized", torch.float32)
-    assert torch.allclose(layer.weight.dequantize(), theirs, rtol=2**-11, atol=0)
+
+def test_kernel_takes_scales_rounded_to_fp16(library_folder, dense_tensors):
+    layer = open_checkpoint(library_folder(W8, "int-quantized", dtype=torch.float32)).layer(LAYER)
+
+    assert kernel_label(layer.weight_format, layer.activation_format) == "w8a16"
+    rounded = layer.weight.with_half_scales()
+    assert rounded.scales.dtype == torch.float16
+    assert torch.allclose(rounded.dequantize(), layer.weight.dequantize(), rtol=2**-11, atol=0)
 
 
 def test_quantized_output_head_is_dequantized(library_folder, dense_tensors, caplog):
@@ -343,8 +348,9 @@ def one_group(**changes):
 
 
 REFUSED = [
-    ({"format": "nvfp4-pack-quantized"}, r"is nvfp4-pack-quantized; pack-quantized, int-"),
-    ({"kv_cache_scheme": F8 | A_TENSOR}, r"quantized KV cache \(kv_cache_scheme\)"),
+    ({"format": "marlin-24"}, r"is marlin-24; pack-quantized, nvfp4-"),
+    ({"kv_cache_scheme": W8 | A_TENSOR}, r"caches keys and values as int of 8 bits"),
+    ({"kv_cache_scheme": F8 | A_TENSOR}, r"scales of an FP8 cache for 0 of 2 blocks"),
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
     ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
     ({"config_groups": {}}, "has codes, and no group of its config"),
@@ -359,8 +365,8 @@ REFUSED = [
     ),
     ({"ignore": ["re:.*mlp.*"]}, "says that it is not quantized"),
     ({"ignore": ["re:("]}, "has the pattern '\\('"),
-    ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes; read here are compressed-"),
-    ({"quant_method": "hqq"}, "quantized by hqq; read here are compressed-tensors, awq, gptq"),
+    ({"quant_method": "aqlm"}, "quantized by aqlm: codes of vectors"),
+    ({"quant_method": "hqq"}, "quantized by hqq: codes with zero points that are no integers"),
 ]
 
 
