@@ -91,6 +91,7 @@ class Server:
         self._statuses: dict[int, socket.socket] = {}
         self._unread = b""
         self._files: list[int] = []
+        self._has_answered = False
         self.is_pure: bool | None = None
 
     def serve(self) -> Request | None:
@@ -129,6 +130,9 @@ class Server:
         files, self._files = self._files[:_REQUEST_FILES], self._files[_REQUEST_FILES:]
         status = socket.socket(fileno=files[3])
         server = os.getpid()
+        if not self._has_answered:
+            self._adopt_environment(request)
+            self._has_answered = True
         if self.is_pure is None and _is_module(request):
             self.is_pure = preload() and self._import_program(request) and not _has_opened_gpu()
             gc.collect()
@@ -150,6 +154,17 @@ class Server:
         for file in files[:3]:
             os.close(file)
         return None
+
+    def _adopt_environment(self, request: Request) -> None:
+        """Take over what a sandbox set, as bubblewrap sets PWD, as if it had been asked for.
+
+        The launcher started this server with the variables of the first request.
+        """
+        own = ("PYTHONPATH", self._mark, request["mark"])
+        self._environment = {
+            **{k: v for k, v in request["environment"].items() if k not in own},
+            **{k: v for k, v in self._environment.items() if k in own},
+        }
 
     def _import_program(self, request: Request) -> bool:
         """Import what the module of a request imports. Return False if that fails."""
