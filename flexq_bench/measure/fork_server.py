@@ -4,16 +4,17 @@
 
 MARK: name of a variable of its environment, over which each process writes the name of its own
 mark (flexq_bench.repository.descendants), because /proc shows the environment of the server.
-PROGRAM: a folder whose code is trusted; the server imports what the module of the first request
+PROGRAM: a folder whose code is trusted; the server imports what the first module that is requested
 imports from there.
 
 It runs as a script and uses nothing of flexq_bench, because its processes run the code of any
 commit. It touches no device. Its other end is `ForkServer` in flexq_bench.measure.launcher.
 
 A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `folder`,
-`environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `empty`, a list
-of folders, and the file [status] end all processes and empty these folders. On a status socket,
-each message is one of
+`environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `module` and
+`environment` import what the processes of that module will need; `empty`, a list of folders, and
+the file [status] end all processes and empty these folders, or end the server if that fails. On a status socket, each message is one
+of
 
     + O      from the new process, with its id as the kernel translates it for the reader; O: why it
              executes the command, empty if it does not
@@ -35,6 +36,7 @@ if not sys.flags.safe_path:
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -42,8 +44,8 @@ import mmap
 import os
 import runpy
 import secrets
+import select
 import selectors
-import shutil
 import signal
 import socket
 import time
@@ -62,11 +64,14 @@ PRELOADED = (
 )
 # Dependencies that could open a GPU when they are imported: tried in a process first.
 TRIED = ("cuda.bindings.driver", "nvmath.bindings.cublasLt", "nvmath.bindings.cublas")
+# Variables that processes may have values of their own of: no dependency reads them at its import.
+_OF_EACH_PROCESS = ("PYTHONPATH", "FLEXQ_BENCH_PROJECT_BUILD")
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's name (proc(5): 50, 51)
 _MESSAGE_BYTES = 1 << 16
 _REQUEST_FILES = 4
 _POLL_S = 0.001
+_TRIAL_S = 60.0  # for the imports in trials, after which they are killed
 _END_S = 5.0  # for the end of all processes that a process started
 _MAX_SHIFT_PAGES = 1 << 16
 _INTERPRETER = os.path.realpath(sys.executable)
@@ -127,17 +132,17 @@ class Server:
             _send(status, b"exit 0")
             status.close()
             return None
-        files, self._files = self._files[:_REQUEST_FILES], self._files[_REQUEST_FILES:]
-        status = socket.socket(fileno=files[3])
-        server = os.getpid()
         if not self._has_answered:
             self._adopt_environment(request)
             self._has_answered = True
-        if self.is_pure is None and _is_module(request):
-            self.is_pure = preload() and self._import_program(request) and not _has_opened_gpu()
-            gc.collect()
-            gc.freeze()  # a collection in a process would copy the pages of all these objects
-            _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
+        if "module" in request:
+            self._import(request["module"])
+            return None
+        files, self._files = self._files[:_REQUEST_FILES], self._files[_REQUEST_FILES:]
+        status = socket.socket(fileno=files[3])
+        server = os.getpid()
+        if _is_module(request):
+            self._import(request["command"][2])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of threads: those of OpenBLAS survive a fork
@@ -160,24 +165,31 @@ class Server:
 
         The launcher started this server with the variables of the first request.
         """
-        own = ("PYTHONPATH", self._mark, request["mark"])
+        own = (*_OF_EACH_PROCESS, self._mark, request.get("mark"))
         self._environment = {
             **{k: v for k, v in request["environment"].items() if k not in own},
             **{k: v for k, v in self._environment.items() if k in own},
         }
 
-    def _import_program(self, request: Request) -> bool:
-        """Import what the module of a request imports. Return False if that fails."""
+    def _import(self, module: str) -> None:
+        """Import what the processes of a module need, unless something was imported already."""
+        if self.is_pure is not None:
+            return
+        self.is_pure = preload() and self._import_program(module) and not _has_opened_gpu()
+        gc.collect()
+        gc.freeze()  # a collection in a process would copy the pages of all these objects
+        _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
+
+    def _import_program(self, module: str) -> bool:
+        """Import what a module imports. Return False if that fails."""
         if self._program is None:
             return True
-        module = request["command"][2]
         sys.path.insert(0, self._program)
         try:
             importlib.import_module(module)
         except Exception:  # a module may raise any; a new process then reports it
             traceback.print_exc()
             return False
-        del sys.modules[module]  # each process runs it
         sys.path.remove(self._program)
         return True
 
@@ -218,7 +230,7 @@ class Server:
             return "other command"
         if not self.is_pure:
             return "a dependency does not import, or opens a GPU"
-        others = set(request["differing"]) - {"PYTHONPATH", self._mark, request["mark"]}
+        others = set(request["differing"]) - {*_OF_EACH_PROCESS, self._mark, request["mark"]}
         if others:
             return f"variables differ from those of the first process: {', '.join(sorted(others))}"
         hidden = _hidden(_own_path(request), self._program)
@@ -258,30 +270,75 @@ class Server:
             if key.fileobj is not self._control:
                 self._report_exit(key.data, key.fd)
         self._end_orphans(set())
-        for folder in folders:
+        kept = {above for folder in folders for above in _and_above(folder)}
+        # Those that others are in come first: one may have been removed, or replaced by a link.
+        if not all([_is_emptied(folder, kept) for folder in sorted(folders, key=len)]):
+            sys.exit("processes left folders that can't be removed: a new server is needed")
+
+
+def _and_above(folder: str) -> list[str]:
+    parts = folder.split(os.sep)
+    return [os.sep.join(parts[:end]) for end in range(2, len(parts) + 1)]
+
+
+def _is_emptied(top: str, kept: set[str]) -> bool:
+    """Remove all in a folder but folders to keep and mounts. Return False if something remains."""
+    try:
+        os.makedirs(top, exist_ok=True)
+        device, found, waiting = os.lstat(top).st_dev, [], [top]
+        while waiting:
+            folder = waiting.pop()
+            found.append(folder)
             for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
+                if entry.stat(follow_symlinks=False).st_dev != device:
+                    kept.update(_and_above(folder))
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif not _is_removed(entry.path):
+                    kept.update(_and_above(folder))
+        for folder in reversed(found):
+            if folder not in kept:
+                os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _is_removed(file: str) -> bool:
+    """Remove a file. Return False if another one is mounted over it."""
+    try:
+        os.unlink(file)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
 
 
 def preload() -> bool:
     """Import the dependencies. Return False if processes should not be forked after that."""
-    for name in (*PRELOADED, *filter(_imports_without_gpu, TRIED)):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        except Exception:  # a package may raise any; a new process then reports it
-            traceback.print_exc()
-            return False
+    trials = [(name, _trial(name)) for name in TRIED]
+    deadline = time.monotonic() + _TRIAL_S
+    if not all(map(_imports, PRELOADED)):
+        return False
+    succeeded = [name for name, pid in trials if _has_succeeded(pid, deadline)]
+    return all(map(_imports, succeeded))
+
+
+def _imports(name: str) -> bool:
+    """Import a dependency, if it is installed. Return False if it does not import."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return True
+    except Exception:  # a package may raise any; a new process then reports it
+        traceback.print_exc()
+        return False
     return True
 
 
-def _imports_without_gpu(name: str) -> bool:
-    """Return True if a process can import a module without opening a GPU."""
+def _trial(name: str) -> int:
+    """Import a module in a process of its own, which fails if a GPU is open then."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -289,6 +346,15 @@ def _imports_without_gpu(name: str) -> bool:
         except BaseException:
             os._exit(1)
         os._exit(int(_has_opened_gpu()))
+    return pid
+
+
+def _has_succeeded(pid: int, deadline: float) -> bool:
+    """Wait for a process, which is killed at a time (of `time.monotonic`)."""
+    pidfd = os.pidfd_open(pid)
+    if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -310,6 +376,7 @@ def run(request: Request) -> None:
     if numpy is not None:
         numpy.random.seed(secrets.randbits(32))
     _shift_addresses()
+    sys.modules.pop(command[2], None)  # as in a new process, it is only __main__
     runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
 
 

@@ -178,6 +178,14 @@ class ForkServer:
         pipes = (os.fdopen(our_stdin, "wb"), os.fdopen(our_stdout, "rb"))
         return ForkedProcess(self, command, pipes, ours)
 
+    def begin(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start the server now, so that it imports what the processes of a module need.
+
+        environment: as theirs. Returns at once.
+        """
+        variables = {**environment, self._mark: "1"}
+        _request(self._connection(variables), {"module": module, "environment": variables}, [])
+
     def reset(self, folders: Iterable[Path] = ()) -> None:
         """End all processes of the server, also orphans, and empty folders that it sees."""
         if self._control is None:
@@ -186,7 +194,8 @@ class ForkServer:
         _request(self._control, {"empty": [str(folder) for folder in folders]}, [status.fileno()])
         status.close()
         with ours:
-            select.select([ours], [], [], _END_S)
+            if not select.select([ours], [], [], _END_S)[0] or not ours.recv(_MESSAGE_BYTES):
+                self.end()  # it hangs, or could not empty them: the next process starts another
 
     def end(self) -> None:
         """End the server and all of its processes."""
@@ -345,7 +354,7 @@ def _status_sockets() -> tuple[socket.socket, socket.socket]:
 def _request(control: socket.socket, request: Mapping[str, object], files: list[int]) -> None:
     line = json.dumps(request).encode() + b"\n"
     with suppress(OSError):  # the server died: its end of the status socket is closed, too
-        sent = socket.send_fds(control, [line], files)
+        sent = socket.send_fds(control, [line], files) if files else 0
         control.sendall(line[sent:])
 
 

@@ -119,9 +119,13 @@ class Sandbox:
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Folders whose contents no process should find of an earlier one."""
-        temporary = self.environment.get("TMPDIR")
-        return () if self.kind == "none" or temporary is None else (temporary, "/dev/shm")
+        """Folders whose contents no process should find of an earlier one.
+
+        Empty where they are not private, or prefilled once.
+        """
+        if self.kind == "none" or self.prefilled:
+            return ()
+        return (*self._own_folders(), "/tmp", "/dev/shm")
 
     def _plan(self) -> dict[str, Any]:
         memory = self.limits.memory_bytes
