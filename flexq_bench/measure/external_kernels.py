@@ -73,20 +73,24 @@ def adopted() -> Adopted:
 
 
 def adopt(
-    sources: Iterable[KernelSource], *, environment: Mapping[str, str] | None = None
+    sources: Iterable[KernelSource],
+    *,
+    environment: Mapping[str, str] | None = None,
+    launcher: Launcher | None = None,
 ) -> Adopted:
     """Register the kernels of sources.
 
     A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
-    others are registered. environment: of the processes that run them; None: ours.
+    others are registered. environment: of the processes that run them; None: ours. launcher: starts
+    those that describe them; None: each as a fresh process in a sandbox of its own.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     owners: dict[tuple[str, str], KernelSource] = {}
     for source in sources:
         try:
-            launcher = FreshProcesses(sandbox_of([source], environment).wrap)
-            kernels = described(source, environment=environment, launcher=launcher)
+            starts = launcher or FreshProcesses(sandbox_of([source], environment).wrap)
+            kernels = described(source, environment=environment, launcher=starts)
             refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)

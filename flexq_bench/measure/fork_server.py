@@ -13,8 +13,8 @@ commit. It touches no device. Its other end is `ForkServer` in flexq_bench.measu
 A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `folder`,
 `environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `module` and
 `environment` import what the processes of that module will need; `empty`, a list of folders, and
-the file [status] end all processes and empty these folders, or end the server if that fails. On a status socket, each message is one
-of
+the file [status] end all processes and empty these folders, or end the server if that fails. On a
+status socket, each message is one of
 
     + O      from the new process, with its id as the kernel translates it for the reader; O: why it
              executes the command, empty if it does not
@@ -272,7 +272,7 @@ class Server:
         self._end_orphans(set())
         kept = {above for folder in folders for above in _and_above(folder)}
         # Those that others are in come first: one may have been removed, or replaced by a link.
-        if not all([_is_emptied(folder, kept) for folder in sorted(folders, key=len)]):
+        if not all(_is_emptied(folder, kept) for folder in sorted(folders, key=len)):
             sys.exit("processes left folders that can't be removed: a new server is needed")
 
 

@@ -327,12 +327,20 @@ class ForkedProcess:
 def forking_launcher(
     program: Path | None = None,
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple,
+    *,
+    begin: tuple[str, Mapping[str, str]] | None = None,
 ) -> Iterator[Launcher]:
-    """A ForkServer where the operating system has what it needs; else fresh processes."""
+    """A ForkServer where the operating system has what it needs; else fresh processes.
+
+    begin: module and environment of processes, with which the server starts at once; None: with the
+    first process.
+    """
     if sys.platform != "linux":
         yield FreshProcesses(wrap)
         return
     with ForkServer(program, wrap) as server:
+        if begin is not None:
+            server.begin(*begin)
         yield server
 
 

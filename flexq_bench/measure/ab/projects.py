@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -13,18 +13,19 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
-from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
+from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair, judging_device
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
+from flexq_bench.measure.ab.worker_command import WORKER_MODULE
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.external_kernels import described, program_root, sandbox_of
+from flexq_bench.measure.external_kernels import adopted, described, program_root, sandbox_of
 from flexq_bench.measure.launcher import Launcher, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.sandbox import Kind, building, required_kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
-from flexq_bench.repository.project_builds import BuiltTree, built_tree
+from flexq_bench.repository.project_builds import BuiltTree, built_tree, folder_of_builds
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
@@ -67,47 +68,31 @@ def compare_project(
         )
 
 
-def compare_judged_project(
-    project: Project,
-    base: ProjectRevision,
-    head: ProjectRevision,
-    cases: Sequence[Case],
-    *,
-    sandbox: Kind | None = None,
-    **options: Unpack[Options],
-) -> Iterator[CaseComparison]:
-    """Compare base with an unreviewed head, in a project; see compare_judged.
+@dataclass(frozen=True, slots=True)
+class JudgedProject:
+    """A commit of a project and an unreviewed one, built in sandboxes and ready to be compared.
 
-    project: with base's file, which says how both are built, even if head moved its folder. This
-    process checks results and times, and runs no code of either commit. Each side is built and run
-    in a clean environment and a sandbox, with the variables of base's file. Builds have no network
-    unless base's file allows it.
+    revisions, built, sides: base's and head's.
     """
-    kind = required_kind() if sandbox is None else sandbox
-    with ExitStack() as stack:
-        stack.enter_context(hidden_secrets())
-        judge = stack.enter_context(judging_device(options.get("device", "cuda")))
-        sides, builds = [], []
-        for slot, revision in (("base", base), ("head", head)):
-            variables = stack.enter_context(clean_environment())
-            built = built_tree(
-                project.moved_to(revision.checkout),
-                revision.checkout,
-                variables=variables,
-                isolated=partial(building, variables, kind),
-            )
-            builds.append(Path(built.place.home))
-            environment = built.environment(variables)
-            folders = [builds[-1], program_root()]
-            isolated = judge.sandbox(slot, kind, environment, folders)
-            forking = stack.enter_context(forking_launcher(program_root(), isolated.wrap))
-            sides.append(_side(built, revision, environment, forking, isolated.scratch))
-        if kind == "none":
-            judge = replace(judge, files=UnchangedFiles(builds))
-        pair = partial(judged_pair, judge=judge, believes_binary=False)
+
+    project: Project
+    revisions: tuple[ProjectRevision, ProjectRevision]
+    built: tuple[BuiltTree, BuiltTree]
+    sides: tuple[Side, Side]
+    judge: JudgingDevice
+
+    def compare(
+        self, cases: Sequence[Case], **options: Unpack[Options]
+    ) -> Iterator[CaseComparison]:
+        """Compare the two, on the device that they were opened for; see compare_judged.
+
+        This process checks results and times, and runs no code of either commit.
+        """
+        base, head = self.revisions
+        pair = partial(judged_pair, judge=self.judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
-        same = kernels if is_same_project(project, base, head) else ()
+        same = kernels if is_same_project(self.project, base, head) else ()
         unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
         yield from unmeasured.values()
         kernels = [case for case in kernels if case not in unmeasured]
@@ -117,9 +102,73 @@ def compare_judged_project(
                     ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
                     [(case, case) for case in group],
                 )
-                for matched, group in _by_source(sides[0], sides[1], kernels)
+                for matched, group in _by_source(*self.sides, kernels)
             ]
         )
+
+
+@contextmanager
+def judged_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    *,
+    device: str = "cuda",
+    sandbox: Kind | None = None,
+) -> Iterator[JudgedProject]:
+    """Build two commits of a project, while the servers of their processes start.
+
+    project: with base's file, which says how both are built, even if head moved its folder. Each
+    side is built and run in a clean environment and a sandbox, with the variables of base's file.
+    Builds have no network unless base's file allows it. sandbox: see compare_judged. Raises
+    BuildError if a commit does not build, SandboxError, DeviceError.
+    """
+    kind = required_kind() if sandbox is None else sandbox
+    with ExitStack() as stack:
+        stack.enter_context(hidden_secrets())
+        judge = stack.enter_context(judging_device(device))
+        places = []
+        for slot in ("base", "head"):
+            variables = stack.enter_context(clean_environment())
+            environment = {**variables, **project.file.variables}
+            builds = folder_of_builds(variables)
+            isolated = judge.sandbox(slot, kind, environment, [builds, program_root()])
+            forking = stack.enter_context(
+                forking_launcher(program_root(), isolated.wrap, begin=(WORKER_MODULE, environment))
+            )
+            places.append((variables, isolated, forking))
+        built, sides = [], []
+        for revision, (variables, isolated, forking) in zip((base, head), places, strict=True):
+            tree = built_tree(
+                project.moved_to(revision.checkout),
+                revision.checkout,
+                variables=variables,
+                isolated=partial(building, variables, kind),
+            )
+            built.append(tree)
+            environment = tree.environment(variables)
+            sides.append(_side(tree, revision, environment, forking, isolated.scratch))
+        if kind == "none":
+            files = UnchangedFiles([Path(tree.place.home) for tree in built])
+            judge = replace(judge, files=files)
+        yield JudgedProject(
+            project, (base, head), (built[0], built[1]), (sides[0], sides[1]), judge
+        )
+
+
+def compare_judged_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    cases: Sequence[Case],
+    *,
+    sandbox: Kind | None = None,
+    **options: Unpack[Options],
+) -> Iterator[CaseComparison]:
+    """Compare base with an unreviewed head, in a project; see judged_project and compare_judged."""
+    device = options.get("device", "cuda")
+    with judged_project(project, base, head, device=device, sandbox=sandbox) as judged:
+        yield from judged.compare(cases, **options)
 
 
 def _by_source(
@@ -149,13 +198,16 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     owners: dict[str, KernelSource] = {}
     broken: list[KernelSource] = []
     for source in sources:
-        try:
-            kernels = described(source, environment=side.environment, launcher=side.launcher)
-        except (RefusedError, WorkerError, KernelError):
-            broken.append(source)
-            continue
-        for kernel in kernels:
-            owners.setdefault(kernel.spec.label, source)
+        labels = adopted().labels.get(source)
+        if labels is None:
+            try:
+                kernels = described(source, environment=side.environment, launcher=side.launcher)
+            except (RefusedError, WorkerError, KernelError):
+                broken.append(source)
+                continue
+            labels = tuple(kernel.spec.label for kernel in kernels)
+        for label in labels:
+            owners.setdefault(label, source)
 
     def sources_of(label: str) -> tuple[KernelSource, ...]:
         if label in owners:
