@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flexq_bench.cli.app import main
-from flexq_bench.measure import external_kernels
+from flexq_bench.measure import external_kernels, judged_kernel
 from flexq_bench.measure.ab import course, experiment, judged_sides, projects
 from flexq_bench.measure.launcher import ForkServer
 from flexq_bench.measure.worker_process import WorkerProcess
@@ -81,8 +81,9 @@ def run() -> None:
     watch(WorkerProcess, "close", "__init__", "send")
     watch(ForkServer, "reset", "start", "end")
     sides = judged_sides.JudgedSide
-    watch(sides, "_draw", "_fill", "_timed", "_output", "_wrong_cells", "_wrong_result")
-    watch(judged_sides, "write_inputs")
+    watch(sides, "_timed")
+    kernel = judged_kernel.JudgedKernel
+    watch(kernel, "give_inputs", "_fill", "_output", "check_cells", "check_result")
     watch(experiment, "confirm", "comparison_of")
     watch(external_kernels, "described")
     watch(projects, "described", "built_tree", "is_same_project")

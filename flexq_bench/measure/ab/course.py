@@ -234,6 +234,7 @@ class _Course:
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
                 lane.workers.start_ahead()
+            side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
@@ -249,6 +250,7 @@ class _Course:
                         placements=rules.placements,
                         blocks=rules.blocks,
                         on_block=partial(_report, experiment, pair.base.case),
+                        side_by_side=side_by_side,
                     )
                 except RefusedError as error:
                     pair.failure = str(error)
