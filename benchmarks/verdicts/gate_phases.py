@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 
 from flexq_bench.cli.app import main
 from flexq_bench.measure import external_kernels, judged_kernel
-from flexq_bench.measure.ab import course, experiment, judged_sides, projects
+from flexq_bench.measure.ab import experiment, judged_sides, projects
+from flexq_bench.measure.ab.worker_pairs import WorkerPairs
 from flexq_bench.measure.launcher import ForkServer
 from flexq_bench.measure.worker_process import WorkerProcess
 
@@ -87,7 +88,7 @@ def run() -> None:
     watch(experiment, "confirm", "comparison_of")
     watch(external_kernels, "described")
     watch(projects, "described", "built_tree", "is_same_project")
-    watch(course.WorkerPairs, "take", "start_ahead")
+    watch(WorkerPairs, "take", "start_ahead")
     signal.signal(signal.SIGTERM, ended)
     try:
         main()

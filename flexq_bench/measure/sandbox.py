@@ -241,10 +241,14 @@ class Sandbox:
 
 @contextmanager
 def building(
-    environment: Mapping[str, str], kind: Kind, home: Path, network: bool
+    environment: Mapping[str, str],
+    kind: Kind,
+    home: Path,
+    network: bool = False,
+    read: Sequence[Path] = (),
 ) -> Iterator[Callable[[Sequence[str]], Sequence[str]]]:
     """Wrap the commands of a build, which writes to `home`: see Sandbox.wrap."""
-    sandbox = Sandbox(environment, kind, write=[home], network=network)
+    sandbox = Sandbox(environment, kind, read, write=[home], network=network)
     if kind == "none" or sandbox.user is None:
         yield sandbox.wrap
         return

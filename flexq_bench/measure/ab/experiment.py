@@ -19,6 +19,7 @@ from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import Workers
 from flexq_bench.measure.external_kernels import adopted, options_of
 from flexq_bench.measure.launcher import ForkServer, Launcher
+from flexq_bench.measure.sandbox import Kind
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
@@ -36,7 +37,7 @@ class Side:
     environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
     loads; None: those adopted in this process. launcher: starts its workers; None: each as a fresh
     process. scratch: folders of a sandbox that are emptied after each worker, when all of its
-    processes end.
+    processes end. sandbox: its kind.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Side:
     kernels_from: tuple[KernelSource, ...] | None = None
     launcher: Launcher | None = None
     scratch: tuple[str, ...] = ()
+    sandbox: Kind = "none"
 
     def reset(self) -> None:
         """End what a worker left in its sandbox."""
@@ -164,6 +166,7 @@ class ABExperiment:
             base_config=pair.base.config or {},
             head_config=pair.head.config or {},
             detail=_detail(pair, self.base.short_name, self.head.short_name),
+            sandbox=self.head.sandbox,
         )
 
 

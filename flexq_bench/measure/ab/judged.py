@@ -71,7 +71,12 @@ def compare_judged(
             environment = stack.enter_context(clean_environment())
             sandbox = judge.sandbox(slot, kind, environment, [tree])
             launcher = stack.enter_context(forking_launcher(wrap=sandbox.wrap))
-            return Side(name, tree, environment, launcher=launcher, scratch=sandbox.scratch)
+            return Side(
+                *(name, tree, environment),
+                launcher=launcher,
+                scratch=sandbox.scratch,
+                sandbox=sandbox.kind,
+            )
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
         _check_workers(ABExperiment(*sides, **options), repository)

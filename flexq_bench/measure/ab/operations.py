@@ -19,7 +19,13 @@ from flexq_bench.measure import Meter
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.given_inputs import Plain, linear_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
-from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
+from flexq_bench.measure.sampling import (
+    FreeClocks,
+    batch_size,
+    is_low,
+    warm_up,
+    warm_up_under_boost,
+)
 from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
@@ -38,7 +44,7 @@ class _Slot:
     """
 
     prepared: PreparedCase
-    free: FreeClocks
+    free: FreeClocks | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     index: int = 0
     buffers: Buffers | None = None
@@ -111,7 +117,7 @@ class WorkerOperations:
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared, FreeClocks(self._meter.free_mhz()))
+        self._slots[slot] = _Slot(prepared)
         wrong = prepared.check("before").detail if check else ""
         self._meter.release_memory()  # for the other side, which may be another process
         return {
@@ -132,18 +138,22 @@ class WorkerOperations:
         shared = others is not None and mine.buffers.weights is others.weights
         return {"copies": mine.prepared.copies, "shared": shared}
 
-    def _warm_up(self, mine: _Slot) -> Placed:
+    def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
         placed = mine.resources.enter_context(
             mine.prepared.placed(mine.index, buffers=mine.buffers)
         )
-        protocol = self._meter.protocol
+        protocol, now = self._meter.protocol, time.perf_counter
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
-        warmed, gap, mine.free = warm_up_under_boost(
-            placed.rotation, phase, protocol, mine.free, time.perf_counter
-        )
-        mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
-        # The verdict compares the clocks of both sides, so a lower one still gives data.
-        mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
+        if boost:
+            mine.free = mine.free or FreeClocks(self._meter.free_mhz())
+            warmed, gap, mine.free = warm_up_under_boost(
+                placed.rotation, phase, protocol, mine.free, now
+            )
+            mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
+            # The verdict compares the clocks of both sides, so a lower one still gives data.
+            mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
+        else:
+            warmed = warm_up(placed.rotation, phase, protocol.batch_s, now)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         return placed
@@ -154,7 +164,8 @@ class WorkerOperations:
         layout: of the tensors there (see shared_tensors). plain: see given_inputs. Without weights
         among them, the latest are kept.
         """
-        placed, mine = self._placed(slot), self._slots[slot]
+        # Who gives inputs takes samples without gaps, whatever the clock is then.
+        placed, mine = self._placed(slot, boost=False), self._slots[slot]
         inputs = linear_inputs(
             read_tensors(Path(path), layout, self._meter.torch_device), plain, mine.weights
         )
@@ -216,10 +227,11 @@ class WorkerOperations:
             self._meter.release_memory()
         return {}
 
-    def _placed(self, slot: str) -> Placed:
+    def _placed(self, slot: str, *, boost: bool = True) -> Placed:
+        """The current placement, warmed up. boost: by the rules of this regime."""
         mine = self._slots[slot]
         if mine.buffers is None:
             raise LookupError(f"slot {slot!r} has no placement")
         if mine.placed is None:
-            mine.placed = self._warm_up(mine)
+            mine.placed = self._warm_up(mine, boost=boost)
         return mine.placed

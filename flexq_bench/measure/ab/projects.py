@@ -44,8 +44,9 @@ def compare_project(
     """Compare two commits of a project; see compare_commits.
 
     Both sides run this program; kernels and their installed packages are each commit's own.
-    own_files: each commit is built as its own project file says; False: as `project`'s. Raises
-    BuildError if a commit does not build.
+    own_files: each commit is built as its own project file says; False: as `project`'s. launcher:
+    of both sides, in a sandbox where this machine allows one; None: one for each. Raises BuildError
+    if a commit does not build.
     """
     find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
@@ -59,7 +60,7 @@ def compare_project(
             forking = launcher or stack.enter_context(
                 forking_launcher(program_root(), sandbox.wrap)
             )
-            sides.append(_side(built, revision, environment, forking))
+            sides.append(_side(built, revision, environment, forking, sandbox.kind))
         yield from compare_cases(
             [
                 (ABExperiment(*matched, **options), [(case, case) for case in group])
@@ -147,7 +148,7 @@ def judged_project(
             )
             built.append(tree)
             environment = tree.environment(variables)
-            sides.append(_side(tree, revision, environment, forking, isolated.scratch))
+            sides.append(_side(tree, revision, environment, forking, kind, isolated.scratch))
         if kind == "none":
             files = UnchangedFiles([Path(tree.place.home) for tree in built])
             judge = replace(judge, files=files)
@@ -224,6 +225,7 @@ def _side(
     revision: ProjectRevision,
     environment: Mapping[str, str],
     launcher: Launcher,
+    sandbox: Kind,
     scratch: tuple[str, ...] = (),
 ) -> Side:
     return Side(
@@ -233,4 +235,5 @@ def _side(
         kernels_from=built.sources,
         launcher=launcher,
         scratch=scratch,
+        sandbox=sandbox,
     )
