@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,13 @@ class JudgedSide(CaseSide):
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     turns: list[_Turn] = field(default_factory=list, kw_only=True)
     _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
-    kernel: JudgedKernel = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def kernel(self) -> JudgedKernel:
+        """Used after a worker has accepted the case: this process may know no such kernel."""
         judge = self.judge
         exchange = judge.exchange(self.slot)
-        self.kernel = JudgedKernel(
+        return JudgedKernel(
             *(judge.kernel_of(self.case), self.case, self.slot, exchange, judge.device),
             *(judge.protocol, _MOST_CHECKED),
         )
