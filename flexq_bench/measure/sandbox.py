@@ -192,6 +192,13 @@ class Sandbox:
                 found.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
         for path in self.write:
             found[str(path)] = ("write", str(path), os.path.realpath(path))
+        own = self._own_folders()
+        for place in list(found):
+            for folder in map(str, Path(place).parents):
+                # Else it would be made by root, and its processes could write nothing beside.
+                is_inside = any(folder.startswith(f"{top}/") for top in own)
+                if is_inside and _above(folder, found)[0] != "read":
+                    found.setdefault(folder, ("folder", folder))
         for place in sorted(found, key=lambda place: place.count("/")):
             if found[place][0] != "read" or _above(place, found)[0] != "read":
                 yield found[place]

@@ -173,6 +173,22 @@ def test_a_plain_program_runs_in_every_kind(victim):
         assert done.stdout == b"1\n"  # the first process of its namespace
 
 
+@pytest.mark.parametrize("kind", WORKING)
+def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
+    program = Path(victim.environment["HOME"], ".cache", "mine", "program")
+    program.mkdir(parents=True)
+    (program / "code.py").touch()
+    code = (
+        "import os; os.chdir(os.environ['HOME']); os.mkdir('.cache/a'); os.mkdir('.cache/mine/b')"
+    )
+    code += "; print(os.listdir('.cache/mine/program'))"
+
+    command = Sandbox(victim.environment, kind, [program]).wrap([sys.executable, "-c", code])
+    done = subprocess.run(command, env=victim.environment, capture_output=True, check=True)
+
+    assert done.stdout == b"['code.py']\n"
+
+
 @pytest.mark.parametrize("end", ["", "os.chmod('/tmp/x', 0)"])
 @pytest.mark.parametrize("kind", WORKING)
 def test_a_process_finds_no_files_of_an_earlier_one(victim, kind, end):
