@@ -30,7 +30,7 @@ from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sandbox import Kind, Sandbox
 from flexq_bench.measure.shared_tensors import Exchange, exchange_folder
-from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
+from flexq_bench.measure.telemetry import NoSensor, Sensor, SmClockSensor, Telemetry
 from flexq_bench.workloads.case import Case
 
 # Checked elements of each turn's output: a kernel that leaves out 1 % of the columns passes one
@@ -41,9 +41,10 @@ _MOST_CHECKED = (64, 256)  # rows and columns
 MAX_EXCESS_OVERHEAD = 0.05
 _MAX_P_VALUE = 1e-3
 _MIN_TURNS = 12
-# One in this many placements, drawn at random, has its whole result checked, and so has the first.
-# This takes longer than the placement's samples, of which some elements are always checked.
-_PLACEMENTS_PER_WHOLE_CHECK = 4
+# One in this many of head's placements, drawn at random, has its whole result checked, and so has
+# the first. This takes longer than the placement's samples, of which some elements are always
+# checked; base's own worker is believed.
+_PLACEMENTS_PER_WHOLE_CHECK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def judging_device(name: str) -> Iterator[JudgingDevice]:
     device = find_device(name)
     is_cpu = device.type == "cpu"
     nvml = None if is_cpu else open_handle(device)
-    sensor = NvmlSensor(nvml) if nvml else NoSensor()
+    sensor = SmClockSensor(nvml) if nvml else NoSensor()
     with exchange_folder() as folder, ExitStack() as stack:
         if is_cpu:  # results are small, and more threads than idle cores wait for each other
             stack.enter_context(CpuClock().device_guard())
@@ -160,7 +161,8 @@ class JudgedSide(CaseSide):
         return turn
 
     def begin_leave(self, worker: Worker) -> None:
-        if not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0:
+        is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
+        if is_drawn and not self.is_trusted:
             self.wrong = self.wrong or self.kernel.check_result().detail
             self._is_checked = True
         super().begin_leave(worker)
