@@ -185,8 +185,9 @@ def _opened_place(
     from flexq_bench.ci.bisect import device_uuid
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.worker_pairs import can_start_beside
-    from flexq_bench.measure.external_kernels import adopted, program_root, sandbox_of
+    from flexq_bench.measure.external_kernels import adopted, sandbox_of
     from flexq_bench.measure.launcher import forking_launcher
+    from flexq_bench.measure.program import program_root
     from flexq_bench.repository.project_builds import folder_of_builds
 
     name = place.device_name()

@@ -268,8 +268,7 @@ def _input_of_judged_project(
 
     Both are built, and base's kernels described, in the sandboxes of the comparison.
     """
-    from flexq_bench.ci.gate_inputs import local_machine
-    from flexq_bench.measure.ab import judged_project
+    from flexq_bench.measure.judged_places import judged_places
     from flexq_bench.repository.project import open_project, project_notes, revision
 
     opened = open_project(folder)
@@ -277,10 +276,13 @@ def _input_of_judged_project(
     project = opened.at(first.checkout)
     second = revision(project, head)
     _refuse_changes(project, first, second)
+    places = stack.enter_context(judged_places(project.file.variables, sandbox))
+    # These import torch, while the servers do.
+    from flexq_bench.ci.gate_inputs import local_machine
+    from flexq_bench.measure.ab import judged_project
+
     _, name, _ = local_machine(device)
-    judged = stack.enter_context(
-        judged_project(project, first, second, device=name, sandbox=sandbox)
-    )
+    judged = stack.enter_context(judged_project(project, first, second, places, device=name))
     trusted = use_judged_project(judged)
     notes = project_notes(project, first.checkout, second.checkout)
     rules = _policy_of(trusted, policy)

@@ -11,10 +11,9 @@ import math
 import secrets
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +27,7 @@ from flexq_bench.measure.device import find_device
 from flexq_bench.measure.judged_kernel import JudgedKernel, Worker
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
-from flexq_bench.measure.sandbox import Kind, Sandbox
-from flexq_bench.measure.shared_tensors import Exchange, exchange_folder
+from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.telemetry import NoSensor, Sensor, SmClockSensor, Telemetry
 from flexq_bench.workloads.case import Case
 
@@ -51,31 +49,15 @@ _PLACEMENTS_PER_WHOLE_CHECK = 8
 class JudgingDevice:
     """Device, protocol and sensor to judge with.
 
-    folder: private, for the shared memory of workers; exchanges: those of the sides. files: those
-    that no worker may change, where no sandbox protects them.
+    exchanges: shared memory of the sides, by slot. files: those that no worker may change, where no
+    sandbox protects them.
     """
 
     device: torch.device
     protocol: Protocol
     sensor: Sensor
-    folder: Path
+    exchanges: Mapping[str, Exchange]
     files: UnchangedFiles | None = None
-    exchanges: dict[str, Exchange] = field(default_factory=dict, repr=False, compare=False)
-
-    def exchange(self, slot: str) -> Exchange:
-        """The shared memory of a side; the same one at each call."""
-        if slot not in self.exchanges:
-            folder = self.folder / slot
-            folder.mkdir()
-            self.exchanges[slot] = Exchange(folder)
-        return self.exchanges[slot]
-
-    def sandbox(
-        self, slot: str, kind: Kind, environment: Mapping[str, str], folders: Sequence[Path]
-    ) -> Sandbox:
-        """The sandbox of a side's workers, which see these folders."""
-        exchange = self.exchange(slot)
-        return Sandbox(environment, kind, (*folders, exchange.inputs), (exchange.outputs,))
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -88,19 +70,16 @@ class JudgingDevice:
 
 
 @contextmanager
-def judging_device(name: str) -> Iterator[JudgingDevice]:
+def judging_device(name: str, exchanges: Mapping[str, Exchange]) -> Iterator[JudgingDevice]:
     """The judging device of this name. Raises DeviceError if this machine has none."""
     device = find_device(name)
     is_cpu = device.type == "cpu"
     nvml = None if is_cpu else open_handle(device)
     sensor = SmClockSensor(nvml) if nvml else NoSensor()
-    with exchange_folder() as folder, ExitStack() as stack:
-        if is_cpu:  # results are small, and more threads than idle cores wait for each other
-            stack.enter_context(CpuClock().device_guard())
-        judge = JudgingDevice(device, PROTOCOL_CPU if is_cpu else PROTOCOL_CUDA, sensor, folder)
-        yield judge
-        for exchange in judge.exchanges.values():
-            stack.enter_context(exchange)
+    # On a CPU, results are small, and more threads than idle cores wait for each other.
+    with CpuClock().device_guard() if is_cpu else nullcontext():
+        protocol = PROTOCOL_CPU if is_cpu else PROTOCOL_CUDA
+        yield JudgingDevice(device, protocol, sensor, exchanges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +111,7 @@ class JudgedSide(CaseSide):
     def kernel(self) -> JudgedKernel:
         """Used after a worker has accepted the case: this process may know no such kernel."""
         judge = self.judge
-        exchange = judge.exchange(self.slot)
+        exchange = judge.exchanges[self.slot]
         return JudgedKernel(
             *(judge.kernel_of(self.case), self.case, self.slot, exchange, judge.device),
             *(judge.protocol, _MOST_CHECKED),

@@ -16,16 +16,15 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair, judging_device
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
-from flexq_bench.measure.ab.worker_command import WORKER_MODULE
-from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.external_kernels import adopted, described, program_root, sandbox_of
+from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
+from flexq_bench.measure.judged_places import JudgedPlace, judged_places
 from flexq_bench.measure.launcher import Launcher, forking_launcher
-from flexq_bench.measure.own_secrets import hidden_secrets
+from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Kind, building, required_kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
-from flexq_bench.repository.project_builds import BuiltTree, built_tree, folder_of_builds
+from flexq_bench.repository.project_builds import BuiltTree, built_tree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
@@ -113,43 +112,33 @@ def judged_project(
     project: Project,
     base: ProjectRevision,
     head: ProjectRevision,
+    places: Mapping[str, JudgedPlace],
     *,
     device: str = "cuda",
-    sandbox: Kind | None = None,
 ) -> Iterator[JudgedProject]:
-    """Build two commits of a project, while the servers of their processes start.
+    """Build two commits of a project in their places.
 
     project: with base's file, which says how both are built, even if head moved its folder. Each
     side is built and run in a clean environment and a sandbox, with the variables of base's file.
-    Builds have no network unless base's file allows it. sandbox: see compare_judged. Raises
-    BuildError if a commit does not build, SandboxError, DeviceError.
+    Builds have no network unless base's file allows it. Raises BuildError if a commit does not
+    build, DeviceError.
     """
-    kind = required_kind() if sandbox is None else sandbox
-    with ExitStack() as stack:
-        stack.enter_context(hidden_secrets())
-        judge = stack.enter_context(judging_device(device))
-        places = []
-        for slot in ("base", "head"):
-            variables = stack.enter_context(clean_environment())
-            environment = {**variables, **project.file.variables}
-            builds = folder_of_builds(variables)
-            isolated = judge.sandbox(slot, kind, environment, [builds, program_root()])
-            forking = stack.enter_context(
-                forking_launcher(program_root(), isolated.wrap, begin=(WORKER_MODULE, environment))
-            )
-            places.append((variables, isolated, forking))
+    exchanged = {slot: place.exchange for slot, place in places.items()}
+    with judging_device(device, exchanged) as judge:
         built, sides = [], []
-        for revision, (variables, isolated, forking) in zip((base, head), places, strict=True):
+        for revision, place in zip((base, head), places.values(), strict=True):
+            kind = place.sandbox.kind
             tree = built_tree(
                 project.moved_to(revision.checkout),
                 revision.checkout,
-                variables=variables,
-                isolated=partial(building, variables, kind),
+                variables=place.variables,
+                isolated=partial(building, place.variables, kind),
             )
             built.append(tree)
-            environment = tree.environment(variables)
-            sides.append(_side(tree, revision, environment, forking, kind, isolated.scratch))
-        if kind == "none":
+            environment = tree.environment(place.variables)
+            scratch = place.sandbox.scratch
+            sides.append(_side(tree, revision, environment, place.launcher, kind, scratch))
+        if sides[0].sandbox == "none":
             files = UnchangedFiles([Path(tree.place.home) for tree in built])
             judge = replace(judge, files=files)
         yield JudgedProject(
@@ -167,8 +156,12 @@ def compare_judged_project(
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
     """Compare base with an unreviewed head, in a project; see judged_project and compare_judged."""
+    kind = required_kind() if sandbox is None else sandbox  # before anything of the project is read
     device = options.get("device", "cuda")
-    with judged_project(project, base, head, device=device, sandbox=sandbox) as judged:
+    with (
+        judged_places(project.file.variables, kind) as places,
+        judged_project(project, base, head, places, device=device) as judged,
+    ):
         yield from judged.compare(cases, **options)
 
 

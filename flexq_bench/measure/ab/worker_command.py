@@ -9,8 +9,7 @@ from pathlib import Path
 from flexq_bench.measure.worker_process import WorkerError
 
 # Newest layout first. A tree has at most one of them; older trees have no comparisons.
-WORKER_MODULE = "flexq_bench.measure.ab.worker"  # of this program
-WORKER_MODULES = (WORKER_MODULE, "flexq_bench.interleave.worker")
+WORKER_MODULES = ("flexq_bench.measure.ab.worker", "flexq_bench.interleave.worker")
 
 
 def file_of(module: str) -> str:
