@@ -1,4 +1,4 @@
-"""Where the foreign code of a gate in a project runs, opened before anything else.
+"""Places where the foreign code of a project's gate runs, opened before anything else.
 
 Imports of a server take seconds, and so do those of this process: torch is not imported here, so
 that they happen at the same time.
