@@ -158,7 +158,7 @@ def use_judged_project(judged: JudgedProject) -> OpenedProject:
     external_kernels.adopt(
         judged.built[0].sources, environment=base.environment, launcher=base.launcher
     )
-    base.reset()
+    base.reset(keeps_caches=False)
     used = OpenedProject(judged.project, judged.revisions[0], judged.built[0].folder)
     used.check_loaded()
     return used

@@ -12,9 +12,10 @@ commit. It touches no device. Its other end is `ForkServer` in flexq_bench.measu
 
 A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `folder`,
 `environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `module` and
-`environment` import what the processes of that module will need; `empty`, a list of folders, and
-the file [status] end all processes and empty these folders, or end the server if that fails. On a
-status socket, each message is one of
+`environment` import what the processes of that module will need; `empty` and
+`caches`, lists of folders, and the file [status] end all processes and empty the former, or end the
+server if that fails; the files that the latter had when there were first any are written again. On
+a status socket, each message is one of
 
     + O      from the new process, with its id as the kernel translates it for the reader; O: why it
              executes the command, empty if it does not
@@ -52,6 +53,7 @@ import time
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from importlib.machinery import all_suffixes
 from typing import Any
 
@@ -71,6 +73,7 @@ _ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's na
 _MESSAGE_BYTES = 1 << 16
 _REQUEST_FILES = 4
 _POLL_S = 0.001
+_MAX_CACHED_BYTES = 1 << 28
 _TRIAL_S = 60.0  # for the imports in trials, after which they are killed
 _END_S = 5.0  # for the end of all processes that a process started
 _MAX_SHIFT_PAGES = 1 << 16
@@ -97,6 +100,8 @@ class Server:
         self._unread = b""
         self._files: list[int] = []
         self._has_answered = False
+        # Compiled code by path. In this memory, no process can change it for a later one.
+        self._cached: dict[str, bytes] = {}
         self.is_pure: bool | None = None
 
     def serve(self) -> Request | None:
@@ -128,7 +133,7 @@ class Server:
         """Carry out a request. In the new process, return it."""
         if "empty" in request:
             status = socket.socket(fileno=self._files.pop(0))
-            self._empty(request["empty"])
+            self._empty(request["empty"], request["caches"])
             _send(status, b"exit 0")
             status.close()
             return None
@@ -260,7 +265,7 @@ class Server:
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(_POLL_S)
 
-    def _empty(self, folders: list[str]) -> None:
+    def _empty(self, folders: list[str], caches: list[str]) -> None:
         if os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):  # there is none
                 os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
@@ -270,10 +275,17 @@ class Server:
             if key.fileobj is not self._control:
                 self._report_exit(key.data, key.fd)
         self._end_orphans(set())
+        if not self._cached:
+            self._cached = dict(_files_in(caches))
         kept = {above for folder in folders for above in _and_above(folder)}
         # Those that others are in come first: one may have been removed, or replaced by a link.
         if not all(_is_emptied(folder, kept) for folder in sorted(folders, key=len)):
             sys.exit("processes left folders that can't be removed: a new server is needed")
+        for path, content in self._cached.items():
+            with contextlib.suppress(OSError):  # the next process compiles it again
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(content)
 
 
 def _and_above(folder: str) -> list[str]:
@@ -302,6 +314,24 @@ def _is_emptied(top: str, kept: set[str]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _files_in(folders: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Files in these folders, but not in mounts, until there are too many bytes."""
+    left = _MAX_CACHED_BYTES
+    for top in folders:
+        for folder, inner, names in os.walk(top):
+            device = os.lstat(top).st_dev
+            inner[:] = [n for n in inner if os.lstat(os.path.join(folder, n)).st_dev == device]
+            for path in (os.path.join(folder, name) for name in names):
+                with contextlib.suppress(OSError):
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                    with open(os.open(path, flags), "rb") as file:
+                        content = file.read(left + 1)
+                    left -= len(content)
+                    if left < 0:
+                        return
+                    yield path, content
 
 
 def _is_removed(file: str) -> bool:

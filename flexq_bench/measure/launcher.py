@@ -186,12 +186,17 @@ class ForkServer:
         variables = {**environment, self._mark: "1"}
         _request(self._connection(variables), {"module": module, "environment": variables}, [])
 
-    def reset(self, folders: Iterable[Path] = ()) -> None:
-        """End all processes of the server, also orphans, and empty folders that it sees."""
+    def reset(self, folders: Iterable[Path] = (), caches: Iterable[Path] = ()) -> None:
+        """End all processes of the server, also orphans, and empty folders that it sees.
+
+        caches: folders in these, whose files are kept as they were when there were first any: what
+        a later process writes there is lost.
+        """
         if self._control is None:
             return
         ours, status = _status_sockets()
-        _request(self._control, {"empty": [str(folder) for folder in folders]}, [status.fileno()])
+        request = {"empty": list(map(str, folders)), "caches": list(map(str, caches))}
+        _request(self._control, request, [status.fileno()])
         status.close()
         with ours:
             if not select.select([ours], [], [], _END_S)[0] or not ours.recv(_MESSAGE_BYTES):

@@ -56,6 +56,7 @@ _USERS = (range(0x60000000, 0x7F000000), range(61184, 65520), range(30000, 60000
 _GIB = 1 << 30
 _HIDDEN = re.compile(r"\..*|.*\.sqlite.*")
 _PREFILLED = "/prefilled"
+_CACHES = (".triton", ".nv", ".cache")  # in a home
 # All users and programs have files here. Of such a folder only sources and modules can be read.
 _SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _CODE = (*all_suffixes(), ".cu", ".cuh", ".cpp", ".h", ".hpp", ".toml", ".json")
@@ -126,6 +127,15 @@ class Sandbox:
         if self.kind == "none" or self.prefilled:
             return ()
         return (*self._own_folders(), "/tmp", "/dev/shm")
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Folders of compilers' caches in those of `scratch`."""
+        home, own = (self.environment.get(name) for name in ("HOME", "FLEXQ_BENCH_CACHE"))
+        if not self.scratch or home is None:
+            return ()
+        of_home = [os.path.join(os.path.realpath(home), name) for name in _CACHES]
+        return (*of_home, *([os.path.realpath(own)] if own else []))
 
     def _plan(self) -> dict[str, Any]:
         memory = self.limits.memory_bytes

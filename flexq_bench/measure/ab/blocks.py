@@ -109,18 +109,31 @@ class CaseSide:
         self.config, self.binary = reply["config"], reply["binary"]
         self.wrong = self.wrong or reply["wrong"]
 
-    def check(self, worker: Worker) -> None:
-        """Check a result of the default configuration, untimed. Raises as measure_blocks."""
+    def begin_check(self, worker: Worker) -> None:
+        """Request a check of a result of the default configuration; `end_check` waits for it."""
+        worker.send("prepare", slot=self.slot, case=self.case.key, config={}, favourite=None)
+
+    def end_check(self, worker: Worker) -> None:
+        """Raise as measure_blocks."""
         try:
-            self.wrong = worker.ask(
-                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
-            )["wrong"]
+            self.wrong = worker.receive()["wrong"]
         finally:
             self.release(worker)
 
-    def begin_place(self, worker: Worker, index: int, beside: str | None) -> None:
-        """Request a placement; `end_place` waits for it."""
-        worker.send("place", slot=self.slot, index=index, beside=beside)
+    def check(self, worker: Worker) -> None:
+        """Check a result, untimed. Raises as measure_blocks."""
+        self.begin_check(worker)
+        self.end_check(worker)
+
+    def begin_place(
+        self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
+    ) -> None:
+        """Request a placement; `end_place` waits for it.
+
+        is_warm: the device was just busy; True only for workers that take it into account.
+        """
+        warm = {"is_warm": True} if is_warm else {}
+        worker.send("place", slot=self.slot, index=index, beside=beside, **warm)
 
     def end_place(self, worker: Worker) -> None:
         worker.receive()
@@ -185,14 +198,15 @@ def measure_blocks(
     blocks: int,
     on_block: Callable[[Block], None],
     side_by_side: bool = False,
+    is_warm: bool = False,
 ) -> None:
     """Measure a case in one pair of processes; add blocks and errors to `pair`.
 
     workers: of base and head; the same one for two kernels. process: number of the pair. The side
     that is placed first, and the side that starts a block, alternate. side_by_side: the workers
     allocate a placement before they warm it up, so that both can do so at the same time, and can
-    leave out the check of a result. Raises RefusedError if a side refuses the case, WorkerError if
-    a worker broke.
+    leave out the check of a result. is_warm: the device was just busy. Raises RefusedError if a
+    side refuses the case, WorkerError if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     with _released(sides):
@@ -214,7 +228,7 @@ def measure_blocks(
             return
         for placement in range(placements):
             ordered = sides if (process + placement) % 2 == 0 else sides[::-1]
-            _place(ordered, placement, side_by_side=side_by_side and not share)
+            _place(ordered, placement, side_by_side=side_by_side, is_warm=is_warm)
             for number in range(blocks):
                 outer, inner = ordered if number % 2 == 0 else ordered[::-1]
                 block = _block(outer, inner, pair, process, placement)
@@ -253,15 +267,17 @@ def _prepare(sides: Sides, favourite: dict[str, Any] | None, *, check: bool = Tr
     _at_once(sides, begin, lambda side, worker: side.end_prepare(worker))
 
 
-def _place(sides: Sides, index: int, *, side_by_side: bool = False) -> None:
+def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: bool = False) -> None:
     """Place sides, the second of one worker beside the first."""
     shares = len({id(worker) for _, worker in sides}) < len(sides)
 
     def begin(side: CaseSide, worker: Worker) -> None:
-        is_second = shares and side is not sides[0][0]
-        side.begin_place(worker, index, sides[0][0].slot if is_second else None)
+        is_second = side is not sides[0][0]
+        beside = sides[0][0].slot if is_second and shares else None
+        # The first one's warm-up comes before the second's.
+        side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))
 
-    for group in [sides] if side_by_side else [[each] for each in sides]:
+    for group in [sides] if side_by_side and not shares else [[each] for each in sides]:
         _at_once(group, begin, lambda side, worker: side.end_place(worker))
 
 

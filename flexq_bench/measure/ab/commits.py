@@ -60,7 +60,7 @@ def compare_revisions(
                 continue
             sandbox = sandbox_of_adopted(tree)
             own = stack.enter_context(forking_launcher(tree, sandbox.wrap))
-            sides.append(Side(each.name, tree, launcher=own, sandbox=sandbox.kind))
+            sides.append(Side(each.name, tree, launcher=own, sandbox=sandbox))
         yield from compare_trees(sides[0], sides[1], cases, **options)
 
 

@@ -6,10 +6,11 @@ each pair. Cases that are decided drop out (flexq_bench.measure.ab.looks).
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, can_start_beside
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.meter import WARM_S
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
@@ -95,6 +97,7 @@ class _Course:
         self._wrong = ""  # the case whose wrong result ended the comparison
         self._durations = _Durations()
         self._expected: dict[int, int] = {}  # pairs of processes of each open case, by id
+        self._measured_at = -math.inf
         self._current = 0  # number of the current pair of processes
 
     def results(self) -> Iterator[CaseComparison]:
@@ -139,12 +142,17 @@ class _Course:
     def _check(self, lane: _Lane, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
         """Check cases of head in the lane's next pair of processes; return those left if it broke.
 
-        Base is checked only where head is wrong, after all of head.
+        Base is checked where head is wrong, after all of head; the first case at the same time, so
+        that both compile at once.
         """
         began = time.monotonic()
         base, head = lane.workers.start_ahead()
         lane.experiment.identities(base, head)
         self._durations.start_s.append(time.monotonic() - began)
+        first = None if base is head else pairs[0]
+        if first is not None:
+            with suppress(WorkerError):  # raised again by `end_check`
+                first.base.begin_check(base)
         for position, pair in enumerate(pairs):
             self._show_progress()
             if self._is_late():
@@ -161,9 +169,12 @@ class _Course:
                 self._wrong = pair.head.case.key
                 break
         for pair in pairs:
-            if pair.head.wrong:
+            if pair.head.wrong or pair is first:
                 try:
-                    pair.base.check(base)
+                    if pair is first:
+                        pair.base.end_check(base)
+                    else:
+                        pair.base.check(base)
                 except RefusedError:
                     continue
                 except WorkerError:
@@ -251,7 +262,9 @@ class _Course:
                         blocks=rules.blocks,
                         on_block=partial(_report, experiment, pair.base.case),
                         side_by_side=side_by_side,
+                        is_warm=time.monotonic() - self._measured_at < WARM_S,
                     )
+                    self._measured_at = time.monotonic()
                 except RefusedError as error:
                     pair.failure = str(error)
                 except WorkerError as error:

@@ -19,7 +19,7 @@ from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import Workers
 from flexq_bench.measure.external_kernels import adopted, options_of
 from flexq_bench.measure.launcher import ForkServer, Launcher
-from flexq_bench.measure.sandbox import Kind
+from flexq_bench.measure.sandbox import Sandbox
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
@@ -36,8 +36,8 @@ class Side:
 
     environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
     loads; None: those adopted in this process. launcher: starts its workers; None: each as a fresh
-    process. scratch: folders of a sandbox that are emptied after each worker, when all of its
-    processes end. sandbox: its kind.
+    process. sandbox: of the launcher; its private folders are emptied after each worker, when
+    all of its processes end.
     """
 
     name: str
@@ -45,13 +45,14 @@ class Side:
     environment: Mapping[str, str] | None = None
     kernels_from: tuple[KernelSource, ...] | None = None
     launcher: Launcher | None = None
-    scratch: tuple[str, ...] = ()
-    sandbox: Kind = "none"
+    sandbox: Sandbox | None = None
 
-    def reset(self) -> None:
-        """End what a worker left in its sandbox."""
-        if self.scratch and isinstance(self.launcher, ForkServer):
-            self.launcher.reset(map(Path, self.scratch))
+    def reset(self, *, keeps_caches: bool = True) -> None:
+        """End what a worker left in its sandbox, but for what the first one compiled."""
+        box = self.sandbox
+        if box is not None and box.scratch and isinstance(self.launcher, ForkServer):
+            caches = map(Path, box.caches if keeps_caches else ())
+            self.launcher.reset(map(Path, box.scratch), caches)
 
     @property
     def short_name(self) -> str:
@@ -166,7 +167,7 @@ class ABExperiment:
             base_config=pair.base.config or {},
             head_config=pair.head.config or {},
             detail=_detail(pair, self.base.short_name, self.head.short_name),
-            sandbox=self.head.sandbox,
+            sandbox="none" if self.head.sandbox is None else self.head.sandbox.kind,
         )
 
 

@@ -74,12 +74,7 @@ def compare_judged(
             exchange = exchanged[slot]
             sandbox = Sandbox(environment, kind, [tree, exchange.inputs], [exchange.outputs])
             launcher = stack.enter_context(forking_launcher(wrap=sandbox.wrap))
-            return Side(
-                *(name, tree, environment),
-                launcher=launcher,
-                scratch=sandbox.scratch,
-                sandbox=sandbox.kind,
-            )
+            return Side(name, tree, environment, launcher=launcher, sandbox=sandbox)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
         _check_workers(ABExperiment(*sides, **options), repository)

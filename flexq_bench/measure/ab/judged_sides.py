@@ -128,8 +128,10 @@ class JudgedSide(CaseSide):
         if not self.believes_binary:
             self.binary = None
 
-    def begin_place(self, worker: Worker, index: int, beside: str | None) -> None:
-        super().begin_place(worker, index, beside)
+    def begin_place(
+        self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
+    ) -> None:
+        super().begin_place(worker, index, beside, is_warm=is_warm)
         self.kernel.forget_weights()
 
     def sample(self, worker: Worker) -> SampleBatch:

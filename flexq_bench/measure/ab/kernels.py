@@ -35,7 +35,7 @@ def compare_kernels(
     sandbox = sandbox_of_adopted(tree)
     with forking_launcher(tree, sandbox.wrap) as launcher:
         first, second = (
-            Side(label, tree, launcher=launcher, sandbox=sandbox.kind) for label in (base, head)
+            Side(label, tree, launcher=launcher, sandbox=sandbox) for label in (base, head)
         )
         experiment = ABExperiment(first, second, one_process=True, **options)
         yield from compare_cases([(experiment, list(pairs))])

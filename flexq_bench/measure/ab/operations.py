@@ -126,12 +126,16 @@ class WorkerOperations:
             "wrong": wrong,
         }
 
-    def place(self, slot: str, index: int, beside: str | None = None) -> dict[str, Any]:
+    def place(
+        self, slot: str, index: int, beside: str | None = None, is_warm: bool = False
+    ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
-        beside: a slot whose weight copies are shared if they have the same bytes.
+        beside: a slot whose weight copies are shared if they have the same bytes. is_warm: the
+        device was just busy, in another process.
         """
         mine = self._slots[slot]
+        self._is_warm = self._is_warm or is_warm
         mine.leave()
         others = self._slots[beside].buffers if beside is not None else None
         mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)

@@ -21,7 +21,7 @@ from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
 from flexq_bench.measure.judged_places import JudgedPlace, judged_places
 from flexq_bench.measure.launcher import Launcher, forking_launcher
 from flexq_bench.measure.program import program_root
-from flexq_bench.measure.sandbox import Kind, building, required_kind
+from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import BuiltTree, built_tree
@@ -59,7 +59,7 @@ def compare_project(
             forking = launcher or stack.enter_context(
                 forking_launcher(program_root(), sandbox.wrap)
             )
-            sides.append(_side(built, revision, environment, forking, sandbox.kind))
+            sides.append(_side(built, revision, environment, forking, sandbox))
         yield from compare_cases(
             [
                 (ABExperiment(*matched, **options), [(case, case) for case in group])
@@ -127,18 +127,16 @@ def judged_project(
     with judging_device(device, exchanged) as judge:
         built, sides = [], []
         for revision, place in zip((base, head), places.values(), strict=True):
-            kind = place.sandbox.kind
             tree = built_tree(
                 project.moved_to(revision.checkout),
                 revision.checkout,
                 variables=place.variables,
-                isolated=partial(building, place.variables, kind),
+                isolated=partial(building, place.variables, place.sandbox.kind),
             )
             built.append(tree)
             environment = tree.environment(place.variables)
-            scratch = place.sandbox.scratch
-            sides.append(_side(tree, revision, environment, place.launcher, kind, scratch))
-        if sides[0].sandbox == "none":
+            sides.append(_side(tree, revision, environment, place.launcher, place.sandbox))
+        if places["base"].sandbox.kind == "none":
             files = UnchangedFiles([Path(tree.place.home) for tree in built])
             judge = replace(judge, files=files)
         yield JudgedProject(
@@ -218,8 +216,7 @@ def _side(
     revision: ProjectRevision,
     environment: Mapping[str, str],
     launcher: Launcher,
-    sandbox: Kind,
-    scratch: tuple[str, ...] = (),
+    sandbox: Sandbox,
 ) -> Side:
     return Side(
         revision.name,
@@ -227,6 +224,5 @@ def _side(
         environment,
         kernels_from=built.sources,
         launcher=launcher,
-        scratch=scratch,
         sandbox=sandbox,
     )
