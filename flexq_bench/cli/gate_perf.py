@@ -119,7 +119,7 @@ def perf(
         else:
             kind: Kind | None = "none" if no_sandbox else None
             judged = _input_of_judged_project(
-                stack, sources.project, base, head, policy, _requested_device(place), kind
+                stack, sources.project, base, head, policy, place, kind
             )
         if no_sandbox and not trust_head:
             judged = replace(judged, notes=(_NO_SANDBOX, *judged.notes))
@@ -169,10 +169,6 @@ class _OpenedPlace:
     plan: tuple[Case, ...]
     compare: Callable[..., Iterator[CaseComparison]]
     devices: Mapping[str, DeviceInfo]
-
-
-def _requested_device(place: ClusterOptions) -> str | None:
-    return place.device or place.requested_backend
 
 
 @contextmanager
@@ -261,7 +257,7 @@ def _input_of_judged_project(
     base: str,
     head: str,
     policy: str,
-    device: str | None,
+    place: ClusterOptions,
     sandbox: Kind | None,
 ) -> _GateInput:
     """Return the gate's input for commits of a project on this machine, which the stack closes.
@@ -277,12 +273,11 @@ def _input_of_judged_project(
     second = revision(project, head)
     _refuse_changes(project, first, second)
     places = stack.enter_context(judged_places(project.file.variables, sandbox))
-    # These import torch, while the servers do.
-    from flexq_bench.ci.gate_inputs import local_machine
+    # This imports torch, while the servers do.
     from flexq_bench.measure.ab import judged_project
 
-    _, name, _ = local_machine(device)
-    judged = stack.enter_context(judged_project(project, first, second, places, device=name))
+    device = place.device_name()
+    judged = stack.enter_context(judged_project(project, first, second, places, device=device))
     trusted = use_judged_project(judged)
     notes = project_notes(project, first.checkout, second.checkout)
     rules = _policy_of(trusted, policy)
