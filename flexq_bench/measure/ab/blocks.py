@@ -109,21 +109,14 @@ class CaseSide:
         self.config, self.binary = reply["config"], reply["binary"]
         self.wrong = self.wrong or reply["wrong"]
 
-    def begin_check(self, worker: Worker) -> None:
-        """Request a check of a result of the default configuration; `end_check` waits for it."""
-        worker.send("prepare", slot=self.slot, case=self.case.key, config={}, favourite=None)
-
-    def end_check(self, worker: Worker) -> None:
-        """Raise as measure_blocks."""
+    def check(self, worker: Worker) -> None:
+        """Check a result of the default configuration, untimed. Raises as measure_blocks."""
         try:
-            self.wrong = worker.receive()["wrong"]
+            self.wrong = worker.ask(
+                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
+            )["wrong"]
         finally:
             self.release(worker)
-
-    def check(self, worker: Worker) -> None:
-        """Check a result, untimed. Raises as measure_blocks."""
-        self.begin_check(worker)
-        self.end_check(worker)
 
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -142,17 +142,12 @@ class _Course:
     def _check(self, lane: _Lane, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
         """Check cases of head in the lane's next pair of processes; return those left if it broke.
 
-        Base is checked where head is wrong, after all of head; the first case at the same time, so
-        that both compile at once.
+        Base is checked only where head is wrong, after all of head.
         """
         began = time.monotonic()
         base, head = lane.workers.start_ahead()
         lane.experiment.identities(base, head)
         self._durations.start_s.append(time.monotonic() - began)
-        first = None if base is head else pairs[0]
-        if first is not None:
-            with suppress(WorkerError):  # raised again by `end_check`
-                first.base.begin_check(base)
         for position, pair in enumerate(pairs):
             self._show_progress()
             if self._is_late():
@@ -169,12 +164,9 @@ class _Course:
                 self._wrong = pair.head.case.key
                 break
         for pair in pairs:
-            if pair.head.wrong or pair is first:
+            if pair.head.wrong:
                 try:
-                    if pair is first:
-                        pair.base.end_check(base)
-                    else:
-                        pair.base.check(base)
+                    pair.base.check(base)
                 except RefusedError:
                     continue
                 except WorkerError:
