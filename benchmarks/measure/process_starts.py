@@ -72,7 +72,8 @@ class Waiting:
             side.begin_prepare(worker, None)
             side.end_prepare(worker)
             checked_s = time.perf_counter() - self.begun
-            side.place(worker, 0, None)
+            side.begin_place(worker, 0, None)
+            side.end_place(worker)
             times = [side.sample(worker).time_us]
             sample_s = time.perf_counter() - self.begun
             times += [side.sample(worker).time_us for _ in range(turns - 1)]

@@ -16,6 +16,7 @@ from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
+    from flexq_bench.measure.ab import JudgedProject
     from flexq_bench.measure.external_kernels import Adopted
     from flexq_bench.repository.project import Project, ProjectRevision
 
@@ -141,6 +142,24 @@ def use_project(folder: str, revision: str = ".", *, builds: bool = True) -> Ope
     built = built_tree(project, project_revision.checkout)
     external_kernels.adopt(built.sources, environment=built.environment())
     used = OpenedProject(project, project_revision, built.folder)
+    used.check_loaded()
+    return used
+
+
+def use_judged_project(judged: JudgedProject) -> OpenedProject:
+    """Register the kernels of base, which its own sandbox loads, and no others.
+
+    Raises MissingResultsError if none of them loads.
+    """
+    from flexq_bench.measure import external_kernels
+
+    base = judged.sides[0]
+    external_kernels.forget()
+    external_kernels.adopt(
+        judged.built[0].sources, environment=base.environment, launcher=base.launcher
+    )
+    base.reset(keeps_caches=False)
+    used = OpenedProject(judged.project, judged.revisions[0], judged.built[0].folder)
     used.check_loaded()
     return used
 

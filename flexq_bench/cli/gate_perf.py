@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -18,6 +18,7 @@ from flexq_bench.cli.external import (
     KernelSourceOptions,
     OpenedProject,
     code_with_failures,
+    use_judged_project,
     use_project,
     with_external,
 )
@@ -48,6 +49,8 @@ from flexq_bench.workloads.probes import is_probe
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.ci.report_data import GateReport
+    from flexq_bench.measure.sandbox import Kind
+    from flexq_bench.repository.project import Project, ProjectRevision
     from flexq_bench.runs.machine import Machine
     from flexq_bench.verdicts import CaseComparison
 
@@ -101,23 +104,30 @@ def perf(
     rules = spending.applied_to(interleaving.rules)
     sources.use_kernels()
     output.check()
-    if sources.project is not None:
-        judged = _input_of_project(
-            sources.project, base, head, policy, trust_head=trust_head, builds=place.is_local
-        )
-    else:
-        tree = repository_of(repository)
-        judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
     if no_sandbox and not place.is_local:
         raise UsageError("--no-sandbox is for this process: a cluster's nodes have sandboxes")
-    if no_sandbox and not trust_head:
-        compare = partial(judged.compare, sandbox="none")
-        judged = replace(judged, compare=compare, notes=(_NO_SANDBOX, *judged.notes))
-    with (
-        open_database(db) as database,
-        progress() as on_progress,
-        _opened_place(database, place, interleaving.seed, judged, trust_head=trust_head) as opened,
-    ):
+    with ExitStack() as stack:
+        if sources.project is None:
+            tree = repository_of(repository)
+            judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
+            if no_sandbox and not trust_head:
+                judged = replace(judged, compare=partial(judged.compare, sandbox="none"))
+        elif trust_head or not place.is_local:
+            judged = _input_of_project(
+                sources.project, base, head, policy, trust_head=trust_head, builds=place.is_local
+            )
+        else:
+            kind: Kind | None = "none" if no_sandbox else None
+            judged = _input_of_judged_project(
+                stack, sources.project, base, head, policy, place, kind
+            )
+        if no_sandbox and not trust_head:
+            judged = replace(judged, notes=(_NO_SANDBOX, *judged.notes))
+        database = stack.enter_context(open_database(db))
+        on_progress = stack.enter_context(progress())
+        opened = stack.enter_context(
+            _opened_place(database, place, interleaving.seed, judged, trust_head=trust_head)
+        )
         machine, plan = opened.machine, opened.plan
         if sources.project is not None:  # probes are this program's on both sides
             machine = replace(machine, project=judged.base.project)
@@ -227,24 +237,69 @@ def _input_of_project(
 
     Project file, suites and policies are base's; with trust_head, head's.
     """
-    from flexq_bench.ci.policy import load_policy
     from flexq_bench.measure import ab as interleave
     from flexq_bench.repository.project import project_notes, revision
 
     trusted = use_project(folder, head if trust_head else base, builds=builds)
     project = trusted.project
     first, second = (revision(project, text) for text in (base, head))
-    refuse_local_changes(project.root, second.checkout)
-    if second.commit.dirty or first.commit.dirty:
-        raise UsageError(
-            f"{project.root} has local changes, and a gate judges commits: commit or stash them "
-            f"first, or see `flexq-bench compare {base} {head} --project {folder}`"
-        )
-    rules = trusted.policy() if policy == "default" else load_policy(policy)
+    _refuse_changes(project, first, second)
     compare = interleave.compare_project if trust_head else interleave.compare_judged_project
     notes = () if trust_head else project_notes(project, first.checkout, second.checkout)
     measure = partial(compare, project, first, second)
+    rules = _policy_of(trusted, policy)
     return _GateInput(first.commit, second.commit, rules, measure, notes, project.root, trusted)
+
+
+def _input_of_judged_project(
+    stack: ExitStack,
+    folder: str,
+    base: str,
+    head: str,
+    policy: str,
+    place: ClusterOptions,
+    sandbox: Kind | None,
+) -> _GateInput:
+    """Return the gate's input for commits of a project on this machine, which the stack closes.
+
+    Both are built, and base's kernels described, in the sandboxes of the comparison.
+    """
+    from flexq_bench.measure.judged_places import judged_places
+    from flexq_bench.repository.project import open_project, project_notes, revision
+
+    opened = open_project(folder)
+    first = revision(opened, base)
+    project = opened.at(first.checkout)
+    second = revision(project, head)
+    _refuse_changes(project, first, second)
+    places = stack.enter_context(judged_places(project.file.variables, sandbox))
+    # This imports torch, while the servers do.
+    from flexq_bench.measure.ab import judged_project
+
+    device = place.device_name()
+    judged = stack.enter_context(judged_project(project, first, second, places, device=device))
+    trusted = use_judged_project(judged)
+    notes = project_notes(project, first.checkout, second.checkout)
+    rules = _policy_of(trusted, policy)
+    return _GateInput(
+        first.commit, second.commit, rules, judged.compare, notes, project.root, trusted
+    )
+
+
+def _policy_of(opened: OpenedProject, policy: str) -> Policy:
+    from flexq_bench.ci.policy import load_policy
+
+    return opened.policy() if policy == "default" else load_policy(policy)
+
+
+def _refuse_changes(project: Project, base: ProjectRevision, head: ProjectRevision) -> None:
+    refuse_local_changes(project.root, head.checkout)
+    if head.commit.dirty or base.commit.dirty:
+        names = ("." if each.commit.dirty else each.commit.sha[:10] for each in (base, head))
+        raise UsageError(
+            f"{project.root} has local changes, and a gate judges commits: commit or stash them "
+            f"first, or see `flexq-bench compare {' '.join(names)} --project {project.root}`"
+        )
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ kernels; this process never runs its code.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import os
@@ -18,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import flexq_bench
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
@@ -27,10 +25,10 @@ from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource, top_of_package
 from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
+from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Sandbox, available_kind
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
-from flexq_bench.packages import PACKAGE
 from flexq_bench.workloads.errors import WorkloadError
 
 _TRITON_CACHE = Path(".triton", "cache")  # in a home
@@ -73,20 +71,24 @@ def adopted() -> Adopted:
 
 
 def adopt(
-    sources: Iterable[KernelSource], *, environment: Mapping[str, str] | None = None
+    sources: Iterable[KernelSource],
+    *,
+    environment: Mapping[str, str] | None = None,
+    launcher: Launcher | None = None,
 ) -> Adopted:
     """Register the kernels of sources.
 
     A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
-    others are registered. environment: of the processes that run them; None: ours.
+    others are registered. environment: of the processes that run them; None: ours. launcher: starts
+    those that describe them; None: each as a fresh process in a sandbox of its own.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     owners: dict[tuple[str, str], KernelSource] = {}
     for source in sources:
         try:
-            launcher = FreshProcesses(sandbox_of([source], environment).wrap)
-            kernels = described(source, environment=environment, launcher=launcher)
+            starts = launcher or FreshProcesses(sandbox_of([source], environment).wrap)
+            kernels = described(source, environment=environment, launcher=starts)
             refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
@@ -244,21 +246,6 @@ def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, .
         return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
     except (KeyError, TypeError, KernelError, WorkloadError) as error:
         raise WorkerError(f"{name}: its description can't be read: {error}") from None
-
-
-def program_root(packages: Path | None = None) -> Path:
-    """A folder with a link to the package of this process, and nothing else.
-
-    packages: the folder that contains the package; None: that of this file. It comes first on a
-    worker's path, and must not hide packages that a project has, or has installed.
-    """
-    root = packages or Path(flexq_bench.__file__).resolve().parents[1]
-    digest = hashlib.sha256(str(root).encode()).hexdigest()[:16]
-    links = cache_folder() / "program" / digest
-    links.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        (links / PACKAGE).symlink_to(root / PACKAGE)
-    return links
 
 
 def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:

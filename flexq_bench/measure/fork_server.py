@@ -4,16 +4,18 @@
 
 MARK: name of a variable of its environment, over which each process writes the name of its own
 mark (flexq_bench.repository.descendants), because /proc shows the environment of the server.
-PROGRAM: a folder whose code is trusted; the server imports what the module of the first request
+PROGRAM: a folder whose code is trusted; the server imports what the first module that is requested
 imports from there.
 
 It runs as a script and uses nothing of flexq_bench, because its processes run the code of any
 commit. It touches no device. Its other end is `ForkServer` in flexq_bench.measure.launcher.
 
 A request is a line of JSON; its files come with it (SCM_RIGHTS). `command`, `folder`,
-`environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `empty`, a list
-of folders, and the file [status] end all processes and empty these folders. On a status socket,
-each message is one of
+`environment`, `mark` and the files [stdin, stdout, stderr, status] start a process; `module` and
+`environment` import what the processes of that module will need; `empty` and
+`caches`, lists of folders, and the file [status] end all processes and empty the former, or end the
+server if that fails; the files that the latter had when there were first any are written again. On
+a status socket, each message is one of
 
     + O      from the new process, with its id as the kernel translates it for the reader; O: why it
              executes the command, empty if it does not
@@ -35,6 +37,7 @@ if not sys.flags.safe_path:
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -42,14 +45,15 @@ import mmap
 import os
 import runpy
 import secrets
+import select
 import selectors
-import shutil
 import signal
 import socket
 import time
 import traceback
 import types
 import warnings
+from collections.abc import Iterator
 from importlib.machinery import all_suffixes
 from typing import Any
 
@@ -62,11 +66,15 @@ PRELOADED = (
 )
 # Dependencies that could open a GPU when they are imported: tried in a process first.
 TRIED = ("cuda.bindings.driver", "nvmath.bindings.cublasLt", "nvmath.bindings.cublas")
+# Variables that processes may have values of their own of: no dependency reads them at its import.
+_OF_EACH_PROCESS = ("PYTHONPATH", "FLEXQ_BENCH_PROJECT_BUILD")
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's name (proc(5): 50, 51)
 _MESSAGE_BYTES = 1 << 16
 _REQUEST_FILES = 4
 _POLL_S = 0.001
+_MAX_CACHED_BYTES = 1 << 28
+_TRIAL_S = 60.0  # for the imports in trials, after which they are killed
 _END_S = 5.0  # for the end of all processes that a process started
 _MAX_SHIFT_PAGES = 1 << 16
 _INTERPRETER = os.path.realpath(sys.executable)
@@ -91,6 +99,9 @@ class Server:
         self._statuses: dict[int, socket.socket] = {}
         self._unread = b""
         self._files: list[int] = []
+        self._has_answered = False
+        # Compiled code by path. In this memory, no process can change it for a later one.
+        self._cached: dict[str, bytes] = {}
         self.is_pure: bool | None = None
 
     def serve(self) -> Request | None:
@@ -122,18 +133,21 @@ class Server:
         """Carry out a request. In the new process, return it."""
         if "empty" in request:
             status = socket.socket(fileno=self._files.pop(0))
-            self._empty(request["empty"])
+            self._empty(request["empty"], request["caches"])
             _send(status, b"exit 0")
             status.close()
+            return None
+        if not self._has_answered:
+            self._adopt_environment(request)
+            self._has_answered = True
+        if "module" in request:
+            self._import(request["module"])
             return None
         files, self._files = self._files[:_REQUEST_FILES], self._files[_REQUEST_FILES:]
         status = socket.socket(fileno=files[3])
         server = os.getpid()
-        if self.is_pure is None and _is_module(request):
-            self.is_pure = preload() and self._import_program(request) and not _has_opened_gpu()
-            gc.collect()
-            gc.freeze()  # a collection in a process would copy the pages of all these objects
-            _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
+        if _is_module(request):
+            self._import(request["command"][2])
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of threads: those of OpenBLAS survive a fork
@@ -151,18 +165,36 @@ class Server:
             os.close(file)
         return None
 
-    def _import_program(self, request: Request) -> bool:
-        """Import what the module of a request imports. Return False if that fails."""
+    def _adopt_environment(self, request: Request) -> None:
+        """Take over what a sandbox set, as bubblewrap sets PWD, as if it had been asked for.
+
+        The launcher started this server with the variables of the first request.
+        """
+        own = (*_OF_EACH_PROCESS, self._mark, request.get("mark"))
+        self._environment = {
+            **{k: v for k, v in request["environment"].items() if k not in own},
+            **{k: v for k, v in self._environment.items() if k in own},
+        }
+
+    def _import(self, module: str) -> None:
+        """Import what the processes of a module need, unless something was imported already."""
+        if self.is_pure is not None:
+            return
+        self.is_pure = preload() and self._import_program(module) and not _has_opened_gpu()
+        gc.collect()
+        gc.freeze()  # a collection in a process would copy the pages of all these objects
+        _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
+
+    def _import_program(self, module: str) -> bool:
+        """Import what a module imports. Return False if that fails."""
         if self._program is None:
             return True
-        module = request["command"][2]
         sys.path.insert(0, self._program)
         try:
             importlib.import_module(module)
         except Exception:  # a module may raise any; a new process then reports it
             traceback.print_exc()
             return False
-        del sys.modules[module]  # each process runs it
         sys.path.remove(self._program)
         return True
 
@@ -203,7 +235,7 @@ class Server:
             return "other command"
         if not self.is_pure:
             return "a dependency does not import, or opens a GPU"
-        others = set(request["differing"]) - {"PYTHONPATH", self._mark, request["mark"]}
+        others = set(request["differing"]) - {*_OF_EACH_PROCESS, self._mark, request["mark"]}
         if others:
             return f"variables differ from those of the first process: {', '.join(sorted(others))}"
         hidden = _hidden(_own_path(request), self._program)
@@ -233,7 +265,7 @@ class Server:
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(_POLL_S)
 
-    def _empty(self, folders: list[str]) -> None:
+    def _empty(self, folders: list[str], caches: list[str]) -> None:
         if os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):  # there is none
                 os.kill(-1, signal.SIGKILL)  # all of this namespace but this process
@@ -243,30 +275,100 @@ class Server:
             if key.fileobj is not self._control:
                 self._report_exit(key.data, key.fd)
         self._end_orphans(set())
-        for folder in folders:
+        if not self._cached:
+            self._cached = dict(_files_in(caches))
+        kept = {above for folder in folders for above in _and_above(folder)}
+        # Those that others are in come first: one may have been removed, or replaced by a link.
+        if not all(_is_emptied(folder, kept) for folder in sorted(folders, key=len)):
+            sys.exit("processes left folders that can't be removed: a new server is needed")
+        for path, content in self._cached.items():
+            with contextlib.suppress(OSError):  # the next process compiles it again
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "xb") as file:
+                    file.write(content)
+
+
+def _and_above(folder: str) -> list[str]:
+    parts = folder.split(os.sep)
+    return [os.sep.join(parts[:end]) for end in range(2, len(parts) + 1)]
+
+
+def _is_emptied(top: str, kept: set[str]) -> bool:
+    """Remove all in a folder but folders to keep and mounts. Return False if something remains."""
+    try:
+        os.makedirs(top, exist_ok=True)
+        device, found, waiting = os.lstat(top).st_dev, [], [top]
+        while waiting:
+            folder = waiting.pop()
+            found.append(folder)
             for entry in os.scandir(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                else:
-                    with contextlib.suppress(OSError):
-                        os.unlink(entry.path)
+                if entry.stat(follow_symlinks=False).st_dev != device:
+                    kept.update(_and_above(folder))
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif not _is_removed(entry.path):
+                    kept.update(_and_above(folder))
+        for folder in reversed(found):
+            if folder not in kept:
+                os.rmdir(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _files_in(folders: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Files in these folders, but not in mounts, until there are too many bytes."""
+    left = _MAX_CACHED_BYTES
+    for top in folders:
+        for folder, inner, names in os.walk(top):
+            device = os.lstat(top).st_dev
+            inner[:] = [n for n in inner if os.lstat(os.path.join(folder, n)).st_dev == device]
+            for path in (os.path.join(folder, name) for name in names):
+                with contextlib.suppress(OSError):
+                    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+                    with open(os.open(path, flags), "rb") as file:
+                        content = file.read(left + 1)
+                    left -= len(content)
+                    if left < 0:
+                        return
+                    yield path, content
+
+
+def _is_removed(file: str) -> bool:
+    """Remove a file. Return False if another one is mounted over it."""
+    try:
+        os.unlink(file)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
 
 
 def preload() -> bool:
     """Import the dependencies. Return False if processes should not be forked after that."""
-    for name in (*PRELOADED, *filter(_imports_without_gpu, TRIED)):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue
-        except Exception:  # a package may raise any; a new process then reports it
-            traceback.print_exc()
-            return False
+    trials = [(name, _trial(name)) for name in TRIED]
+    deadline = time.monotonic() + _TRIAL_S
+    if not all(map(_imports, PRELOADED)):
+        return False
+    succeeded = [name for name, pid in trials if _has_succeeded(pid, deadline)]
+    return all(map(_imports, succeeded))
+
+
+def _imports(name: str) -> bool:
+    """Import a dependency, if it is installed. Return False if it does not import."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        return True
+    except Exception:  # a package may raise any; a new process then reports it
+        traceback.print_exc()
+        return False
     return True
 
 
-def _imports_without_gpu(name: str) -> bool:
-    """Return True if a process can import a module without opening a GPU."""
+def _trial(name: str) -> int:
+    """Import a module in a process of its own, which fails if a GPU is open then."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -274,6 +376,15 @@ def _imports_without_gpu(name: str) -> bool:
         except BaseException:
             os._exit(1)
         os._exit(int(_has_opened_gpu()))
+    return pid
+
+
+def _has_succeeded(pid: int, deadline: float) -> bool:
+    """Wait for a process, which is killed at a time (of `time.monotonic`)."""
+    pidfd = os.pidfd_open(pid)
+    if not select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        os.kill(pid, signal.SIGKILL)
+    os.close(pidfd)
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -295,6 +406,7 @@ def run(request: Request) -> None:
     if numpy is not None:
         numpy.random.seed(secrets.randbits(32))
     _shift_addresses()
+    sys.modules.pop(command[2], None)  # as in a new process, it is only __main__
     runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
 
 

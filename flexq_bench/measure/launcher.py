@@ -178,15 +178,29 @@ class ForkServer:
         pipes = (os.fdopen(our_stdin, "wb"), os.fdopen(our_stdout, "rb"))
         return ForkedProcess(self, command, pipes, ours)
 
-    def reset(self, folders: Iterable[Path] = ()) -> None:
-        """End all processes of the server, also orphans, and empty folders that it sees."""
+    def begin(self, module: str, environment: Mapping[str, str]) -> None:
+        """Start the server now, so that it imports what the processes of a module need.
+
+        environment: as theirs. Returns at once.
+        """
+        variables = {**environment, self._mark: "1"}
+        _request(self._connection(variables), {"module": module, "environment": variables}, [])
+
+    def reset(self, folders: Iterable[Path] = (), caches: Iterable[Path] = ()) -> None:
+        """End all processes of the server, also orphans, and empty folders that it sees.
+
+        caches: folders in these, whose files are kept as they were when there were first any: what
+        a later process writes there is lost.
+        """
         if self._control is None:
             return
         ours, status = _status_sockets()
-        _request(self._control, {"empty": [str(folder) for folder in folders]}, [status.fileno()])
+        request = {"empty": list(map(str, folders)), "caches": list(map(str, caches))}
+        _request(self._control, request, [status.fileno()])
         status.close()
         with ours:
-            select.select([ours], [], [], _END_S)
+            if not select.select([ours], [], [], _END_S)[0] or not ours.recv(_MESSAGE_BYTES):
+                self.end()  # it hangs, or could not empty them: the next process starts another
 
     def end(self) -> None:
         """End the server and all of its processes."""
@@ -318,12 +332,20 @@ class ForkedProcess:
 def forking_launcher(
     program: Path | None = None,
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple,
+    *,
+    begin: tuple[str, Mapping[str, str]] | None = None,
 ) -> Iterator[Launcher]:
-    """A ForkServer where the operating system has what it needs; else fresh processes."""
+    """A ForkServer where the operating system has what it needs; else fresh processes.
+
+    begin: module and environment of processes, with which the server starts at once; None: with the
+    first process.
+    """
     if sys.platform != "linux":
         yield FreshProcesses(wrap)
         return
     with ForkServer(program, wrap) as server:
+        if begin is not None:
+            server.begin(*begin)
         yield server
 
 
@@ -345,7 +367,7 @@ def _status_sockets() -> tuple[socket.socket, socket.socket]:
 def _request(control: socket.socket, request: Mapping[str, object], files: list[int]) -> None:
     line = json.dumps(request).encode() + b"\n"
     with suppress(OSError):  # the server died: its end of the status socket is closed, too
-        sent = socket.send_fds(control, [line], files)
+        sent = socket.send_fds(control, [line], files) if files else 0
         control.sendall(line[sent:])
 
 

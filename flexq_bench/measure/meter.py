@@ -55,7 +55,7 @@ from flexq_bench.workloads.probes import (
 # Fields of the environment that affect the choice of the fastest configuration.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
 _SECRET_BITS = 52  # every JSON reader supports integers of this size
-_WARM_S = 1.0  # clocks stay up for seconds between cases
+WARM_S = 1.0  # clocks stay up for seconds between cases
 _SHARED_PERCENT = 6  # of the memory that is free at first, for weights kept for the next cases
 Resolve = Callable[[str, Backend], Kernel]
 
@@ -335,8 +335,8 @@ class Meter:
 
     @property
     def _is_warm(self) -> bool:
-        """True if the last measurement ended less than `_WARM_S` seconds ago."""
-        return time.monotonic() - self._measured_at < _WARM_S
+        """True if the last measurement ended less than `WARM_S` seconds ago."""
+        return time.monotonic() - self._measured_at < WARM_S
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
         """Add the floor of its weights and the empty launch to the result."""

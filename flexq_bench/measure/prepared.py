@@ -285,15 +285,23 @@ class PreparedCase:
         seed = derive_seed(self._seed, self.case.workload, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 
-    @contextmanager
-    def placed(self, index: int, *, shared_with: Buffers | None = None) -> Iterator[Placed]:
-        """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
+    def buffers(self, index: int, *, shared_with: Buffers | None = None) -> Buffers:
+        """Buffers of placement `index`, allocated now.
 
         shared_with: another subject's buffers; weights of the same bytes are shared with it.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
-        buffers = self._subject.place(self.copies, seed=seed, shared_with=shared_with)
+        return self._subject.place(self.copies, seed=seed, shared_with=shared_with)
+
+    @contextmanager
+    def placed(self, index: int, *, buffers: Buffers | None = None) -> Iterator[Placed]:
+        """Placement `index`: a rotation over buffers that are freed on leaving.
+
+        buffers: those of the placement; None: they are allocated now.
+        """
+        if buffers is None:
+            buffers = self.buffers(index)
         rotation = self._clock.rotation(
             buffers.bound(self.config),
             self.copies,

@@ -56,6 +56,7 @@ _USERS = (range(0x60000000, 0x7F000000), range(61184, 65520), range(30000, 60000
 _GIB = 1 << 30
 _HIDDEN = re.compile(r"\..*|.*\.sqlite.*")
 _PREFILLED = "/prefilled"
+_CACHES = (".triton", ".nv", ".cache")  # in a home
 # All users and programs have files here. Of such a folder only sources and modules can be read.
 _SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _CODE = (*all_suffixes(), ".cu", ".cuh", ".cpp", ".h", ".hpp", ".toml", ".json")
@@ -119,9 +120,22 @@ class Sandbox:
 
     @property
     def scratch(self) -> tuple[str, ...]:
-        """Folders whose contents no process should find of an earlier one."""
-        temporary = self.environment.get("TMPDIR")
-        return () if self.kind == "none" or temporary is None else (temporary, "/dev/shm")
+        """Folders whose contents no process should find of an earlier one.
+
+        Empty where they are not private, or prefilled once.
+        """
+        if self.kind == "none" or self.prefilled:
+            return ()
+        return (*self._own_folders(), "/tmp", "/dev/shm")
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Folders of compilers' caches in those of `scratch`."""
+        home, own = (self.environment.get(name) for name in ("HOME", "FLEXQ_BENCH_CACHE"))
+        if not self.scratch or home is None:
+            return ()
+        of_home = [os.path.join(os.path.realpath(home), name) for name in _CACHES]
+        return (*of_home, *([os.path.realpath(own)] if own else []))
 
     def _plan(self) -> dict[str, Any]:
         memory = self.limits.memory_bytes
@@ -188,6 +202,13 @@ class Sandbox:
                 found.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
         for path in self.write:
             found[str(path)] = ("write", str(path), os.path.realpath(path))
+        own = self._own_folders()
+        for place in list(found):
+            for folder in map(str, Path(place).parents):
+                # Else it would be made by root, and its processes could write nothing beside.
+                is_inside = any(folder.startswith(f"{top}/") for top in own)
+                if is_inside and _above(folder, found)[0] != "read":
+                    found.setdefault(folder, ("folder", folder))
         for place in sorted(found, key=lambda place: place.count("/")):
             if found[place][0] != "read" or _above(place, found)[0] != "read":
                 yield found[place]
@@ -237,10 +258,14 @@ class Sandbox:
 
 @contextmanager
 def building(
-    environment: Mapping[str, str], kind: Kind, home: Path, network: bool
+    environment: Mapping[str, str],
+    kind: Kind,
+    home: Path,
+    network: bool = False,
+    read: Sequence[Path] = (),
 ) -> Iterator[Callable[[Sequence[str]], Sequence[str]]]:
     """Wrap the commands of a build, which writes to `home`: see Sandbox.wrap."""
-    sandbox = Sandbox(environment, kind, write=[home], network=network)
+    sandbox = Sandbox(environment, kind, read, write=[home], network=network)
     if kind == "none" or sandbox.user is None:
         yield sandbox.wrap
         return

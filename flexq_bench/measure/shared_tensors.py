@@ -1,7 +1,8 @@
 """Named tensors that a judging process and its worker pass each other in shared memory.
 
 Each side of the exchange writes one file of a memory file system and reads the other's. Neither
-maps the other's file: a process that shortened one would end whoever reads a mapping of it.
+maps the other's file: a process that shortened one would end whoever reads a mapping of it. The
+first tensor imports torch, because the files are needed before.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _MEMORY = Path("/dev/shm")
 # A container's may be small, as Docker's 64 MB are. Then files are in the folder of others.
@@ -60,6 +62,17 @@ class Exchange:
         tensors = _read(self._outputs, layout)
         os.ftruncate(self._outputs, 0)
         return tensors
+
+
+@contextmanager
+def exchanges(*names: str) -> Iterator[dict[str, Exchange]]:
+    """Exchanges by name, each with a folder of its own."""
+    with exchange_folder() as folder, ExitStack() as stack:
+        made = {}
+        for name in names:
+            (folder / name).mkdir()
+            made[name] = stack.enter_context(Exchange(folder / name))
+        yield made
 
 
 @contextmanager
@@ -112,6 +125,8 @@ def _ends(layout: Layout) -> list[int]:
 
 
 def _size(dtype: str, shape: Sequence[int]) -> int:
+    import torch
+
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype) or any(length < 0 for length in shape):
         raise ValueError(f"no tensor of {dtype} and shape {list(shape)}")
@@ -128,6 +143,8 @@ def _write(file: int, tensors: Mapping[str, torch.Tensor], layout: Layout) -> No
 
 
 def _read(file: int, layout: Layout) -> dict[str, torch.Tensor]:
+    import torch
+
     tensors = {}
     for (name, dtype, shape), end in zip(layout, _ends(layout), strict=True):
         tensor = torch.empty(list(shape), dtype=getattr(torch, dtype), device="cpu")
@@ -144,4 +161,6 @@ def _read(file: int, layout: Layout) -> dict[str, torch.Tensor]:
 
 def _bytes_of(tensor: torch.Tensor) -> Any:
     """The memory of a contiguous tensor on the host, as a NumPy array of bytes."""
+    import torch
+
     return tensor.reshape(-1).view(torch.uint8).numpy()

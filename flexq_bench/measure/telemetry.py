@@ -69,6 +69,13 @@ class NvmlSensor:
         )
 
 
+class SmClockSensor(NvmlSensor):
+    """A GPU's SM clock alone: one of six readings, each of which takes up to a millisecond."""
+
+    def read(self) -> DeviceState:
+        return DeviceState(sm_clock_mhz=self._nvml.sm_clock_mhz())
+
+
 class Telemetry:
     """Reads a sensor before, after and, on a thread, while its `with` block runs."""
 

@@ -31,6 +31,7 @@ from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
 
 SOURCES = "src"  # folder of a project's modules, if they are not next to its file
+_CACHE = "FLEXQ_BENCH_CACHE"
 _DONE = "built.json"  # written last: without it, a build is started again
 _OUTPUT = "build.log"
 _PACKING_S = 120.0  # for a build to be packed, and sent to other machines
@@ -132,7 +133,7 @@ def built_tree(
     exceptions of checking it out.
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
-    own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
+    own_cache = (variables or {}).get(_CACHE)
     submodules, missing = submodules_of(project.root, commit)
     for name in missing:
         _log_missing(commit, name)
@@ -140,7 +141,7 @@ def built_tree(
     for name in pointers:
         _log_pointer(commit, name)
     missing += pointers
-    home = _home(project, tree, missing, Path(own_cache) if own_cache else cache_folder())
+    home = _home(project, tree, missing, folder_of_builds(variables))
     folder, site = home / "tree" / project.inside, home / "site"
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
@@ -197,13 +198,21 @@ def _log_pointer(commit: str, file: str) -> None:
     )
 
 
-def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
+def folder_of_builds(variables: Mapping[str, str] | None = None) -> Path:
+    """The folder of all builds, which exists. variables: see built_tree."""
+    own_cache = (variables or {}).get(_CACHE)
+    folder = (Path(own_cache) if own_cache else cache_folder()) / "projects"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _home(project: Project, tree: str, missing: list[str], builds: Path) -> Path:
     """Return the folder of a build, named by a hash of everything that affects the build."""
     table = project.file.build.model_dump_json()
     inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
     identity = [str(project.inside), tree, *missing, table, sys.version, *inputs]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
-    return cache / "projects" / project.name / key
+    return builds / project.name / key
 
 
 def submodules_of(

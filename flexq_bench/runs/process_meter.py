@@ -16,8 +16,9 @@ from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Measured, Meter, Tuning
-from flexq_bench.measure.external_kernels import Adopted, options_of, program_root, sandbox_of
+from flexq_bench.measure.external_kernels import Adopted, options_of, sandbox_of
 from flexq_bench.measure.launcher import FreshProcesses, forking_launcher
+from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.runs.meter_worker import MODULE

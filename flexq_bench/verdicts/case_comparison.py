@@ -20,7 +20,8 @@ class CaseComparison:
     judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
     code; None: a library's. detail: why there is no data, or what is wrong; empty: no problem.
     pairs_needed: estimated pairs of processes that would decide it; None: it is decided, or not
-    known.
+    known. sandbox: kind of sandbox that head's processes ran in, "none", or empty: they did not
+    run.
     """
 
     case: Case
@@ -34,6 +35,7 @@ class CaseComparison:
     head_config: dict[str, Any] = field(default_factory=dict)
     detail: str = ""
     pairs_needed: int | None = None
+    sandbox: str = ""
 
     @property
     def is_changed(self) -> bool:

@@ -141,6 +141,7 @@ def _decision(
             "slow_placements": None
             if confirmation.modes is None
             else [confirmation.modes.slow_base, confirmation.modes.slow_head],
+            **({"sandbox": compared.sandbox} if compared.sandbox else {}),
         },
     )
 

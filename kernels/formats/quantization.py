@@ -17,8 +17,9 @@ from flexq_bench.kernels.formats.operand import Operand
 from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.formats.symmetric_quantization import quantize_symmetric
 
-# Values that are rounded at once: a large layer in float64 would need too much memory.
-_CHUNK_VALUES = 1 << 22
+# Values that are rounded at once: a large layer in float64 would need too much memory. A GPU waits
+# for the host once per chunk.
+_CHUNK_VALUES, _GPU_CHUNK_VALUES = 1 << 22, 1 << 24
 
 
 def quantize(
@@ -44,7 +45,8 @@ def quantize(
     is_plain = number.scale == "fp16" or number.kind == "asymmetric"
     if number.kind == "float" or number.shares_rows or not is_plain:
         return _quantize_blocks(matrix, number, shares)
-    rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
+    values = _GPU_CHUNK_VALUES if matrix.is_cuda else _CHUNK_VALUES
+    rows = max(1, values // max(1, matrix.shape[-1]))
     if matrix.ndim != 2 or matrix.shape[0] <= rows:
         return _quantize_rows(matrix, number, shares, order)
     parts = torch.split(matrix, rows)

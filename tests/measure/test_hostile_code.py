@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
+from flexq_bench.measure.launcher import ForkServer
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.sandbox import KINDS, Kind, Sandbox, SandboxLimits, obstacle
 from tests.measure import hostile
@@ -170,6 +171,57 @@ def test_a_plain_program_runs_in_every_kind(victim):
         command = sandbox.wrap([sys.executable, "-c", code])
         done = subprocess.run(command, env=victim.environment, capture_output=True, check=True)
         assert done.stdout == b"1\n"  # the first process of its namespace
+
+
+@pytest.mark.parametrize("kind", WORKING)
+def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
+    program = Path(victim.environment["HOME"], ".cache", "mine", "program")
+    program.mkdir(parents=True)
+    (program / "code.py").touch()
+    code = (
+        "import os; os.chdir(os.environ['HOME']); os.mkdir('.cache/a'); os.mkdir('.cache/mine/b')"
+    )
+    code += "; print(os.listdir('.cache/mine/program'))"
+
+    command = Sandbox(victim.environment, kind, [program]).wrap([sys.executable, "-c", code])
+    done = subprocess.run(command, env=victim.environment, capture_output=True, check=True)
+
+    assert done.stdout == b"['code.py']\n"
+
+
+@pytest.mark.parametrize("end", ["", "os.chmod('/tmp/x', 0)"])
+@pytest.mark.parametrize("kind", WORKING)
+def test_a_process_finds_no_files_of_an_earlier_one(victim, kind, end):
+    code = """
+import os
+places = [os.environ["HOME"], os.environ["TMPDIR"], "/tmp", "/dev/shm"]
+print([place for place in places if os.path.exists(place + "/x")])
+for place in places:
+    os.makedirs(place + "/x" + "/y" * 900)
+    open(place + "/x/y/file", "w").close()
+os.rename(os.environ["TMPDIR"], os.environ["HOME"] + "/moved")
+os.symlink(os.environ["HOME"], os.environ["TMPDIR"])
+"""
+    write = [Path(str(victim.facts["output"]))]
+    sandbox = Sandbox(victim.environment, kind, [victim.tree], write)
+
+    with ForkServer(wrap=sandbox.wrap) as server:
+        for _ in range(3):
+            output = _output_of(server, code + end, victim.environment)
+            server.reset(map(Path, sandbox.scratch))
+            assert output == (0, "[]\n")
+
+
+def _output_of(launcher, code, environment) -> tuple[int, str]:
+    with tempfile.TemporaryFile("w+") as err:
+        process = launcher.start(
+            (sys.executable, "-S", "-c", code), folder=Path(), environment=environment, stderr=err
+        )
+        with process.stdin, process.stdout:
+            written = process.stdout.read().decode()
+            code = process.wait(30.0)
+        err.seek(0)
+        return code, written + err.read()
 
 
 @pytest.mark.parametrize("kind", WORKING)

@@ -294,6 +294,34 @@ def test_reset_ends_all_processes_and_empties_folders(server, processes, tmp_pat
     assert list(folder.iterdir()) == []
 
 
+def test_caches_keep_what_the_first_process_wrote(processes, tmp_path):
+    folder = tmp_path / "private"
+    entry = folder / "cache" / "a" / "entry"
+    with ForkServer() as server:
+        assert processes.output(server, "-S", "-c", "") == ""  # it runs
+        seen = []
+        for content in ("compiled", "changed", "changed again"):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            entry.write_text(content)
+            (folder / "other").touch()
+            server.reset([folder], [folder / "cache"])
+            seen.append(
+                [(path.name, path.read_text()) for path in folder.rglob("*") if path.is_file()]
+            )
+
+    assert seen == [[("entry", "compiled")]] * 3
+
+
+def test_processes_keep_variables_that_the_wrapper_of_a_server_sets(processes):
+    processes.write("own", "import os, sys; print(os.environ['PWD'], 'torch' in sys.modules)")
+    wrap = ("env", "PWD=/elsewhere")  # as bubblewrap does
+
+    with ForkServer(wrap=lambda command: (*wrap, *command)) as server:
+        outputs = [processes.output(server, "-m", "own") for _ in range(2)]
+
+    assert outputs == ["/elsewhere True\n"] * 2
+
+
 def test_nothing_of_a_server_remains_at_its_end(processes):
     processes.write("waits", "print('.', flush=True); input()")
     with ForkServer() as server:

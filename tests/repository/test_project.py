@@ -11,7 +11,7 @@ import pytest
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.external_kernels import program_root
+from flexq_bench.measure.program import program_root
 from flexq_bench.repository.project import (
     FILE,
     open_project,

@@ -7,12 +7,18 @@ from flexq_bench.measure.ab.blocks import Block
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
 from flexq_bench.measure.ab.judged import compare_judged
 from flexq_bench.measure.ab.kernels import compare_kernels
-from flexq_bench.measure.ab.projects import compare_judged_project, compare_project
+from flexq_bench.measure.ab.projects import (
+    JudgedProject,
+    compare_judged_project,
+    compare_project,
+    judged_project,
+)
 from flexq_bench.measure.ab.rules import InterleaveRules, Suffices, confirm_comparisons
 
 __all__ = [
     "Block",
     "InterleaveRules",
+    "JudgedProject",
     "Suffices",
     "compare_commits",
     "compare_judged",
@@ -21,4 +27,5 @@ __all__ = [
     "compare_project",
     "compare_trees",
     "confirm_comparisons",
+    "judged_project",
 ]

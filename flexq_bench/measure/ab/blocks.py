@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,14 +88,20 @@ class CaseSide:
     binary: str | None = None
     wrong: str = ""
 
-    def begin_prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
-        """Request to prepare the case; `end_prepare` waits for it."""
+    def begin_prepare(
+        self, worker: Worker, favourite: dict[str, Any] | None, *, check: bool = True
+    ) -> None:
+        """Request to prepare the case; `end_prepare` waits for it.
+
+        check: a result, too; False only for workers that can leave it out.
+        """
         worker.send(
             "prepare",
             slot=self.slot,
             case=self.case.key,
             config=self.config,
             favourite=favourite,
+            **({} if check else {"check": False}),
         )
 
     def end_prepare(self, worker: Worker) -> None:
@@ -112,8 +118,18 @@ class CaseSide:
         finally:
             self.release(worker)
 
-    def place(self, worker: Worker, index: int, beside: str | None) -> None:
-        worker.ask("place", slot=self.slot, index=index, beside=beside)
+    def begin_place(
+        self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
+    ) -> None:
+        """Request a placement; `end_place` waits for it.
+
+        is_warm: the device was just busy; True only for workers that take it into account.
+        """
+        warm = {"is_warm": True} if is_warm else {}
+        worker.send("place", slot=self.slot, index=index, beside=beside, **warm)
+
+    def end_place(self, worker: Worker) -> None:
+        worker.receive()
 
     def sample(self, worker: Worker) -> SampleBatch:
         reply = worker.ask("turn", slot=self.slot)
@@ -121,8 +137,12 @@ class CaseSide:
         samples, trim = tuple(reply["samples_us"]), reply.get("trim")
         return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
-    def leave(self, worker: Worker) -> None:
-        wrong = worker.ask("leave", slot=self.slot)["wrong"]
+    def begin_leave(self, worker: Worker) -> None:
+        """Request to inspect and free the placement; `end_leave` waits for it."""
+        worker.send("leave", slot=self.slot)
+
+    def end_leave(self, worker: Worker) -> None:
+        wrong = worker.receive()["wrong"]
         self.wrong = self.wrong or wrong
 
     def release(self, worker: Worker) -> None:
@@ -170,41 +190,45 @@ def measure_blocks(
     placements: int,
     blocks: int,
     on_block: Callable[[Block], None],
+    side_by_side: bool = False,
+    is_warm: bool = False,
 ) -> None:
     """Measure a case in one pair of processes; add blocks and errors to `pair`.
 
     workers: of base and head; the same one for two kernels. process: number of the pair. The side
-    that is placed first, and the side that starts a block, alternate. Raises RefusedError if a side
-    refuses the case, WorkerError if a worker broke.
+    that is placed first, and the side that starts a block, alternate. side_by_side: the workers
+    allocate a placement before they warm it up, so that both can do so at the same time, and can
+    leave out the check of a result. is_warm: the device was just busy. Raises RefusedError if a
+    side refuses the case, WorkerError if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     with _released(sides):
         _check_memory(sides)
         share = workers[0] is workers[1]
+        # Results are inspected after each placement, too.
+        check = not side_by_side or process == 0
         if share or any(side.config is None for side, _ in sides):
             # Base chooses first; head uses the same configuration unless its code differs and
             # another one is clearly faster.
             for side, worker in sides:
                 if side is pair.head and pair.same_kernel and side.config is None:
                     side.config = pair.base.config
-                _prepare([(side, worker)], pair.base.config if side is pair.head else None)
+                favourite = pair.base.config if side is pair.head else None
+                _prepare([(side, worker)], favourite, check=check)
         else:
-            _prepare(sides, None)  # at the same time, because nothing is timed
+            _prepare(sides, None, check=check)
         if pair.problem:
             return
         for placement in range(placements):
             ordered = sides if (process + placement) % 2 == 0 else sides[::-1]
-            (first, its_worker), (second, other_worker) = ordered
-            first.place(its_worker, placement, None)
-            second.place(other_worker, placement, first.slot if share else None)
+            _place(ordered, placement, side_by_side=side_by_side, is_warm=is_warm)
             for number in range(blocks):
                 outer, inner = ordered if number % 2 == 0 else ordered[::-1]
                 block = _block(outer, inner, pair, process, placement)
                 pair.blocks.append(block)
                 on_block(block)
             # The second side may share the weights of the first.
-            second.leave(other_worker)
-            first.leave(its_worker)
+            _leave(ordered[::-1], side_by_side=not share)
         pair.processes = process + 1
 
 
@@ -218,20 +242,64 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
         for placement in range(placements):
             if side.wrong:
                 return
-            side.place(worker, placement, None)
+            _place([(side, worker)], placement)
             for _ in range(2 * blocks):
                 side.sample(worker)
-            side.leave(worker)
+            _leave([(side, worker)])
 
 
-def _prepare(sides: list[tuple[CaseSide, Worker]], favourite: dict[str, Any] | None) -> None:
-    """Prepare sides in different workers at the same time. Raises the first of their errors."""
+Sides = Sequence[tuple[CaseSide, Worker]]
+
+
+def _prepare(sides: Sides, favourite: dict[str, Any] | None, *, check: bool = True) -> None:
+    """Prepare sides in different workers at the same time, because nothing is timed."""
+
+    def begin(side: CaseSide, worker: Worker) -> None:
+        side.begin_prepare(worker, favourite, check=check)
+
+    _at_once(sides, begin, lambda side, worker: side.end_prepare(worker))
+
+
+def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: bool = False) -> None:
+    """Place sides, the second of one worker beside the first."""
+    shares = len({id(worker) for _, worker in sides}) < len(sides)
+
+    def begin(side: CaseSide, worker: Worker) -> None:
+        is_second = side is not sides[0][0]
+        beside = sides[0][0].slot if is_second and shares else None
+        # The first one's warm-up comes before the second's.
+        side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))
+
+    for group in [sides] if side_by_side and not shares else [[each] for each in sides]:
+        _at_once(group, begin, lambda side, worker: side.end_place(worker))
+
+
+def _leave(sides: Sides, *, side_by_side: bool = False) -> None:
+    for group in [sides] if side_by_side else [[each] for each in sides]:
+        _at_once(
+            group,
+            lambda side, worker: side.begin_leave(worker),
+            lambda side, worker: side.end_leave(worker),
+        )
+
+
+def _at_once(
+    sides: Sides,
+    begin: Callable[[CaseSide, Worker], None],
+    end: Callable[[CaseSide, Worker], None],
+) -> None:
+    """Send a request to each side's worker, then wait for all. Raises the first of their errors."""
     errors: list[RefusedError | WorkerError] = []
-    for side, worker in sides:
-        side.begin_prepare(worker, favourite)
+    waiting = []
     for side, worker in sides:
         try:
-            side.end_prepare(worker)
+            begin(side, worker)
+            waiting.append((side, worker))
+        except (RefusedError, WorkerError) as error:
+            errors.append(error)
+    for side, worker in waiting:
+        try:
+            end(side, worker)
         except (RefusedError, WorkerError) as error:
             errors.append(error)
     if errors:

@@ -53,16 +53,15 @@ def compare_revisions(
     find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
         trees = [stack.enter_context(worktree(repository, each.commit)) for each in revisions]
-        first, second = (
-            Side(
-                each.name,
-                tree,
-                launcher=launcher
-                or stack.enter_context(forking_launcher(tree, sandbox_of_adopted(tree).wrap)),
-            )
-            for each, tree in zip(revisions, trees, strict=True)
-        )
-        yield from compare_trees(first, second, cases, **options)
+        sides = []
+        for each, tree in zip(revisions, trees, strict=True):
+            if launcher is not None:
+                sides.append(Side(each.name, tree, launcher=launcher))
+                continue
+            sandbox = sandbox_of_adopted(tree)
+            own = stack.enter_context(forking_launcher(tree, sandbox.wrap))
+            sides.append(Side(each.name, tree, launcher=own, sandbox=sandbox))
+        yield from compare_trees(sides[0], sides[1], cases, **options)
 
 
 def compare_trees(

@@ -6,6 +6,7 @@ each pair. Cases that are decided drop out (flexq_bench.measure.ab.looks).
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, can_start_beside
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.meter import WARM_S
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
@@ -95,6 +97,7 @@ class _Course:
         self._wrong = ""  # the case whose wrong result ended the comparison
         self._durations = _Durations()
         self._expected: dict[int, int] = {}  # pairs of processes of each open case, by id
+        self._measured_at = -math.inf
         self._current = 0  # number of the current pair of processes
 
     def results(self) -> Iterator[CaseComparison]:
@@ -234,6 +237,7 @@ class _Course:
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
                 lane.workers.start_ahead()
+            side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
@@ -249,7 +253,10 @@ class _Course:
                         placements=rules.placements,
                         blocks=rules.blocks,
                         on_block=partial(_report, experiment, pair.base.case),
+                        side_by_side=side_by_side,
+                        is_warm=time.monotonic() - self._measured_at < WARM_S,
                     )
+                    self._measured_at = time.monotonic()
                 except RefusedError as error:
                     pair.failure = str(error)
                 except WorkerError as error:

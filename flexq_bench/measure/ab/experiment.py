@@ -19,6 +19,7 @@ from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.ab.worker_pairs import Workers
 from flexq_bench.measure.external_kernels import adopted, options_of
 from flexq_bench.measure.launcher import ForkServer, Launcher
+from flexq_bench.measure.sandbox import Sandbox
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
@@ -35,8 +36,8 @@ class Side:
 
     environment: its worker's; None: ours. kernels_from: sources of external kernels that its worker
     loads; None: those adopted in this process. launcher: starts its workers; None: each as a fresh
-    process. scratch: folders of a sandbox that are emptied after each worker, when all of its
-    processes end.
+    process. sandbox: of the launcher; its private folders are emptied after each worker, when
+    all of its processes end.
     """
 
     name: str
@@ -44,12 +45,14 @@ class Side:
     environment: Mapping[str, str] | None = None
     kernels_from: tuple[KernelSource, ...] | None = None
     launcher: Launcher | None = None
-    scratch: tuple[str, ...] = ()
+    sandbox: Sandbox | None = None
 
-    def reset(self) -> None:
-        """End what a worker left in its sandbox."""
-        if self.scratch and isinstance(self.launcher, ForkServer):
-            self.launcher.reset(map(Path, self.scratch))
+    def reset(self, *, keeps_caches: bool = True) -> None:
+        """End what a worker left in its sandbox, but for what the first one compiled."""
+        box = self.sandbox
+        if box is not None and box.scratch and isinstance(self.launcher, ForkServer):
+            caches = map(Path, box.caches if keeps_caches else ())
+            self.launcher.reset(map(Path, box.scratch), caches)
 
     @property
     def short_name(self) -> str:
@@ -164,6 +167,7 @@ class ABExperiment:
             base_config=pair.base.config or {},
             head_config=pair.head.config or {},
             detail=_detail(pair, self.base.short_name, self.head.short_name),
+            sandbox="none" if self.head.sandbox is None else self.head.sandbox.kind,
         )
 
 

@@ -20,7 +20,8 @@ from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
-from flexq_bench.measure.sandbox import Kind, required_kind
+from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
+from flexq_bench.measure.shared_tensors import exchanges
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.git import git_output
@@ -60,7 +61,8 @@ def compare_judged(
     if not cases:
         return
     with ExitStack() as stack:
-        judge = stack.enter_context(judging_device(options.get("device", "cuda")))
+        exchanged = stack.enter_context(exchanges("base", "head"))
+        judge = stack.enter_context(judging_device(options.get("device", "cuda"), exchanged))
         folder = stack.enter_context(worktree(repository, first.commit))
         trees = (folder, stack.enter_context(worktree(repository, tree.commit)))
         stack.enter_context(hidden_secrets())
@@ -69,9 +71,10 @@ def compare_judged(
 
         def side(name: str, slot: str, tree: Path) -> Side:
             environment = stack.enter_context(clean_environment())
-            sandbox = judge.sandbox(slot, kind, environment, [tree])
+            exchange = exchanged[slot]
+            sandbox = Sandbox(environment, kind, [tree, exchange.inputs], [exchange.outputs])
             launcher = stack.enter_context(forking_launcher(wrap=sandbox.wrap))
-            return Side(name, tree, environment, launcher=launcher, scratch=sandbox.scratch)
+            return Side(name, tree, environment, launcher=launcher, sandbox=sandbox)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
         _check_workers(ABExperiment(*sides, **options), repository)

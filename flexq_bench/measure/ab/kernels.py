@@ -32,9 +32,12 @@ def compare_kernels(
     find_device(options.get("device", "cuda"))
     tree = Path(flexq_bench.__file__).resolve().parents[1]
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
-    with forking_launcher(tree, sandbox_of_adopted(tree).wrap) as launcher:
-        sides = Side(base, tree, launcher=launcher), Side(head, tree, launcher=launcher)
-        experiment = ABExperiment(*sides, one_process=True, **options)
+    sandbox = sandbox_of_adopted(tree)
+    with forking_launcher(tree, sandbox.wrap) as launcher:
+        first, second = (
+            Side(label, tree, launcher=launcher, sandbox=sandbox) for label in (base, head)
+        )
+        experiment = ABExperiment(first, second, one_process=True, **options)
         yield from compare_cases([(experiment, list(pairs))])
 
 

@@ -16,9 +16,16 @@ from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
+from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.given_inputs import Plain, linear_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
-from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
+from flexq_bench.measure.sampling import (
+    FreeClocks,
+    batch_size,
+    is_low,
+    warm_up,
+    warm_up_under_boost,
+)
 from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
@@ -28,23 +35,31 @@ _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 
 @dataclass
 class _Slot:
-    """A prepared case, and its current placement, if any.
+    """A prepared case, and its current placement, if any: its index and buffers.
 
-    free: clocks without the power limit, of the first placement. samples: of a batch; gap_us: idle
-    time before each. least_mhz: clock below which a batch of the current placement doesn't count.
-    weights: the latest that were given, which a new placement gets with its first activations.
-    has_weights: the current placement has them.
+    placed: warmed up; None: not used so far. free: clocks without the power limit, of the first
+    placement. samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a
+    batch of the current placement doesn't count. weights: the latest that were given, which a new
+    placement gets with its first activations. has_weights: the current placement has them.
     """
 
     prepared: PreparedCase
-    free: FreeClocks
+    free: FreeClocks | None = None
     resources: ExitStack = field(default_factory=ExitStack)
+    index: int = 0
+    buffers: Buffers | None = None
     placed: Placed | None = None
     samples: int = 1
     gap_us: float = 0.0
     least_mhz: float | None = None
     weights: Operand | None = None
     has_weights: bool = False
+
+    def leave(self) -> None:
+        """Free the current placement."""
+        self.resources.close()
+        self.placed = self.buffers = None
+        self.has_weights = False
 
 
 class WorkerOperations:
@@ -63,7 +78,9 @@ class WorkerOperations:
     def describe(self) -> dict[str, Any]:
         """Return versions of messages, judging and protocol, sources, and the device.
 
-        waits_for_request: the process had not used the device before its first request. root: the
+        waits_for_request: the process had not used the device before its first request.
+        warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
+        check. root: the
         source folder. kernels: hash of the sources of the kernels; empty: external ones, whose
         builds it would not cover.
         """
@@ -72,6 +89,7 @@ class WorkerOperations:
             "version": VERSION,
             "judged": JUDGED_VERSION,
             "waits_for_request": True,
+            "warms_when_used": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -89,8 +107,9 @@ class WorkerOperations:
         case: str,
         config: Mapping[str, Any] | None = None,
         favourite: Mapping[str, Any] | None = None,
+        check: bool = True,
     ) -> dict[str, Any]:
-        """Draw inputs, choose a configuration unless one is given, check the result."""
+        """Draw inputs, choose a configuration unless one is given, check the result if asked."""
         self.release(slot)
         prepared = self._meter.prepare(Case.from_key(case))
         if config is None:
@@ -98,8 +117,8 @@ class WorkerOperations:
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared, FreeClocks(self._meter.free_mhz()))
-        wrong = prepared.check("before").detail
+        self._slots[slot] = _Slot(prepared)
+        wrong = prepared.check("before").detail if check else ""
         self._meter.release_memory()  # for the other side, which may be another process
         return {
             "config": {} if prepared.config is None else prepared.config.as_dict(),
@@ -107,29 +126,41 @@ class WorkerOperations:
             "wrong": wrong,
         }
 
-    def place(self, slot: str, index: int, beside: str | None = None) -> dict[str, Any]:
-        """Allocate the buffers of placement `index` and warm up.
+    def place(
+        self, slot: str, index: int, beside: str | None = None, is_warm: bool = False
+    ) -> dict[str, Any]:
+        """Allocate the buffers of placement `index`. Its first use warms it up.
 
-        beside: a slot whose weight copies are shared if they have the same bytes.
+        beside: a slot whose weight copies are shared if they have the same bytes. is_warm: the
+        device was just busy, in another process.
         """
         mine = self._slots[slot]
-        mine.resources.close()
-        other = self._slots[beside].placed if beside is not None else None
-        buffers = None if other is None else other.buffers
-        mine.placed = mine.resources.enter_context(mine.prepared.placed(index, shared_with=buffers))
-        mine.has_weights = False
-        protocol = self._meter.protocol
-        phase = protocol.rewarm if self._is_warm else protocol.warm_up
-        warmed, gap, mine.free = warm_up_under_boost(
-            mine.placed.rotation, phase, protocol, mine.free, time.perf_counter
+        self._is_warm = self._is_warm or is_warm
+        mine.leave()
+        others = self._slots[beside].buffers if beside is not None else None
+        mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)
+        shared = others is not None and mine.buffers.weights is others.weights
+        return {"copies": mine.prepared.copies, "shared": shared}
+
+    def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
+        placed = mine.resources.enter_context(
+            mine.prepared.placed(mine.index, buffers=mine.buffers)
         )
-        mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
-        # The verdict compares the clocks of both sides, so a lower one still gives data.
-        mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
+        protocol, now = self._meter.protocol, time.perf_counter
+        phase = protocol.rewarm if self._is_warm else protocol.warm_up
+        if boost:
+            mine.free = mine.free or FreeClocks(self._meter.free_mhz())
+            warmed, gap, mine.free = warm_up_under_boost(
+                placed.rotation, phase, protocol, mine.free, now
+            )
+            mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
+            # The verdict compares the clocks of both sides, so a lower one still gives data.
+            mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
+        else:
+            warmed = warm_up(placed.rotation, phase, protocol.batch_s, now)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
-        shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
-        return {"copies": mine.prepared.copies, "shared": shared}
+        return placed
 
     def fill(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
         """Give inputs from shared memory to the last launch of each turn.
@@ -137,7 +168,8 @@ class WorkerOperations:
         layout: of the tensors there (see shared_tensors). plain: see given_inputs. Without weights
         among them, the latest are kept.
         """
-        placed, mine = self._placed(slot), self._slots[slot]
+        # Who gives inputs takes samples without gaps, whatever the clock is then.
+        placed, mine = self._placed(slot, boost=False), self._slots[slot]
         inputs = linear_inputs(
             read_tensors(Path(path), layout, self._meter.torch_device), plain, mine.weights
         )
@@ -187,21 +219,23 @@ class WorkerOperations:
         """Check the results of the timed launches, and free the placement."""
         placed = self._placed(slot)
         wrong = placed.inspect()
-        self._slots[slot].resources.close()
-        self._slots[slot].placed = None
+        self._slots[slot].leave()
         return {"wrong": wrong}
 
     def release(self, slot: str) -> dict[str, Any]:
         """Release the case and its memory; no effect if there is none."""
         old = self._slots.pop(slot, None)
         if old is not None:
-            old.resources.close()
+            old.leave()
             del old
             self._meter.release_memory()
         return {}
 
-    def _placed(self, slot: str) -> Placed:
-        placed = self._slots[slot].placed
-        if placed is None:
+    def _placed(self, slot: str, *, boost: bool = True) -> Placed:
+        """The current placement, warmed up. boost: by the rules of this regime."""
+        mine = self._slots[slot]
+        if mine.buffers is None:
             raise LookupError(f"slot {slot!r} has no placement")
-        return placed
+        if mine.placed is None:
+            mine.placed = self._warm_up(mine, boost=boost)
+        return mine.placed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -13,15 +13,15 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
-from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
+from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair, judging_device
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
-from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.external_kernels import described, program_root, sandbox_of
+from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
+from flexq_bench.measure.judged_places import JudgedPlace, judged_places
 from flexq_bench.measure.launcher import Launcher, forking_launcher
-from flexq_bench.measure.own_secrets import hidden_secrets
-from flexq_bench.measure.sandbox import Kind, building, required_kind
+from flexq_bench.measure.program import program_root
+from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import BuiltTree, built_tree
@@ -43,8 +43,9 @@ def compare_project(
     """Compare two commits of a project; see compare_commits.
 
     Both sides run this program; kernels and their installed packages are each commit's own.
-    own_files: each commit is built as its own project file says; False: as `project`'s. Raises
-    BuildError if a commit does not build.
+    own_files: each commit is built as its own project file says; False: as `project`'s. launcher:
+    of both sides, in a sandbox where this machine allows one; None: one for each. Raises BuildError
+    if a commit does not build.
     """
     find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
@@ -58,12 +59,88 @@ def compare_project(
             forking = launcher or stack.enter_context(
                 forking_launcher(program_root(), sandbox.wrap)
             )
-            sides.append(_side(built, revision, environment, forking))
+            sides.append(_side(built, revision, environment, forking, sandbox))
         yield from compare_cases(
             [
                 (ABExperiment(*matched, **options), [(case, case) for case in group])
                 for matched, group in _by_source(sides[0], sides[1], cases)
             ]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedProject:
+    """A commit of a project and an unreviewed one, built in sandboxes and ready to be compared.
+
+    revisions, built, sides: base's and head's.
+    """
+
+    project: Project
+    revisions: tuple[ProjectRevision, ProjectRevision]
+    built: tuple[BuiltTree, BuiltTree]
+    sides: tuple[Side, Side]
+    judge: JudgingDevice
+
+    def compare(
+        self, cases: Sequence[Case], **options: Unpack[Options]
+    ) -> Iterator[CaseComparison]:
+        """Compare the two, on the device that they were opened for; see compare_judged.
+
+        This process checks results and times, and runs no code of either commit.
+        """
+        base, head = self.revisions
+        pair = partial(judged_pair, judge=self.judge, believes_binary=False)
+        # Probes are ours on both sides and are not judged.
+        kernels = [case for case in cases if not is_probe(case.kernel)]
+        same = kernels if is_same_project(self.project, base, head) else ()
+        unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
+        yield from unmeasured.values()
+        kernels = [case for case in kernels if case not in unmeasured]
+        yield from compare_cases(
+            [
+                (
+                    ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
+                    [(case, case) for case in group],
+                )
+                for matched, group in _by_source(*self.sides, kernels)
+            ]
+        )
+
+
+@contextmanager
+def judged_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    places: Mapping[str, JudgedPlace],
+    *,
+    device: str = "cuda",
+) -> Iterator[JudgedProject]:
+    """Build two commits of a project in their places.
+
+    project: with base's file, which says how both are built, even if head moved its folder. Each
+    side is built and run in a clean environment and a sandbox, with the variables of base's file.
+    Builds have no network unless base's file allows it. Raises BuildError if a commit does not
+    build, DeviceError.
+    """
+    exchanged = {slot: place.exchange for slot, place in places.items()}
+    with judging_device(device, exchanged) as judge:
+        built, sides = [], []
+        for revision, place in zip((base, head), places.values(), strict=True):
+            tree = built_tree(
+                project.moved_to(revision.checkout),
+                revision.checkout,
+                variables=place.variables,
+                isolated=partial(building, place.variables, place.sandbox.kind),
+            )
+            built.append(tree)
+            environment = tree.environment(place.variables)
+            sides.append(_side(tree, revision, environment, place.launcher, place.sandbox))
+        if places["base"].sandbox.kind == "none":
+            files = UnchangedFiles([Path(tree.place.home) for tree in built])
+            judge = replace(judge, files=files)
+        yield JudgedProject(
+            project, (base, head), (built[0], built[1]), (sides[0], sides[1]), judge
         )
 
 
@@ -76,50 +153,14 @@ def compare_judged_project(
     sandbox: Kind | None = None,
     **options: Unpack[Options],
 ) -> Iterator[CaseComparison]:
-    """Compare base with an unreviewed head, in a project; see compare_judged.
-
-    project: with base's file, which says how both are built, even if head moved its folder. This
-    process checks results and times, and runs no code of either commit. Each side is built and run
-    in a clean environment and a sandbox, with the variables of base's file. Builds have no network
-    unless base's file allows it.
-    """
-    kind = required_kind() if sandbox is None else sandbox
-    with ExitStack() as stack:
-        stack.enter_context(hidden_secrets())
-        judge = stack.enter_context(judging_device(options.get("device", "cuda")))
-        sides, builds = [], []
-        for slot, revision in (("base", base), ("head", head)):
-            variables = stack.enter_context(clean_environment())
-            built = built_tree(
-                project.moved_to(revision.checkout),
-                revision.checkout,
-                variables=variables,
-                isolated=partial(building, variables, kind),
-            )
-            builds.append(Path(built.place.home))
-            environment = built.environment(variables)
-            folders = [builds[-1], program_root()]
-            isolated = judge.sandbox(slot, kind, environment, folders)
-            forking = stack.enter_context(forking_launcher(program_root(), isolated.wrap))
-            sides.append(_side(built, revision, environment, forking, isolated.scratch))
-        if kind == "none":
-            judge = replace(judge, files=UnchangedFiles(builds))
-        pair = partial(judged_pair, judge=judge, believes_binary=False)
-        # Probes are ours on both sides and are not judged.
-        kernels = [case for case in cases if not is_probe(case.kernel)]
-        same = kernels if is_same_project(project, base, head) else ()
-        unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
-        yield from unmeasured.values()
-        kernels = [case for case in kernels if case not in unmeasured]
-        yield from compare_cases(
-            [
-                (
-                    ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
-                    [(case, case) for case in group],
-                )
-                for matched, group in _by_source(sides[0], sides[1], kernels)
-            ]
-        )
+    """Compare base with an unreviewed head, in a project; see judged_project and compare_judged."""
+    kind = required_kind() if sandbox is None else sandbox  # before anything of the project is read
+    device = options.get("device", "cuda")
+    with (
+        judged_places(project.file.variables, kind) as places,
+        judged_project(project, base, head, places, device=device) as judged,
+    ):
+        yield from judged.compare(cases, **options)
 
 
 def _by_source(
@@ -149,13 +190,16 @@ def _sources_by_label(side: Side) -> Callable[[str], tuple[KernelSource, ...]]:
     owners: dict[str, KernelSource] = {}
     broken: list[KernelSource] = []
     for source in sources:
-        try:
-            kernels = described(source, environment=side.environment, launcher=side.launcher)
-        except (RefusedError, WorkerError, KernelError):
-            broken.append(source)
-            continue
-        for kernel in kernels:
-            owners.setdefault(kernel.spec.label, source)
+        labels = adopted().labels.get(source)
+        if labels is None:
+            try:
+                kernels = described(source, environment=side.environment, launcher=side.launcher)
+            except (RefusedError, WorkerError, KernelError):
+                broken.append(source)
+                continue
+            labels = tuple(kernel.spec.label for kernel in kernels)
+        for label in labels:
+            owners.setdefault(label, source)
 
     def sources_of(label: str) -> tuple[KernelSource, ...]:
         if label in owners:
@@ -172,7 +216,7 @@ def _side(
     revision: ProjectRevision,
     environment: Mapping[str, str],
     launcher: Launcher,
-    scratch: tuple[str, ...] = (),
+    sandbox: Sandbox,
 ) -> Side:
     return Side(
         revision.name,
@@ -180,5 +224,5 @@ def _side(
         environment,
         kernels_from=built.sources,
         launcher=launcher,
-        scratch=scratch,
+        sandbox=sandbox,
     )

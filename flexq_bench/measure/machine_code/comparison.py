@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,6 +30,7 @@ from flexq_bench.measure.machine_code.revision_builds import (
     Revision,
     open_revision,
 )
+from flexq_bench.measure.sandbox import Kind, available_kind
 from flexq_bench.repository.provenance import is_dirty
 from flexq_bench.repository.working_tree import WORKING_TREE
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision, worktree
@@ -137,9 +137,8 @@ def compare_revisions(
         old, new = (chosen_builds(builds, patterns) for builds in listed)
         with_code = [label for builds in listed for build in builds for label in _labels(build)]
         check_patterns("kernel with code of ours", patterns or (), with_code)
-        out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return comparison_of_builds(
-            names, (old, new), targets, lambda work: _compile(revisions, work, out, on_progress)
+            names, (old, new), targets, lambda work: _compile(revisions, work, on_progress)
         )
 
 
@@ -199,10 +198,13 @@ def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tupl
             refuse_local_changes(repository, name)
         folder = stack.enter_context(worktree(repository, name))
     environment = stack.enter_context(clean_environment())
+    kind: Kind = "none"
     if side == "base" or written == WORKING_TREE:
         # Nothing may read a head's compiled code later; these two are trusted.
         environment["FLEXQ_BENCH_CACHE"] = str(cache_folder().absolute())
-    revision = open_revision(f"{side} {short_name(name)}", folder, environment)
+    else:
+        kind = available_kind()
+    revision = open_revision(f"{side} {short_name(name)}", folder, environment, sandbox=kind)
     return name, stack.enter_context(revision)
 
 
@@ -264,16 +266,15 @@ def check_patterns(kind: str, patterns: Sequence[str], labels: Iterable[str]) ->
 
 
 def _compile(
-    revisions: Sequence[Revision], work: Sequence[BuildPair], out: Path, on_progress: OnProgress
+    revisions: Sequence[Revision], work: Sequence[BuildPair], on_progress: OnProgress
 ) -> tuple[dict[_Key, Compiled], dict[_Key, Compiled]]:
     """Machine code of both sides by build and target; both processes compile at the same time."""
     builds_by_side = (
         [(pair.base, pair.target) for pair in work if pair.base is not None],
         [(pair.head, pair.target) for pair in work],
     )
-    for revision, items, side in zip(revisions, builds_by_side, ("base", "head"), strict=True):
-        (out / side).mkdir()
-        revision.start(items, out / side)
+    for revision, items in zip(revisions, builds_by_side, strict=True):
+        revision.start(items)
     total, done = sum(map(len, builds_by_side)), 0
     codes: tuple[dict[_Key, Compiled], dict[_Key, Compiled]] = ({}, {})
     for revision, side_codes in zip(revisions, codes, strict=True):

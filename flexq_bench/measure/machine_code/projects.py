@@ -6,20 +6,28 @@ import hashlib
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.external_kernels import LOAD_TIMEOUT_S, LOADER, program_root
+from flexq_bench.measure.external_kernels import LOAD_TIMEOUT_S, LOADER
+from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
     RevisionComparison,
     check_patterns,
     comparison_of_builds,
 )
-from flexq_bench.measure.machine_code.revision_builds import Compiled, ListedBuild
+from flexq_bench.measure.machine_code.revision_builds import (
+    Compiled,
+    ListedBuild,
+    read_code,
+)
+from flexq_bench.measure.program import program_root
+from flexq_bench.measure.sandbox import Kind, available_kind, building
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
@@ -74,10 +82,17 @@ def _compiled(
 ) -> tuple[list[str], dict[tuple[str, str], Compiled]]:
     """The labels of all kernels, and the compiled code of those that match a pattern.
 
-    The code is by label and target. A head's builds are not kept.
+    The code is by label and target. A head's builds are not kept, and run in a sandbox where this
+    machine allows one.
     """
     variables = None if is_trusted else stack.enter_context(clean_environment())
-    built = built_tree(project.moved_to(revision.checkout), revision.checkout, variables=variables)
+    kind: Kind = "none" if is_trusted else available_kind()
+    built = built_tree(
+        project.moved_to(revision.checkout),
+        revision.checkout,
+        variables=variables,
+        isolated=None if variables is None else partial(building, variables, kind),
+    )
     out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     answers: list[dict[str, str]] = []
     labels: list[str] = []
@@ -86,9 +101,16 @@ def _compiled(
             continue  # head removed it, but base's file applies
         name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
         environment = built.environment(variables)
-        with WorkerProcess(
-            name, program_root(), LOADER, timeout_s=_COMPILE_TIMEOUT_S, environment=environment
-        ) as loader:
+        read = [Path(built.place.home), program_root()]
+        with (
+            building(environment, kind, out, read=read) as wrap,
+            WorkerProcess(
+                *(name, program_root(), LOADER),
+                timeout_s=_COMPILE_TIMEOUT_S,
+                environment=environment,
+                launcher=FreshProcesses(wrap),
+            ) as loader,
+        ):
             try:
                 reply = loader.ask(
                     "machine_code",
@@ -117,7 +139,7 @@ def _compiled(
         build = ListedBuild(index, Build(label), (label,), (label,), identity)
         for answer in of_label:
             target = answer["target"]
-            code = (out / answer["code"]).read_bytes() if "code" in answer else None
+            code = read_code(out, answer["code"]) if "code" in answer else None
             cubin = None if code is None else Cubin(label, target, code)
             compiled[label, target] = Compiled(build, target, cubin, answer.get("error", ""))
     return labels, compiled

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.kernels.runtime.nvrtc import Block, Build, Cubin
 from flexq_bench.kernels.runtime.sources import source_hash
+from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.machine_code import worker
+from flexq_bench.measure.sandbox import Kind, building
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -51,10 +55,10 @@ class Revision:
     """A revision's process: it lists its labels, then its builds, then compiles the work of
     `start`.
 
-    Each step is done once.
+    Each step is done once. out: an empty folder for the results.
     """
 
-    def __init__(self, process: WorkerProcess) -> None:
+    def __init__(self, process: WorkerProcess, out: Path) -> None:
         self.name = process.name
         self._process = process
         # Sent before anybody waits for it, so that two revisions import their packages at the same
@@ -62,7 +66,7 @@ class Revision:
         process.send("list_labels")
         self._builds: tuple[ListedBuild, ...] = ()
         self._work: tuple[tuple[ListedBuild, str], ...] = ()
-        self._out = process.tree
+        self._out = out
 
     def labels(self) -> tuple[str, ...]:
         """Labels of its CUDA kernels, in seconds; listing their builds continues and takes longer.
@@ -79,11 +83,11 @@ class Revision:
         self._builds = tuple(self._listed(index, build) for index, build in described)
         return self._builds
 
-    def start(self, work: Sequence[tuple[ListedBuild, str]], out: Path) -> None:
-        """Compile builds for targets; `out`: an empty folder for the results."""
+    def start(self, work: Sequence[tuple[ListedBuild, str]]) -> None:
+        """Compile builds for targets."""
         items = [[build.index, target] for build, target in work]
-        self._work, self._out = tuple(work), out
-        self._process.send("compile", out=str(out), work=items)
+        self._work = tuple(work)
+        self._process.send("compile", out=str(self._out), work=items)
 
     def compiled(self) -> Iterator[Compiled]:
         """Machine code of the work of `start`, one by one.
@@ -96,7 +100,7 @@ class Revision:
             if "error" in answer:
                 yield Compiled(build, target, None, answer["error"])
             else:
-                code = (self._out / answer["code"]).read_bytes()
+                code = read_code(self._out, answer["code"])
                 yield Compiled(build, target, Cubin(build.build.source, target, code))
 
     def _listing(self, what: str) -> dict[str, Any]:
@@ -124,14 +128,33 @@ class Revision:
         return ListedBuild(index, build, *owners, identity)
 
 
+def read_code(folder: Path, name: str) -> bytes:
+    """Machine code that a process wrote to a file. Raises InfrastructureError for other files."""
+    path = folder / name
+    if path.parent != folder or not stat.S_ISREG(path.lstat().st_mode):
+        raise InfrastructureError(f"a process wrote its machine code to {name!r}, which is no file")
+    return path.read_bytes()
+
+
 @contextmanager
-def open_revision(name: str, folder: Path, environment: Mapping[str, str]) -> Iterator[Revision]:
+def open_revision(
+    name: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    sandbox: Kind = "none",
+) -> Iterator[Revision]:
     """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c".
 
-    environment: all of its variables except PYTHONPATH.
+    environment: all of its variables except PYTHONPATH. sandbox: kind of its sandbox, for a
+    revision that is not trusted.
     """
     # -P: the folder of the script contains modules of ours, not the revision's.
     command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
-    # Without a time limit: compiling everything may take hours.
-    with WorkerProcess(name, folder, command, environment=environment) as process:
-        yield Revision(process)
+    with tempfile.TemporaryDirectory() as out, ExitStack() as stack:
+        wrap = stack.enter_context(building(environment, sandbox, Path(out), read=[folder]))
+        # Without a time limit: compiling everything may take hours.
+        process = WorkerProcess(
+            name, folder, command, environment=environment, launcher=FreshProcesses(wrap)
+        )
+        yield Revision(stack.enter_context(process), Path(out))

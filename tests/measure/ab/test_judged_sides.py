@@ -18,6 +18,7 @@ from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.protocol import Protocol, WarmUp
+from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
@@ -90,8 +91,11 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
     ) -> CasePair:
         found = Case.from_key(case)
         folder = tmp_path / f"exchange {next(numbers)}"
-        folder.mkdir()
-        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), folder, files)
+        exchanged = {}
+        for slot in ("base", "head"):
+            (folder / slot).mkdir(parents=True)
+            exchanged[slot] = Exchange(folder / slot)
+        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), exchanged, files)
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(processes):

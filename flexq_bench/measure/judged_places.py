@@ -1,0 +1,57 @@
+"""Places where the foreign code of a project's gate runs, opened before anything else.
+
+Imports of a server take seconds, and so do those of this process: torch is not imported here, so
+that they happen at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.launcher import Launcher, forking_launcher
+from flexq_bench.measure.own_secrets import hidden_secrets
+from flexq_bench.measure.program import program_root
+from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
+from flexq_bench.measure.shared_tensors import Exchange, exchanges
+from flexq_bench.repository.project_builds import folder_of_builds
+
+SLOTS = ("base", "head")
+_WORKER = "flexq_bench.measure.ab.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPlace:
+    """A side's environment without the project's variables, its sandbox, server and exchange."""
+
+    variables: Mapping[str, str]
+    sandbox: Sandbox
+    launcher: Launcher
+    exchange: Exchange
+
+
+@contextmanager
+def judged_places(
+    variables: Mapping[str, str], kind: Kind | None = None
+) -> Iterator[dict[str, JudgedPlace]]:
+    """The places of base and head, whose servers start.
+
+    variables: of base's project file. kind: of the sandboxes; None: the one that this machine has.
+    Raises SandboxError if there is none.
+    """
+    kind = required_kind() if kind is None else kind
+    with ExitStack() as stack:
+        stack.enter_context(hidden_secrets())
+        places = {}
+        for slot, exchange in stack.enter_context(exchanges(*SLOTS)).items():
+            own = stack.enter_context(clean_environment())
+            environment = {**own, **variables}
+            read = [folder_of_builds(own), program_root(), exchange.inputs]
+            sandbox = Sandbox(environment, kind, read, [exchange.outputs])
+            launcher = stack.enter_context(
+                forking_launcher(program_root(), sandbox.wrap, begin=(_WORKER, environment))
+            )
+            places[slot] = JudgedPlace(own, sandbox, launcher, exchange)
+        yield places
