@@ -20,10 +20,13 @@ from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.checkpoints.model_source import auto_class, open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.checkpoints.streaming import model_on_meta
 from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
 
 CPU = torch.device("cpu")
@@ -140,3 +143,27 @@ def test_family_is_refused_in_one_line_with_the_reason(saved, tmp_path, kind):
 
     assert len(str(refused.value)) <= 200
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_every_decoder_of_transformers_is_mapped_or_refused_in_one_line():
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    rows = {}
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            model = with_linear_layers(model_on_meta(tiny_config(kind)))
+        except Exception as error:  # of any class: a type that these sizes don't fit
+            rows[kind] = f"not built: {type(error).__name__}"
+            continue
+        try:
+            layout = map_model(model)
+        except QuantizeError as error:
+            rows[kind] = f"refused: {error}"
+            continue
+        rows[kind] = f"{layout.path}: {layout.blocks} blocks, {len(layout.sites)} layers"
+    print(*(f"{kind:28}{row}" for kind, row in rows.items()), sep="\n")  # noqa: T201 - a table
+
+    refused = [row for row in rows.values() if row.startswith("refused")]
+    assert max(map(len, refused)) <= 200 + len("refused: ")
+    assert len([row for row in rows.values() if ": " in row and "layers" in row]) > 0.85 * len(rows)
