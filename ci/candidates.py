@@ -15,7 +15,7 @@ from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, HistoryPoint
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.verdicts import Verdict, creep, trigger
+from flexq_bench.verdicts import Verdict, creep
 from flexq_bench.verdicts.alert_rule import (
     HISTORY_RESULTS,
     RELEASE_RESULTS,
@@ -25,6 +25,7 @@ from flexq_bench.verdicts.alert_rule import (
 )
 from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
 from flexq_bench.verdicts.commit_points import one_per_commit
+from flexq_bench.verdicts.history_trigger import are_candidates
 from flexq_bench.verdicts.known_levels import Compared, known_levels
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import EMPTY_KERNEL
@@ -91,7 +92,7 @@ def suspects_of(
             queries.series_history(session, row.series_id, without_sweeps=True, branch=branch)
         )
         for latest in [point for point in points if point.commit == commit.sha][-1:]:
-            earlier = [p for p in points if p != latest and p.epoch == latest.epoch]
+            earlier = [p for p in points if p is not latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     alerts = queries.alerts(session, states=OPEN_STATES)
     outliers, measured = _outliers(session, measured, waiting or {})
@@ -153,7 +154,7 @@ def _outliers(
     since = min((points[0].created_at for points in newest if points), default=None)
     ids = [suspect.series for suspect in measured]
     compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
-    surprises, judged = [], []
+    levels = []
     for suspect in measured:
         points = (*suspect.earlier, suspect.latest)
         places = {point.commit: place for place, point in enumerate(points)}
@@ -170,20 +171,19 @@ def _outliers(
                 )
             ],
         )
-        history, latest = known.values[:-1], float(known.values[-1])
         recent = [at for at in known.unchanged if at >= len(points) - 1 - HISTORY_RESULTS]
-        is_news = (
-            trigger(history, latest, unchanged=known.values[recent]).verdict is Verdict.CANDIDATE
+        levels.append((known.values[:-1], float(known.values[-1]), known.values[recent]))
+    news = are_candidates(levels)
+    judged = [replace(one, is_news=is_news) for one, is_news in zip(measured, news, strict=True)]
+    surprises = [
+        Surprise(
+            surprise(history, latest),
+            kernel_family(suspect.case.kernel),
+            is_candidate=suspect.is_news,
+            waited=waiting.get(suspect.case.key, 0),
         )
-        judged.append(replace(suspect, is_news=is_news))
-        surprises.append(
-            Surprise(
-                surprise(history, latest),
-                kernel_family(suspect.case.kernel),
-                is_candidate=is_news,
-                waited=waiting.get(suspect.case.key, 0),
-            )
-        )
+        for suspect, (history, latest, _) in zip(judged, levels, strict=True)
+    ]
     joint = joint_sigmas(surprises)
     outliers = [
         replace(judged[at], sigmas=surprises[at].sigmas, joint=joint[surprises[at].family])

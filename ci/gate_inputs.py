@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.kernels.contract import Backend, Capability
 from flexq_bench.measure.device import capability, device_info, find_device
@@ -18,15 +16,11 @@ from flexq_bench.workloads.probes import EMPTY_KERNEL
 from flexq_bench.workloads.suite import Suite
 
 
-def local_machine(device: str | None) -> tuple[Machine, str, Capability | None]:
-    """Return a device of this process, its name in torch, and its capability.
-
-    device None: the first GPU, else the CPU. Raises UsageError for a missing device.
-    """
-    name = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
-    opened = find_device(name)
+def local_machine(device: str) -> tuple[Machine, Capability | None]:
+    """Return a device of this process, by its name in torch, and its capability."""
+    opened = find_device(device)
     backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
-    return Machine(backend, device_info(name)), name, capability(opened)
+    return Machine(backend, device_info(device)), capability(opened)
 
 
 def planned_cases(

@@ -155,7 +155,7 @@ class _Searched:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where commits are compared: a device of this process, or those of a kind of a cluster.
+    """The place of comparisons: a device of this process, or those of a kind of a cluster.
 
     device: its uuid, or the kind. prepare: as in flexq_bench.ci.bisect.
     """

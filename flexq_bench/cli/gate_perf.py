@@ -169,8 +169,8 @@ def _opened_place(
 
     suite = judged.policy.suite
     if place.is_local:
-        requested = place.device or place.requested_backend
-        machine, device, capability = local_machine(requested)
+        device = place.device_name()
+        machine, capability = local_machine(device)
         plan = planned_cases(suite, machine.backend, capability)
         yield _OpenedPlace(machine, plan, partial(judged.compare, device=device, seed=seed), {})
         return

@@ -156,6 +156,12 @@ class ClusterOptions(DeviceOptions):
         """True if this process measures, not a cluster."""
         return self.cluster == "none"
 
+    def device_name(self) -> str:
+        """Return the device of this process, as in DeviceOptions."""
+        if self.gpus:
+            raise UsageError("--gpus is for a cluster: add --cluster local, or leave it out")
+        return super().device_name()
+
     def pool(
         self,
         seed: int | None,

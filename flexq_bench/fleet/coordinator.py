@@ -331,7 +331,8 @@ class Coordinator:
                 kind.missing_since = None
             elif kind.missing_since is None:
                 kind.missing_since = now
-                log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
+                if not self._workers.arriving:
+                    log.warning("no %s is there: %d jobs wait for one", gpu, len(kind.backlog))
             elif now - kind.missing_since > self._times.device and not self._workers.arriving:
                 if self._is_leased_elsewhere(gpu):
                     kind.missing_since = now

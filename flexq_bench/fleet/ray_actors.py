@@ -279,7 +279,8 @@ class RayActors(ABC):
             if not actor.uuid and now - actor.since > self._times.start:
                 reason = (
                     f"no worker on {actor.slot.host} after {self._times.start:.0f} s: other "
-                    "processes hold the cluster's devices (see `ray status`)"
+                    "processes hold the cluster's devices (see `ray status`), or its kernels need "
+                    "longer to load (--times start=SECONDS)"
                 )
                 self._lose(actor, reason, blameless=True)
 

@@ -70,20 +70,20 @@ class RayPool:
         with self._database.session() as session:
             silent_since = database_time(session) - timedelta(seconds=2 * self._times.lease)
             forget_silent_workers(session, silent_since=silent_since)
+        give_up = time.monotonic() + self._times.device
         with self._workers:
             try:
-                self.gather()
+                self.gather(give_up)
                 yield self
             finally:
                 self._coordinator.mark_stopped()
 
-    def gather(self) -> None:
-        """Wait for the workers; for nodes that have not joined yet, as long as `device` says.
+    def gather(self, give_up: float = 0.0) -> None:
+        """Wait for the workers; for nodes that have not joined yet, until `give_up`, monotonic.
 
         Raises InfrastructureError if none starts, UsageError if a requested kind has no worker.
         """
         self._coordinator.gather()
-        give_up = time.monotonic() + self._times.device
         is_logged = False
         while (missing := self._missing_kinds()) and time.monotonic() < give_up:
             if self._workers.refusals and not self._coordinator.workers:

@@ -17,6 +17,7 @@ from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.ray_actors import Actor, RayActors
+from flexq_bench.fleet.shared_builds import start_registry
 from flexq_bench.fleet.shipped_kernels import ShippedKernels
 from flexq_bench.fleet.shipped_repository import ShippedRepository, shipped
 from flexq_bench.fleet.timeouts import Times
@@ -144,7 +145,9 @@ class ComparerActor:
     def __init__(
         self, backend: Backend, seed: int, tuning: Tuning, kernels: ShippedKernels | None = None
     ) -> None:
-        if kernels is not None and kernels.repository is None:
+        is_project = kernels is not None and kernels.repository is not None
+        self._project = kernels if is_project else None
+        if kernels is not None and not is_project:
             kernels.adopt()
         self._device, self._seed = _device_of(backend), seed
 
@@ -170,9 +173,14 @@ class ComparerActor:
             else partial(repository.compare, judged=job.judged)
         )
         measure = partial(compare, device=self._device, seed=self._seed)
-        return Compared.by(
-            lambda: measure(job.base, job.head, job.cases, rules=rules or InterleaveRules())
-        )
+
+        def measured() -> Iterator[CaseComparison]:
+            if job.judged and self._project is not None:  # the judge knows base's kernels
+                self._project.adopt()
+                self._project = None
+            yield from measure(job.base, job.head, job.cases, rules=rules or InterleaveRules())
+
+        return Compared.by(measured)
 
 
 class RayWorkers(RayActors):
@@ -206,9 +214,12 @@ class RayWorkers(RayActors):
         super().__init__(address, actor, *self._of_workers, backend=backend, times=times)
         self._meter, self._comparer = actor, comparer
         self._kernels, self._project = kernels, project
+        self._builds: Any = None  # the registry, which ends without a reference to it
 
     def __enter__(self) -> Self:
         super().__enter__()
+        if self._project is not None:
+            self._builds = start_registry()
         kernels = self._kernels()
         if kernels is not None:
             self._of_workers = self._arguments = (*self._arguments, kernels)

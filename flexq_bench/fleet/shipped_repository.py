@@ -11,6 +11,7 @@ from typing import Unpack
 
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.fleet.node_program import Parcel
+from flexq_bench.fleet.shared_builds import NodeBuilds
 from flexq_bench.fleet.shipping import packed, parcel, session_name
 from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.ab import compare_judged, compare_judged_project, compare_project
@@ -19,6 +20,7 @@ from flexq_bench.measure.ab.experiment import Options
 from flexq_bench.measure.ab.revisions import Revision
 from flexq_bench.repository.commit_packs import clone_with, write_commit
 from flexq_bench.repository.project import Project, ProjectRevision
+from flexq_bench.repository.project_builds import share_builds
 from flexq_bench.repository.worktrees import resolve_revision
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
@@ -54,6 +56,7 @@ class ShippedRepository:
     def project_here(self) -> Project:
         """Return the project with a clone on this node as its root."""
         assert self.project is not None  # the caller has one
+        share_builds(NodeBuilds())
         return replace(self.project, root=self.unpacked())
 
     def compare(

@@ -14,7 +14,7 @@ from flexq_bench.runs.owner_process import is_dead
 
 # Twice the time limit of a case (flexq_bench.fleet.timeouts).
 MIN_STALL_S = 600.0
-MIN_NIGHT_STALL_S = 3600.0  # a night stores nothing until all its candidates are compared
+MIN_COMPARING_STALL_S = 3600.0  # nothing is stored until a part of the cases is compared
 _MAX_SILENCE_S = 120.0  # twelve heartbeats of a worker
 
 
@@ -45,10 +45,12 @@ def _runs(session: Session, now: datetime) -> Iterator[Stall]:
     running = queries.owned_runs(session)
     newest = queries.last_results(session, [run.uuid for run in running])
     progress_by_run = {row.run: row for row in queries.progress(session)}
+    comparing = queries.comparison_states(session, [run.uuid for run in running])
     for run in running:
         idle_s = (now - newest.get(run.uuid, run.created_at)).total_seconds()
         dead = run.owner is not None and is_dead(run.owner)
-        if idle_s < MIN_STALL_S and not dead:
+        limit_s = MIN_COMPARING_STALL_S if run.uuid in comparing else MIN_STALL_S
+        if idle_s < limit_s and not dead:
             continue
         if dead and run.owner is not None:
             reason = f"its process {run.owner.pid} on {run.owner.host} is dead (status --reap)"
@@ -92,7 +94,7 @@ def _nights(session: Session, now: datetime) -> Iterator[Stall]:
         is_left = (
             owner is not None and is_dead(owner) and not queries.leased_jobs(session, night.run)
         )
-        if idle_s < (_MAX_SILENCE_S if is_left else MIN_NIGHT_STALL_S):
+        if idle_s < (_MAX_SILENCE_S if is_left else MIN_COMPARING_STALL_S):
             continue
         kind = MEASURE if night.state == "measuring" else COMPARE
         jobs = queries.jobs_of(session, night.run, states=UNFINISHED_JOB_STATES, kind=kind)

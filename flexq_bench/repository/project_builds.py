@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from flexq_bench.errors import BrokenRevisionError
@@ -33,6 +33,7 @@ from flexq_bench.repository.worktrees import worktree
 SOURCES = "src"  # folder of a project's modules, if they are not next to its file
 _DONE = "built.json"  # written last: without it, a build is started again
 _OUTPUT = "build.log"
+_PACKING_S = 120.0  # for a build to be packed, and sent to other machines
 _MAX_REASON_LENGTH = 200  # maximum characters of the reason of a failure
 # Lines that give a reason, and lines that only wrap another error.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
@@ -95,6 +96,26 @@ class BuiltTree:
 Isolated = Callable[[Path, bool], AbstractContextManager[Callable[[Sequence[str]], Sequence[str]]]]
 
 
+class SharedBuilds(Protocol):
+    """Builds that several machines share."""
+
+    def building(self, home: Path, limit_s: float) -> AbstractContextManager[bool]:
+        """A context whose block makes a build in `home`; True: it is there already.
+
+        limit_s: longest time of making it.
+        """
+        ...
+
+
+_shared: SharedBuilds | None = None
+
+
+def share_builds(shared: SharedBuilds | None) -> None:
+    """Share the builds of reviewed commits of this process; None: don't."""
+    global _shared
+    _shared = shared
+
+
 def built_tree(
     project: Project,
     commit: str,
@@ -124,20 +145,30 @@ def built_tree(
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
             shutil.rmtree(home, ignore_errors=True)
-            log.info("building %s of %s", commit[:10], project.name)
-            _check_out(project, commit, home / "tree", submodules)
-            for name, content in large.items():
-                shutil.copyfile(content, home / "tree" / name)
-            # The output of unreviewed code is removed together with its folder, so it is not kept.
-            output = None if own_cache else home / _OUTPUT
-            build_variables = {
-                **(os.environ if variables is None else variables),
-                **project.file.variables,
-            }
             table = project.file.build
-            with nullcontext(tuple) if isolated is None else isolated(home, table.network) as wrap:
-                _build(_Build(table, folder, commit, output, wrap), site, build_variables)
-            write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
+            is_shared = isolated is None and own_cache is None and (table.command or table.packages)
+            sharing = (
+                _shared.building(home, _PACKING_S + table.timeout_s)
+                if is_shared and _shared is not None
+                else nullcontext(False)
+            )
+            with sharing as is_there:
+                if not is_there:
+                    log.info("building %s of %s", commit[:10], project.name)
+                    _check_out(project, commit, home / "tree", submodules)
+                    for name, content in large.items():
+                        shutil.copyfile(content, home / "tree" / name)
+                    # The output of unreviewed code is removed with its folder, so it is not kept.
+                    output = None if own_cache else home / _OUTPUT
+                    own = {
+                        **(os.environ if variables is None else variables),
+                        **project.file.variables,
+                    }
+                    with (
+                        nullcontext(tuple) if isolated is None else isolated(home, table.network)
+                    ) as wrap:
+                        _build(_Build(table, folder, commit, output, wrap), site, own)
+                    write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
     sources = project.file.sources(folder)
     place = BuildPlace(
         home=os.path.realpath(home),

@@ -20,6 +20,8 @@ def one_per_commit(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
     devices it is the one of the commit before, else the one with the most commits of the epoch. The
     other fields are those of the device's first result.
     """
+    if len({(point.epoch, point.commit) for point in points}) == len(points):
+        return list(points)
     by_commit: dict[tuple[int, str], list[HistoryPoint]] = defaultdict(list)
     for point in points:
         by_commit[point.epoch, point.commit].append(point)

@@ -6,6 +6,8 @@ Thresholds are in `flexq_bench.verdicts.alert_rule`.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +68,26 @@ def trigger(history: ArrayLike, latest: float, *, unchanged: ArrayLike = ()) -> 
         scale=float(scale),
         history=logs.size,
     )
+
+
+def are_candidates(series: Sequence[tuple[ArrayLike, float, ArrayLike]]) -> list[bool]:
+    """Return for each series whether its latest result is a candidate, all at once.
+
+    series: history, latest and unchanged, as `trigger` takes them.
+    """
+    result = [False] * len(series)
+    of_sizes: dict[tuple[int, int], list[tuple[int, Floats, float, Floats]]] = defaultdict(list)
+    for index, (history, latest, unchanged) in enumerate(series):
+        logs, newest, noise = (positive_logs(x)[0] for x in (history, [latest], unchanged))
+        logs = logs[-HISTORY_RESULTS:]
+        if logs.size and newest.size:
+            of_sizes[logs.size, noise.size].append((index, logs, float(newest[0]), noise))
+    for group in of_sizes.values():
+        indices, windows, latest_logs, noises = zip(*group, strict=True)
+        _, _, candidate = trigger_many(np.stack(windows), np.asarray(latest_logs), np.stack(noises))
+        for index, is_candidate in zip(indices, candidate.tolist(), strict=True):
+            result[index] = is_candidate
+    return result
 
 
 def trigger_many(

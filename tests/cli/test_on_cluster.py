@@ -171,6 +171,16 @@ def test_gate_judges_stored_comparisons(cli, cluster, commits, database, tmp_pat
     assert devices == {"CPU 2"}  # that compared, not the first of the kind
 
 
+@pytest.mark.parametrize(
+    "verb", [("compare", "HEAD~1", "HEAD"), ("gate", "perf", "--base", "HEAD~1")]
+)
+def test_kinds_without_a_cluster_are_refused(cli, commits, verb):
+    ran = cli(*verb, "--device", "cpu", "--gpus", "A CPU")
+
+    assert ran.code == ExitCode.USAGE
+    assert "--gpus is for a cluster" in ran.error
+
+
 def test_gate_on_a_cluster_keeps_the_sandbox(cli, cluster, commits):
     ran = cli("gate", "perf", "--base", commits[0], *CLUSTER, "--no-sandbox")
 

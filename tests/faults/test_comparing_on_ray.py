@@ -39,7 +39,8 @@ class Night:
     """Coordinators of one night in processes of their own."""
 
     def __init__(self, bench: Bench, cluster: Any) -> None:
-        self.bench, self._cluster, self._logs = bench, cluster, 0
+        self.bench, self._cluster = bench, cluster
+        self._logs = len(list(bench.folder.glob("night *.log")))
 
     def start(self) -> tuple[subprocess.Popen[str], Path]:
         self._logs += 1
@@ -166,3 +167,19 @@ def test_ray_two_coordinators(night, cluster):
 
     for one in running:
         night.completes(*one)
+
+
+def test_ray_head_node_restarted(bench, monkeypatch):
+    """The night on the old cluster ends by itself; one on the new cluster carries on."""
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "10")  # else a minute
+    with ray_cluster(monkeypatch) as old:
+        for kind in KINDS:
+            add_gpus(old, kind, 1)
+        process, _ = Night(bench, old).comparing()
+    process.wait(300)
+
+    with ray_cluster(monkeypatch) as new:
+        for kind in KINDS:
+            add_gpus(new, kind, 1)
+        again = Night(bench, new)
+        again.completes(*again.start())

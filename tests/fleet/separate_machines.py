@@ -1,7 +1,8 @@
 """Nodes of a Ray cluster on this host that have no file in common with the coordinator.
 
 Each node has namespaces of its own: another host name, a CPU of another name, other folders for its
-home, its cache and temporary files, and none of the folders that are hidden from it.
+home and temporary files, another one at the same path for its cache, and none of the folders that
+are hidden from it.
 """
 
 from __future__ import annotations
@@ -76,16 +77,20 @@ class Machines:
             (home / part).mkdir(parents=True)
         (home / "cpuinfo").write_text(f"processor\t: 0\nmodel name\t: {cpu}\n")
         hidden = [*self.hidden, *(self.folder / other for other in self.processes)]
+        cache = self.folder / "cache"
+        cache.mkdir(exist_ok=True)
         hide = [f"mount -t tmpfs none {shlex.quote(str(path))}" for path in hidden]
         named = f"mount --bind {home}/cpuinfo /proc/cpuinfo"
         ray = shlex.join((RAY, "start", f"--node-ip-address={address}", *options, *_SMALL))
-        steps = [f"hostname {name}", *hide, *([named] if cpu else ())]
-        inherited = {n: v for n, v in os.environ.items() if not n.startswith("FLEXQ_BENCH")}
+        own_cache = f"mount --bind {home}/cache {cache}"
+        steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
+        ours = ("FLEXQ_BENCH", "RAY_")
+        inherited = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
         inherited.pop("PYTHONPATH", None)
         own = {
             "HOME": str(home / "home"),
             "TMPDIR": str(home / "tmp"),
-            "FLEXQ_BENCH_CACHE": str(home / "cache"),
+            "FLEXQ_BENCH_CACHE": str(cache),
             "FLEXQ_BENCH_LOCKS": str(home / "locks"),
         }
         with (home / "log").open("wb") as log:

@@ -8,44 +8,103 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from separate_machines import can_separate, machines
+from separate_machines import Machines, can_separate, machines
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "byo" / "make_repository.py"
+LONGEST_S = 1500  # of a command on a busy machine
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not can_separate(), reason="needs namespaces of its own"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not can_separate(), reason="needs namespaces of its own")
-def test_project_night_on_two_kinds_needs_no_shared_path(tmp_path):
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample repository; the build of its last commit notes the host."""
+    folder = tmp_path_factory.mktemp("project") / "acme"
     spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    script.make(tmp_path / "acme", ("torch",), (100, 30), "256x256")
-    hidden = [tmp_path / "acme", *(ROOT / n for n in ("flexq_bench", "kernels", "workloads", "db"))]
-    variables = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
+    script.make(folder, ("torch",), (100, 30), "256x256")
+    project = folder / "flexq-bench.toml"
+    project.write_text(project.read_text().replace("sh build.sh", "hostname > built_on.txt"))
+    script.git(folder, 59, "commit", "--quiet", "--all", "--message", "note the host")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def nodes(acme: Path) -> Iterator[Machines]:
+    hidden = [acme, *(ROOT / name for name in ("flexq_bench", "kernels", "workloads", "db"))]
     # Ray's sockets lie below, and their paths may have 107 characters only.
-    with tempfile.TemporaryDirectory(dir="/tmp") as short, machines(Path(short), hidden) as nodes:
-        nodes.add("alpha", "Alpha CPU")
-        nodes.add("beta", "Beta CPU")
-        night = ("nightly", "--project", str(tmp_path / "acme"), "--backend", "cpu", "--json")
-        place = ("--cluster", nodes.address, "--gpus", "Alpha*,Beta*", "--canaries", "1")
-        database = ("--times", "scan=1", "--db", str(tmp_path / "flexq.sqlite"))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, machines(Path(short), hidden) as made:
+        made.add("alpha", "Alpha CPU")
+        made.add("beta", "Beta CPU")
+        yield made
+
+
+@pytest.fixture
+def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
+    """flexq("nightly", ...): the JSON that a command on the project and the cluster prints."""
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+    variables = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
+    place = ("--cluster", nodes.address, "--backend", "cpu", "--times", "scan=1")
+
+    def run(*command: str, code: int) -> Any:
         done = subprocess.run(
-            (sys.executable, "-m", "flexq_bench.cli", *night, *place, *database),
-            env={**os.environ, **variables},
+            (
+                *(sys.executable, "-m", "flexq_bench.cli", *command, "--project", str(acme)),
+                *(*place, "--db", str(tmp_path / "flexq.sqlite")),
+            ),
+            env={**inherited, **variables},
             cwd="/",
             capture_output=True,
             text=True,
             check=False,
+            timeout=LONGEST_S,
         )
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
 
-    assert done.stdout, done.stderr
-    reports = json.loads(done.stdout)
+    return run
+
+
+def test_commit_is_measured_on_two_kinds_and_built_once(flexq, nodes):
+    reports = flexq("nightly", "--canaries", "0", "--json", code=0)
+
     assert sorted(report["gpu"] for report in reports) == ["Alpha CPU", "Beta CPU"]
-    assert all(report["received"] == report["planned"] for report in reports), done.stderr
-    assert [report["canaries"] for report in reports] == [1, 1], done.stderr
+    assert [report["outcome"] for report in reports] == ["complete"] * 2
+    homes = [nodes.folder / name / "cache" for name in ("alpha", "beta")]
+    built_on = [list(home.glob("projects/acme/*/tree/built_on.txt")) for home in homes]
+    assert [len(found) for found in built_on] == [1, 1]
+    assert len({found[0].read_text() for found in built_on}) == 1
+
+
+def test_gate_finds_the_slower_commit(flexq):
+    ends = ("--base", "slower~1", "--head", "slower")
+
+    document = flexq(
+        *("gate", "perf", *ends, "--gpus", "Alpha*", "--processes", "1", "--json", "-"), code=1
+    )
+
+    assert {case["outcome"] for case in document["cases"]} == {"regression"}
+    assert document["gpu"] == "Alpha CPU"
+
+
+def test_bisection_names_the_slower_commit(flexq, acme):
+    ends = ("--good", "slower~3", "--bad", "fast-again~1")
+    case = "acme.torch-w6a8 gemm cold m16n256k256"
+
+    document = flexq("bisect", case, *ends, "--gpus", "Beta*", "--processes", "1", "--json", code=1)
+
+    slower = subprocess.check_output(("git", "-C", str(acme), "rev-parse", "slower"), text=True)
+    assert document["suspects"] == [slower.strip()]

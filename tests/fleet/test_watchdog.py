@@ -72,6 +72,16 @@ def test_run_without_a_worker_is_stalled(database, begun):
     ]
 
 
+@pytest.mark.parametrize(("ago", "stalled"), [(timedelta(minutes=20), 0), (2 * HOUR, 1)])
+def test_run_that_compares_is_stalled_after_an_hour(database, ago, stalled):
+    run = RunInfo("r" * 36, "gate", "gate", "running", (datetime.now(UTC) - ago).isoformat(), "key")
+    with database.session() as session:
+        begin_run(session, run, COMMIT, this_process())
+        add_jobs(session, run.uuid, [JobInfo("a..b", content={})])
+
+    assert len(found(database)) == stalled
+
+
 def test_silent_worker_is_named_with_its_host(database, begun, worker):
     begun(HOUR)
     worker(timedelta(minutes=20))

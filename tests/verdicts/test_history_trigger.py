@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.verdicts import Verdict, creep, trigger
+from flexq_bench.verdicts.history_trigger import are_candidates
 
 
 def quiet(nights: int = 30, sigma: float = 0.002, seed: int = 2) -> np.ndarray:
@@ -106,3 +107,23 @@ def test_constant_level_is_no_creep():
 
     assert creep(history[:5], history[5:]).verdict is Verdict.SAME
     assert creep(history[:2], history[5:]).verdict is Verdict.NO_DATA
+
+
+def test_many_series_are_judged_as_each_alone():
+    rng = np.random.default_rng(5)
+    series = [
+        (quiet(nights, seed=nights), 100 * np.exp(change), noise)
+        for nights in (0, 1, 4, 5, 30, 31, 60)
+        for change in (0.0, 0.004, -0.01, 0.03)
+        for noise in ([], [100.5], [99.0, 101.0])
+    ]
+    series.append((quiet(), float("nan"), []))
+    series.append((100 * np.exp(0.01 * rng.standard_normal(20)), 104.0, [103.9]))
+
+    alone = [
+        trigger(history, latest, unchanged=unchanged).verdict is Verdict.CANDIDATE
+        for history, latest, unchanged in series
+    ]
+
+    assert are_candidates(series) == alone
+    assert {True, False} == set(alone)
