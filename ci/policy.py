@@ -29,6 +29,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -101,7 +102,7 @@ class _Selection(DataTable):
     regimes: Regimes = ()
     shapes: Annotated[tuple[tuple[int, int], ...], parsed_texts(_parse_shapes)] = ()
     m: Annotated[str, parsed_text(check_sizes)] = ""
-    operations: Patterns = ()
+    operations: Texts = ()
     parameters: Parameters = Field(default_factory=dict)
 
     def fits(self, case: Case) -> bool:
@@ -111,7 +112,9 @@ class _Selection(DataTable):
         return (
             matches_any(self.kernels, case.label)
             and (not self.regimes or case.regime in self.regimes)
-            and (not self.operations or matches_any(self.operations, case.operation))
+            and (
+                not self.operations or any(fnmatchcase(case.operation, p) for p in self.operations)
+            )
             and (not self.shapes or (values.get("n"), values.get("k")) in self.shapes)
             and limits.keys() <= values.keys()
             and all(has_value(limits, name, value) for name, value in values.items())

@@ -1,4 +1,4 @@
-"""Trace sets of FlashInfer-Bench: import of their GEMMs and results, export of our results.
+"""Trace sets of FlashInfer-Bench: import of their workloads and results, export of our results.
 
 A trace set is a folder of `definitions/**/*.json`, `solutions/**/*.json`,
 `workloads/**/*.jsonl` and `traces/**/*.jsonl`. The formats are those of the package
@@ -11,7 +11,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,11 @@ from flexq_bench.exchange.external.result import (
     iso_time,
     number,
 )
+from flexq_bench.exchange.flashinfer_definitions import TraceDefinition, definition_of
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload, format_values
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -58,34 +61,14 @@ def run({arguments}):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GemmDefinition:
-    """C[m, n] = A[m, k] · B[n, k]^T. m, n, k: axis names. constants: sizes of constant axes."""
-
-    name: str
-    m: str
-    n: str
-    k: str
-    constants: Mapping[str, int]
-
-    def shape(self, axes: Mapping[str, Any]) -> tuple[int, int, int]:
-        """m, n and k of a workload. Raises BadResult if one is missing or not positive."""
-        sizes = []
-        for axis in (self.m, self.n, self.k):
-            value = self.constants.get(axis, axes.get(axis))
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise BadResult(f"axis {axis} has no size")
-            sizes.append(value)
-        return sizes[0], sizes[1], sizes[2]
-
-
 def read_traces(folder: str) -> Reading:
-    """Read the times of a trace set's GEMM solutions, by solution, definition, shape and hardware.
+    """Read the times of a trace set's solutions, by solution, definition, axes and hardware.
 
-    Several workloads of one shape are its samples. A trace that did not pass becomes a failed
-    result with its status. Raises UsageError for a folder that is no trace set.
+    Operations are ours where the definition is of one of them (`OPERATIONS`), else the definition's
+    type with its axes. Several workloads of the same axes are samples. A trace that did not pass
+    becomes a failed result with its status. Raises UsageError for a folder that is no trace set.
     """
-    definitions = gemm_definitions(folder)
+    definitions = read_definitions(folder)
     groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
     newest: str | None = None
     bad: list[tuple[str, Callable[[], ExternalResult | None]]] = []
@@ -93,7 +76,8 @@ def read_traces(folder: str) -> Reading:
         try:
             definition = trace["definition"]
             if definition not in definitions:
-                continue  # not a GEMM
+                bad.append((place, _no_definition))
+                continue
             evaluation = trace["evaluation"]
             axes = json.dumps(trace["workload"]["axes"], sort_keys=True)
             hardware = evaluation["environment"]["hardware"]
@@ -110,32 +94,33 @@ def read_traces(folder: str) -> Reading:
     return collect([*bad, *entries], created_at=newest)
 
 
-def gemm_shapes(folder: str) -> dict[tuple[int, int], list[int]]:
-    """Sorted m of a trace set's GEMM workloads by (n, k). Raises UsageError."""
-    definitions = gemm_definitions(folder)
-    shapes: dict[tuple[int, int], set[int]] = {}
+def workloads_of(folder: str) -> list[GemmWorkload | OperationWorkload]:
+    """Return a trace set's workloads of our operations, sorted by shape. Raises UsageError."""
+    definitions = read_definitions(folder)
+    found: set[GemmWorkload | OperationWorkload] = set()
     for _, trace in _json_lines(folder, "workloads"):
         definition = definitions.get(str(trace.get("definition")))
-        if definition is None:
+        if definition is None or not definition.is_ours:
             continue
-        try:
-            m, n, k = definition.shape(trace["workload"]["axes"])
-        except (BadResult, KeyError, TypeError, AttributeError):
-            continue
-        shapes.setdefault((n, k), set()).add(m)
-    return {place: sorted(sizes) for place, sizes in sorted(shapes.items())}
+        with suppress(BadResult, KeyError, TypeError, AttributeError):
+            found.add(definition.workload(trace["workload"]["axes"]))
+    return sorted(found, key=lambda one: (one.operation != "linear", one.operation, one.values))
 
 
 def suite_text(folder: str, kernels: Sequence[str]) -> str:
-    """Format a suite file of these kernels on the GEMM shapes of a trace set.
+    """Format a suite file of a trace set's workloads: these kernels on GEMMs, all on the others.
 
-    Raises UsageError if it has none.
+    Raises UsageError if it has no workload of an operation of ours.
     """
-    shapes = gemm_shapes(folder)
-    if not shapes:
-        raise UsageError(f"{folder} has no GEMM workload: name {WHAT} that has some")
+    workloads = workloads_of(folder)
+    if not workloads:
+        raise UsageError(f"{folder} has no workload of ours: name {WHAT} that has some")
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for workload in workloads:
+        if isinstance(workload, GemmWorkload):
+            shapes.setdefault((workload.n, workload.k), []).append(workload.m)
     lines = [
-        'description = "GEMM workloads of a FlashInfer-Bench trace set"',
+        'description = "workloads of a FlashInfer-Bench trace set"',
         'source = "imported"',
     ]
     for (n, k), sizes in shapes.items():
@@ -146,6 +131,16 @@ def suite_text(folder: str, kernels: Sequence[str]) -> str:
             f'shapes = ["{n}x{k}"]',
             f'm = "{",".join(map(str, sizes))}"',
         ]
+    for workload in workloads:
+        if isinstance(workload, OperationWorkload):
+            values = (f"{name} = {json.dumps(value)}" for name, value in workload.values)
+            lines += [
+                "",
+                "[[cases]]",
+                f'operation = "{workload.operation}"',
+                'kernels = ["*"]',
+                f"parameters = {{{', '.join(values)}}}",
+            ]
     return "\n".join([*lines, ""])
 
 
@@ -160,19 +155,18 @@ def folder_hash(folder: str) -> str:
     return digest.hexdigest()
 
 
-def gemm_definitions(folder: str) -> dict[str, GemmDefinition]:
-    """Definitions of a single matrix product, by name. Raises UsageError if it is no trace set."""
+def read_definitions(folder: str) -> dict[str, TraceDefinition]:
+    """Return the definitions of a trace set by name. Raises UsageError if it is none."""
     if not (Path(folder) / "definitions").is_dir():
         raise UsageError(f"{folder} has no folder definitions: name {WHAT}")
     definitions = {}
     for path in _files(folder, "definitions"):
         try:
             value = json.loads(read_text(str(path), WHAT, most_bytes=MAX_BYTES))
-            definition = _gemm(value)
+            definition = definition_of(value)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{path} is no definition: name {WHAT}") from None
-        if definition is not None:
-            definitions[definition.name] = definition
+        definitions[definition.name] = definition
     return definitions
 
 
@@ -209,37 +203,23 @@ def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
     return sum(map(len, traces.values()))
 
 
-def _gemm(value: Mapping[str, Any]) -> GemmDefinition | None:
-    """Parse a definition; None: it is not a single matrix product."""
-    if not str(value["op_type"]).startswith(_OP_TYPE):
-        return None
-    inputs = [
-        tensor["shape"] for tensor in value["inputs"].values() if len(tensor["shape"] or ()) == 2
-    ]
-    outputs = [tensor["shape"] for tensor in value["outputs"].values()]
-    if len(outputs) != 1 or len(outputs[0] or ()) != 2:
-        return None
-    m, n = outputs[0]
-    shared = {k for rows, k in inputs if rows == m} & {k for rows, k in inputs if rows == n}
-    if len(shared) != 1:  # scales have axes of their own
-        return None
-    (k,) = shared
-    axes = value["axes"].items()
-    constants = {name: axis["value"] for name, axis in axes if axis["type"] == "const"}
-    return GemmDefinition(str(value["name"]), m, n, k, constants)
-
-
 def _result(
     key: tuple[str, str, str, str],
     evaluations: Sequence[Mapping[str, Any]],
-    definition: GemmDefinition,
+    definition: TraceDefinition,
 ) -> ExternalResult:
     solution, name, axes, hardware = key
-    shape = definition.shape(json.loads(axes))
+    workload = definition.workload(json.loads(axes))
+    place: dict[str, Any]
+    if isinstance(workload, GemmWorkload):
+        place = {"shape": (workload.m, workload.n, workload.k)}
+    else:
+        parameters = format_values(workload.values, " ")
+        place = {"operation": workload.operation, "parameters": parameters}
     common: dict[str, Any] = {
         "name": solution,
         "variant": name,
-        "shape": shape,
+        **place,
         "device": hardware,
         "environment": {"tool": "flashinfer-bench", "statistic": "median"},
     }
@@ -253,6 +233,10 @@ def _result(
     return ExternalResult(
         **common, median=statistics.median(times), samples=times, n_samples=len(times)
     )
+
+
+def _no_definition() -> ExternalResult | None:
+    raise BadResult("its definition is not among the definitions")
 
 
 def _no_trace() -> ExternalResult | None:

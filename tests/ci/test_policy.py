@@ -13,6 +13,7 @@ from flexq_bench.ci.policy import load_policy
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
 TOP = 'version = 1\nsuite = "smoke"\nslower_percent = 2\nowner = "all"\n'
 WAIVER = """
@@ -71,6 +72,22 @@ def test_first_fitting_limit_counts(policy):
     assert (found.owner_of(case("flexq-w6a6")), found.owner_of(case("flexq-w6a8"))) == (
         "Ada", "all",
     )  # fmt: skip
+
+
+def test_limit_is_of_an_operations_parameters(policy):
+    found = policy(
+        TOP
+        + '[[limit]]\nkernels = ["*"]\noperations = ["attention_*"]\nslower_percent = 7\n'
+        + 'parameters = {context = "1024:", layout = "paged"}\n'
+    )
+
+    def attention(context, layout):
+        values = (("context", context), ("layout", layout))
+        return Case("sdpa", OperationWorkload("attention_decode", values), stage="op")
+
+    cases = (attention(2048, "paged"), attention(64, "paged"), attention(2048, "contiguous"))
+    limits = [found.limit_of(one).slower_percent for one in (*cases, case("sdpa"))]
+    assert limits == [7, 2, 2, 2]
 
 
 def test_waiver_counts_until_the_end_of_its_last_day(policy):

@@ -10,7 +10,6 @@ import torch
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.flashinfer_traces import (
-    gemm_shapes,
     read_traces,
     suite_text,
     write_traces,
@@ -93,17 +92,17 @@ def test_traces_become_results_with_samples(trace_set):
 
 
 def test_bad_traces_are_refused(trace_set):
-    attention = {**GEMM, "name": "gqa", "op_type": "gqa_ragged"}
     traces = [
-        a_trace(1, 0.5, definition="gqa"),
+        a_trace(1, 0.5, definition="gone"),
         {"definition": GEMM["name"], "workload": {}},
         a_trace(4, -0.5),
     ]
 
-    reading = read_traces(trace_set(traces, definitions=(GEMM, attention)))
+    reading = read_traces(trace_set(traces))
 
     assert reading.results == ()
     assert [one.reason for one in reading.refused] == [
+        "its definition is not among the definitions",
         "it is no trace of a solution",
         "-500 µs is not a plausible time",
     ]
@@ -114,9 +113,98 @@ def test_shapes_of_gemms_become_a_suite(trace_set, tmp_path):
     path = tmp_path / "theirs.toml"
     path.write_text(suite_text(folder, ("cublas-fp16",)))
 
-    assert gemm_shapes(folder) == {(4096, 2048): [1, 8]}
     shapes = [case.gemm for case in read_suite(path).cases(["cublas-fp16"])]
     assert {(one.m, one.n, one.k) for one in shapes} == {(1, 4096, 2048), (8, 4096, 2048)}
+
+
+ATTENTION = {
+    "name": "gqa_paged_decode_h16_kv2_d128_ps64",
+    "op_type": "gqa_paged",
+    "axes": {
+        "batch_size": {"type": "var"},
+        "num_qo_heads": {"type": "const", "value": 16},
+        "num_kv_heads": {"type": "const", "value": 2},
+        "head_dim": {"type": "const", "value": 128},
+        "page_size": {"type": "const", "value": 64},
+        "num_pages": {"type": "var"},
+        "len_indptr": {"type": "var"},
+        "num_kv_indices": {"type": "var"},
+    },
+    "inputs": {
+        "q": {"shape": ["batch_size", "num_qo_heads", "head_dim"], "dtype": "bfloat16"},
+        "sm_scale": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {
+        "output": {"shape": ["batch_size", "num_qo_heads", "head_dim"], "dtype": "bfloat16"}
+    },
+    "reference": "def run(q, sm_scale):\n    return q\n",
+}
+NORM = {
+    "name": "fused_add_rmsnorm_h4096",
+    "op_type": "rmsnorm",
+    "axes": {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 4096}},
+    "inputs": {"hidden_states": {"shape": ["batch_size", "hidden_size"], "dtype": "bfloat16"}},
+    "outputs": {"output": {"shape": ["batch_size", "hidden_size"], "dtype": "bfloat16"}},
+    "reference": "def run(hidden_states):\n    return hidden_states\n",
+}
+SAMPLING = {**NORM, "name": "top_k_v8", "op_type": "sampling"}
+PREFILL = {
+    **ATTENTION,
+    "name": "gqa_ragged_prefill_causal_h16_kv2_d128",
+    "op_type": "gqa_ragged",
+    "axes": {
+        **{name: ATTENTION["axes"][name] for name in ("num_qo_heads", "num_kv_heads", "head_dim")},
+        **{name: {"type": "var"} for name in ("total_q", "total_kv", "len_indptr")},
+    },
+}
+HEADS = "heads=16 kv_heads=2 head_dim=128"
+AXES = {
+    ATTENTION["name"]: {"batch_size": 2, "num_pages": 99, "len_indptr": 3, "num_kv_indices": 32},
+    NORM["name"]: {"batch_size": 8},
+    SAMPLING["name"]: {"batch_size": 8},
+    PREFILL["name"]: {"total_q": 200, "total_kv": 300, "len_indptr": 3},
+}
+
+
+def a_trace_of(definition):
+    trace = a_trace(1, 0.5, definition=definition["name"])
+    return trace | {"workload": trace["workload"] | {"axes": AXES[definition["name"]]}}
+
+
+@pytest.mark.parametrize(
+    ("definition", "operation", "parameters"),
+    [
+        (ATTENTION, "attention_decode", f"batch=2 context=1024 {HEADS} layout=paged block=64"),
+        (
+            PREFILL,
+            "attention_prefill",
+            f"tokens=100 batch=2 past=50 {HEADS} layout=contiguous block=16",
+        ),
+        (NORM, "norm_quantize", "tokens=8 hidden=4096 norm=rms residual=add"),
+        (SAMPLING, "sampling", "batch_size=8 hidden_size=4096"),
+    ],
+)
+def test_traces_of_any_operation_have_its_parameters(trace_set, definition, operation, parameters):
+    (result,) = read_traces(trace_set([a_trace_of(definition)], definitions=(definition,))).results
+
+    assert (result.operation, result.parameters) == (operation, parameters)
+    assert result.median == 500.0
+
+
+def test_workloads_of_known_operations_become_cases(trace_set, tmp_path):
+    folder = trace_set(definitions=(GEMM, ATTENTION, SAMPLING))
+    lines = (tmp_path / "set" / "workloads" / "gemm" / "gemm_n4096_k2048.jsonl").open("a")
+    with lines:
+        for one in (ATTENTION, SAMPLING):
+            trace = a_trace_of(one)
+            lines.write(
+                "\n" + json.dumps({name: trace[name] for name in ("definition", "workload")})
+            )
+    path = tmp_path / "theirs.toml"
+    path.write_text(suite_text(folder, ("cublas-fp16",)))
+
+    cases = read_suite(path).cases(["cublas-fp16"])
+    assert [case.operation for case in cases] == ["linear", "linear", "attention_decode"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"name": 1}'])

@@ -58,12 +58,9 @@ def _record(result: ExternalResult, origin: Origin, run: RunInfo) -> Record:
     sku = origin.device or result.device or UNKNOWN_DEVICE
     m, n, k = result.shape
     label = kernel_label(result.name, result.variant)
-    case = " ".join(
-        filter(
-            None,
-            (label, EXTERNAL_BACKEND, result.cache, f"m{m}n{n}k{k}", result.metric, f"on {sku}"),
-        )
-    )
+    place = f"{result.operation} {result.parameters}" if result.operation else f"m{m}n{n}k{k}"
+    parts = (label, EXTERNAL_BACKEND, result.cache, place, result.metric, f"on {sku}")
+    case = " ".join(filter(None, parts))
     ok = result.median is not None
     is_gemm = result.metric == "time" and min(result.shape) > 1
     operations = GemmWorkload(m, n, k).operations if is_gemm else None
@@ -79,9 +76,9 @@ def _record(result: ExternalResult, origin: Origin, run: RunInfo) -> Record:
         metric=result.metric,
         unit=result.unit,
         direction=result.direction,
-        m=m,
-        n=n,
-        k=k,
+        **({"m": None, "n": None, "k": None} if result.operation else {"m": m, "n": n, "k": k}),
+        operation=result.operation or GemmWorkload.operation,
+        parameters=result.parameters,
         weight_bits=0,
         act_bits=0,
         group=None,

@@ -58,6 +58,8 @@ class ExternalResult:
     direction: str = "lower"
     cache: str = ""
     shape: tuple[int, int, int] = (1, 1, 1)  # m, n, k; 1 if a benchmark has no such parameter
+    operation: str = ""  # other than a GEMM's; empty: a GEMM, or not known
+    parameters: str = ""  # of the operation, as `batch=1 heads=32`
     device: str = ""
     detail: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +112,7 @@ def collect(
                     result.cache,
                     result.device,
                     result.shape,
+                    result.parameters,
                 )
                 if identity in results:
                     raise BadResult("there is another result of this name and these parameters")
@@ -221,6 +224,7 @@ def _checked(result: ExternalResult) -> ExternalResult:
         ("its device", result.device),
         ("its metric", result.metric),
         ("its unit", result.unit),
+        ("its operation's parameters", result.operation + result.parameters),
     ):
         if len(text) > _MAX_NAME_LENGTH:
             raise BadResult(f"{what} has {len(text)} letters, {_MAX_NAME_LENGTH} are the most")
