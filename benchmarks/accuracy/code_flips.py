@@ -29,15 +29,15 @@ from numpy.typing import NDArray
 from flexq_bench.accuracy.as_decode import ModelWeights, compute_as_decode, decoded_architecture
 from flexq_bench.accuracy.bos import chosen_bos, text_tokens
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.quantized_cache import FULL_KV_BITS
 from flexq_bench.accuracy.results import REFERENCE
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.accuracy.texts import read_text
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
+from flexq_bench.decode.kernel_linear import through_kernels
+from flexq_bench.decode.quantized_cache import FULL_KV_BITS
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model

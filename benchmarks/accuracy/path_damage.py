@@ -30,10 +30,10 @@ from output import say
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.parity import Choice, kernel_parity, launch_parity, source_layers
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.serving_path import PathPlan, PathResult, greedy, serving_path
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.perplexity import perplexity_of
 from flexq_bench.accuracy.results import KL, PERPLEXITY, MetricResult
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 
 FORMAT = 1  # version of the file format

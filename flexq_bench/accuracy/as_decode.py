@@ -16,9 +16,9 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.decode.architecture import DecoderArchitecture, of_config
 from flexq_bench.decode.fused_layers import UnlikePartsError
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.text_decoder import TextDecoder, TextState

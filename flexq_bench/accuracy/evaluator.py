@@ -31,7 +31,6 @@ from flexq_bench.accuracy.calibration_overlap import calibration_overlaps
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.coverage import TextCoverage, count_expert_tokens, text_coverage
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
-from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import (
     PerplexityResult,
@@ -40,7 +39,6 @@ from flexq_bench.accuracy.perplexity import (
     text_length,
 )
 from flexq_bench.accuracy.plan import EvaluationPlan
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.references import (
     ModelReference,
     ReferencePredictions,
@@ -73,6 +71,8 @@ from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.external.checkpoint import ExternalCheckpoint
+from flexq_bench.decode.kernel_linear import through_kernels
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.errors import one_line
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
@@ -182,7 +182,7 @@ class Evaluator:
     def check_kernels(self) -> None:
         """Raise QuantizeError if kernels are requested and a layer of a scheme has none."""
         if self.through == KERNELS and self._schemes:
-            gated = map_model(self.loaded.model).names.gated
+            gated = map_model(self.loaded.model).gated
             for scheme in self._schemes.values():
                 _check_kernels(scheme, gated=gated)
 

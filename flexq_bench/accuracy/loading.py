@@ -14,9 +14,11 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.model_source import (
     GgufSource,
+    auto_class,
     check_block_count,
     check_no_more,
     quiet_transformers,
+    read_config,
 )
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import with_linear_layers
@@ -129,28 +131,24 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
 
 def _check_config(files: ModelFiles) -> None:
     """Check the configuration first, because it determines how the tokenizer is loaded."""
-    from transformers import AutoConfig
-
     if files.gguf is not None:
         return  # a GGUF file contains everything; its first reader reports errors
     try:
-        config = AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
+        config = read_config(files)
     except Exception as error:  # of any class, for example an unknown model type
         raise AccuracyError(
             f"can't load {files.name}: {library_reason(error)}: check its {CONFIG}"
         ) from error
-    check_block_count(files, config)
+    check_block_count(files.name, len(files.tensors), config)
 
 
 def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
-    from transformers import AutoModelForCausalLM
-
     source = None if files.gguf is None else GgufSource(files)
-    config = None if source is None else source.config()
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        config = read_config(files) if source is None else source.config()
+        model, info = auto_class(config).from_pretrained(
             files.folder,
-            config=config,
+            config=None if source is None else config,
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # mismatches are reported below

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.as_decode import ModelWeights, decoded_architecture
-from flexq_bench.accuracy.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.decode.fused_layers import UnlikePartsError
+from flexq_bench.decode.kernel_linear import KernelLinear, kernel_of
 from flexq_bench.decode.layers import ChooseConfig
 from flexq_bench.decode.loading import HEAD, linear_kernel
 from flexq_bench.decode.text_decoder import operations_on

@@ -15,10 +15,10 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, text_length
 from flexq_bench.accuracy.plan import CalibrationPlan
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.texts import tokenize
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import device_kind
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import StaticActivation

@@ -34,13 +34,13 @@ from flexq_bench.accuracy.agreement import (
 )
 from flexq_bench.accuracy.as_decode import ModelWeights, decoded_architecture
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.decode.continuous_batching import Iteration, step_sizes
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine, bucket_of
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.decode.loading import load
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve
 from flexq_bench.decode.text_decoder import operations_on

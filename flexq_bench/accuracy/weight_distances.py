@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 from flexq_bench.accuracy.artefacts.differences import Difference
-from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import quantize
-from flexq_bench.schemes.architectures import SiteInput
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -114,9 +114,6 @@ class _Comparison:
         self._model, self._original = model, original
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
-        config = original.config
-        heads = config.num_attention_heads
-        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
@@ -135,7 +132,7 @@ class _Comparison:
             self._not_judged.update(dict.fromkeys(self._sites, _OTHER_BASIS))
             return WeightReport((), (), self._not_judged)
         exchanged = self._exchanged_blocks(homes)
-        prefix = f"weights.{self._layout.names.blocks}."
+        prefix = f"weights.{self._layout.path}."
         moved = tuple(f"{prefix}{block}." for block in exchanged)
         findings = [
             Difference(f"{prefix}{block}", f"it has the weights of the original's block {other}")
@@ -173,12 +170,12 @@ class _Comparison:
     def _factors_of(self, block: int) -> _Factors:
         factors = _Factors()
         sites = {site.kind: site for site in self._layout.of_block(block)}
-        base = f"{self._layout.names.blocks}.{block}"
+        base = f"{self._layout.path}.{block}"
         for site_input in self._layout.scalable_inputs(block):
             readers = [sites[kind] for kind in site_input.kinds]
             source = f"{base}.{site_input.source}"
             if site_input.through == "norm":
-                own = self._norm_factor(source)
+                own = self._norm_factor(source, site_input.norm_offset)
                 if own is None:
                     continue
                 self._scaled_norms.add(source)
@@ -187,11 +184,10 @@ class _Comparison:
             self._balance(source, own, readers, site_input, factors)
         return factors
 
-    def _norm_factor(self, source: str) -> torch.Tensor | None:
-        """A norm's weight over the original's; None: they are equal."""
+    def _norm_factor(self, source: str, offset: float) -> torch.Tensor | None:
+        """A norm's factors over the original's; None: they are equal. offset: see SiteInput."""
         ours, theirs = (
-            m.get_submodule(source).weight.float() + self._layout.names.norm_offset
-            for m in (self._model, self._original)
+            m.get_submodule(source).weight.float() + offset for m in (self._model, self._original)
         )
         if ours.shape != theirs.shape or _relative(ours, theirs) <= _MAX_EQUAL:
             return None
@@ -232,7 +228,7 @@ class _Comparison:
         if site_input.through == "linear":
             factors.rows[source] = accepted
         for reader in readers:
-            factors.columns[reader.name] = spread(1 / accepted, site_input, self._head_dim)
+            factors.columns[reader.name] = spread(1 / accepted, site_input)
         odd = (changed & ~agrees).nonzero().flatten().tolist()
         if odd and site_input.through == "norm":
             self._findings.append(
@@ -247,7 +243,7 @@ class _Comparison:
         """Sum values [K] of a reader's channels over those that read one channel of the source."""
         if site_input.shared_heads == 1:
             return values
-        parts = values.view(-1, site_input.shared_heads, self._head_dim)
+        parts = values.view(-1, site_input.shared_heads, site_input.head_dim)
         return parts.sum(dim=1).flatten()
 
     # Distances of rows.
@@ -392,7 +388,7 @@ class _Comparison:
             ours is None
             or module.endswith("v_proj")
             or any(
-                f"{self._layout.names.blocks}.{self._sites[module].block}.{i.source}" == module
+                f"{self._layout.path}.{self._sites[module].block}.{i.source}" == module
                 for i in self._layout.scalable_inputs(self._sites[module].block)
             )
         ):

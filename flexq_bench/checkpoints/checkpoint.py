@@ -62,15 +62,15 @@ class QuantizedCheckpoint(ABC):
     def has_bias(self, name: str) -> bool:
         """Return True if a layer of `layers` has a bias."""
 
-    def check_tied_head(self, embedding: str) -> None:
+    def check_tied_head(self, embedding: str, name: str = HEAD) -> None:
         """Raise CheckpointError if it has an output head although the configuration ties it.
 
-        embedding: name of the embedding that the head is tied to.
+        embedding: name of the embedding that the head is tied to. name: of the head.
         """
-        if HEAD in self.tensor_names and embedding in self.tensor_names:
-            head, words = self.tensor(HEAD), self.tensor(embedding)
+        if name in self.tensor_names and embedding in self.tensor_names:
+            head, words = self.tensor(name), self.tensor(embedding)
             if head.shape != words.shape or not torch.equal(head.float(), words.float()):
-                raise own_head_error(self.folder, embedding)
+                raise own_head_error(self.folder, embedding, name)
 
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:

@@ -6,28 +6,30 @@ import contextlib
 import io
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from flexq_bench.checkpoints.conversion import ConvertedTensors
 from flexq_bench.checkpoints.errors import HEAD, CheckpointError, own_head_error
 from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
 from flexq_bench.checkpoints.layers import all_finite
-from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor, with_digest
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, with_digest
 from flexq_bench.errors import library_reason
 from flexq_bench.schemes.linear_layers import Origin
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, merged_tensors
-from flexq_bench.schemes.model_map import stored_names
 
 Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
 _AGAIN = "download it again"
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
+_AUTO_CLASSES = (
+    *("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"),
+)
 _MAX_READ_BYTES = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
@@ -93,17 +95,15 @@ class FolderSource(ModelSource):
         self.name = files.name
         self._files = files
         self._infos = merged_tensors(files.weights, read_header)
-        self._places: dict[str, _TensorPlace] = {}
+        self._tensors: ConvertedTensors | None = None
 
     def config(self) -> Any:
-        from transformers import AutoConfig
-
         try:
-            config = AutoConfig.from_pretrained(self._files.folder, trust_remote_code=False)
+            config = read_config(self._files)
         # any exception, from an unknown kind of model to a field of another type
         except Exception as error:
             raise CheckpointError(f"can't load {self.name}: {library_reason(error)}") from error
-        check_block_count(self._files, config)
+        check_block_count(self.name, len(self._files.tensors), config)
         return config
 
     def _described(self) -> dict[str, Any]:
@@ -114,63 +114,36 @@ class FolderSource(ModelSource):
         return [*self._files.tokenizer_files(), *([generation] if generation.is_file() else [])]
 
     def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
-        base = f"{model.base_model_prefix}."
-        # Some are stored without their head, for example OPT and GPT-2.
-        prefix = "" if any(name.startswith(base) for name in self._infos) else base
-        renamed = stored_names(type(model).__name__)
-
-        unused = set(self._infos)
-
-        def find(name: str) -> TensorInfo | None:
-            for key in (name.removeprefix(prefix), renamed(name).removeprefix(prefix)):
-                if info := self._infos.get(key):
-                    unused.discard(key)
-                    return info
-            return None
-
-        self._check_tied_head(model, find)
-        self._places = {}
-        for name in expected_tensors(model):
-            origin = origins.get(name)
-            info, packed = find(name), find(origin.name) if origin is not None else None
-            if origin is not None and origin.index is None:
-                info, packed = None, info
-            if info is not None:
-                self._places[name] = _TensorPlace(info)
-            elif origin is not None and packed is not None:
-                self._places[name] = _packed_place(self.name, name, packed, origin)
-        check_tensors(self.name, model, {name: p.shape for name, p in self._places.items()})
+        tensors = ConvertedTensors(model, origins, self._infos)
+        self._check_tied_head(model, tensors.stored)
+        check_tensors(self.name, model, tensors.shapes)
         passed_over = model._keys_to_ignore_on_load_unexpected or ()
         check_no_more(
             self.name,
             [
                 name
-                for name in unused
-                if name.startswith(base.removeprefix(prefix))
+                for name in tensors.unused
+                if name.startswith(f"{model.base_model_prefix}.")
                 and not any(re.search(pattern, name) for pattern in passed_over)
             ],
         )
+        self._tensors = tensors
 
-    def _check_tied_head(self, model: Any, find: Callable[[str], TensorInfo | None]) -> None:
+    def _check_tied_head(self, model: Any, stored: Mapping[str, TensorInfo]) -> None:
         """Raise CheckpointError if there is an output head of its own although the configuration
         ties it.
         """
-        if not getattr(model.config, "tie_word_embeddings", False):
-            return
-        words = model.get_input_embeddings().weight
-        embedding = next(name for name, p in model.named_parameters() if p is words)
-        head, first = find(HEAD), find(embedding)
-        if head is None or first is None:
-            return
-        ours, theirs = with_digest(head, HEAD), with_digest(first, embedding)
-        if (ours.dtype, ours.shape, ours.digest) != (theirs.dtype, theirs.shape, theirs.digest):
-            raise own_head_error(self.name, embedding)
+        for name, embedding in tied_tensors(model).items():
+            head, first = stored.get(name), stored.get(embedding)
+            if head is None or first is None:
+                continue
+            ours, theirs = with_digest(head, name), with_digest(first, embedding)
+            if (ours.dtype, ours.shape, ours.digest) != (theirs.dtype, theirs.shape, theirs.digest):
+                raise own_head_error(self.name, embedding, name)
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
-        for name in names:
-            place = self._places[name]
-            tensor = read_tensor(place.info, name).to(device)
-            yield name, tensor.T.contiguous() if place.transposed else tensor
+        assert self._tensors is not None
+        return self._tensors.read(names, device)
 
 
 class GgufSource(ModelSource):
@@ -325,40 +298,52 @@ class _GgufTensor:
         return values.reshape(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorPlace:
-    """Location of a weight in a file. transposed: it is stored as [K, N]."""
-
-    info: TensorInfo
-    transposed: bool = False
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.info.shape[::-1] if self.transposed else self.info.shape
-
-
-def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _TensorPlace:
-    """Locate a layer's weight in a tensor with several weights, or a transposed one."""
-    if origin.index is None:
-        return _TensorPlace(packed, transposed=True)
-    if len(packed.shape) != 3 or origin.index >= packed.shape[0]:
-        raise CheckpointError(
-            f"{model}: {origin.name} is {list(packed.shape)}, without a place for {name}: {_AGAIN}"
-        )
-    return _TensorPlace(packed.rows(origin.index, origin.start, origin.rows))
-
-
 def open_source(files: ModelFiles) -> ModelSource:
     """The tensors of a model on this machine. Raises CheckpointError if a file is truncated."""
     return FolderSource(files) if files.gguf is None else GgufSource(files)
 
 
+def read_config(files: ModelFiles) -> Any:
+    """Read a folder's transformers configuration, PretrainedConfig. Raises any exception."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(files.folder, trust_remote_code=False)
+
+
+def tied_tensors(model: Any) -> dict[str, str]:
+    """Names of tensors that are others of the model, and those others: a tied output head."""
+    tied = getattr(model, "all_tied_weights_keys", None)
+    if tied is not None:
+        return dict(tied)
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return {}
+    words = model.get_input_embeddings().weight
+    return {HEAD: next(name for name, p in model.named_parameters() if p is words)}
+
+
 def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
-    """Shape of each tensor that a model needs, by name, without a tied head."""
-    tied = HEAD if getattr(model.config, "tie_word_embeddings", False) else ""
+    """Shape of each tensor that a model needs, by name, without tied ones."""
+    tied = tied_tensors(model)
+    computed = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     return {
-        name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != tied
+        name: tuple(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if name not in tied and not any(re.search(pattern, name) for pattern in computed)
     }
+
+
+def auto_class(config: Any) -> Any:
+    """The automatic class of transformers for a configuration's decoder of text.
+
+    A multimodal model without a class for text alone is taken whole. Raises ValueError.
+    """
+    import transformers
+
+    for name in _AUTO_CLASSES:
+        auto = getattr(transformers, name, None)
+        if auto is not None and type(config) in auto._model_mapping:
+            return auto
+    raise ValueError(f"transformers has no decoder of type {config.model_type}")
 
 
 def check_tensors(name: str, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -390,17 +375,16 @@ def check_no_more(name: str, unused: Collection[str]) -> None:
         )
 
 
-def check_block_count(files: ModelFiles, config: Any) -> None:
+def check_block_count(name: str, tensors: int, config: Any) -> None:
     """Raise CheckpointError unless a folder has tensors for all blocks of config.json.
 
     Called before the model is built, because otherwise a module for each block would be created
     before a missing one is noticed.
     """
-    blocks = getattr(config, "num_hidden_layers", None)
-    if isinstance(blocks, int) and not 0 < blocks <= len(files.tensors):
+    blocks = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if isinstance(blocks, int) and not 0 < blocks <= tensors:
         raise CheckpointError(
-            f"{files.name} has {len(files.tensors)} weights, and its {CONFIG} asks for {blocks} "
-            f"blocks: {_AGAIN}"
+            f"{name} has {tensors} weights, and its {CONFIG} asks for {blocks} blocks: {_AGAIN}"
         )
 
 

@@ -72,7 +72,7 @@ def quantize_checkpoint(
     check_target(folder, overwrite=overwrite)  # before anything is read
     streamed = StreamedModel(source, device, dtype)
     layout = streamed.layout
-    formats = {scheme.layer_formats(role, layout.names.gated) for role in layout.roles}
+    formats = {scheme.layer_formats(role, layout.gated) for role in layout.roles}
     if formats == {LayerFormats(FP16)}:
         raise CheckpointError(f"{scheme.name} quantizes nothing: pick another scheme")
     learned = None
@@ -151,11 +151,12 @@ def _quantize_blocks(
             progress=progress,
             before_block=streamed.enter,
             on_block=write,
+            layout=streamed.layout,
         )
 
 
 def _write_block(streamed: StreamedModel, index: int, writer: CheckpointWriter) -> None:
-    block, prefix = streamed.block(index), f"{streamed.layout.names.blocks}.{index}."
+    block, prefix = streamed.block(index), f"{streamed.layout.path}.{index}."
     quantized = {
         name: module.layer
         for name, module in block.named_modules()
@@ -163,9 +164,11 @@ def _write_block(streamed: StreamedModel, index: int, writer: CheckpointWriter) 
     }
     for name, layer in quantized.items():
         writer.add_layer(prefix + name, layer)
+    computed = dict(block.named_buffers())
     for name, tensor in block.state_dict().items():
         if name.rpartition(".")[0] not in quantized:
-            writer.add_tensor(prefix + name, tensor, as_is=streamed.keeps_fp32(prefix + name))
+            as_is = name in computed or streamed.keeps_fp32(prefix + name)
+            writer.add_tensor(prefix + name, tensor, as_is=as_is)
 
 
 def _other_linears(streamed: StreamedModel) -> list[str]:

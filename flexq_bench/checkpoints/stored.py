@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -52,7 +51,6 @@ class StoredCheckpoint(QuantizedCheckpoint):
             for name, info in FolderTensors(folder).infos.items()
         }
         self._check_structure()
-        self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
             raise CheckpointError(f"{folder}: its tokenizer is not the one it was made with")
         if content_hash(config, self._infos) != self.content_hash:
@@ -108,47 +106,3 @@ class StoredCheckpoint(QuantizedCheckpoint):
                         f"{self.folder}: {name}.{part} is {info.dtype} {list(info.shape)}, its "
                         f"{CONFIG} says {str(dtype).removeprefix('torch.')} {list(shape)}: {_AGAIN}"
                     )
-
-    def _check_blocks(self) -> None:
-        """Check that blocks and widths are those of Hugging Face's configuration, if given."""
-        blocks = self.config.get("num_hidden_layers")
-        numbers = {int(match[1]) for name in self.layers if (match := BLOCK.search(f".{name}"))}
-        counted = isinstance(blocks, int) and numbers
-        if counted and (len(numbers) != blocks or max(numbers) >= blocks):
-            raise CheckpointError(
-                f"{self.folder} has layers of {len(numbers)} blocks, its {CONFIG} asks for "
-                f"{blocks}: {_AGAIN}"
-            )
-        for name, entry in self._entries.items():
-            expected = shape_of(name, self.config)
-            if expected is not None and expected != entry.shape:
-                raise CheckpointError(
-                    f"{self.folder}: {name} is {list(entry.shape)}, its {CONFIG} asks for "
-                    f"{list(expected)}: {_AGAIN}"
-                )
-
-
-def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Shape of a linear layer of this name in LLaMA-like models; None: unknown.
-
-    Defaults of keys that are missing, and sizes of experts, differ by architecture.
-    """
-    try:
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        inner = config["intermediate_size"]
-        head = config["head_dim"] or hidden // heads
-        kv = (config["num_key_value_heads"] or heads) * head
-        q = heads * head
-    except (KeyError, TypeError, ZeroDivisionError):
-        return None
-    if ".shared_expert" in name or ".experts." in name or "kv_lora_rank" in config:
-        return None
-    return {
-        "q_proj": (q, hidden),
-        "k_proj": (kv, hidden),
-        "v_proj": (kv, hidden),
-        "o_proj": (hidden, q),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }.get(name.rpartition(".")[2])

@@ -8,7 +8,7 @@ pass is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.model_source import (
     ModelSource,
+    auto_class,
     expected_tensors,
     quiet_transformers,
 )
@@ -28,6 +29,7 @@ from flexq_bench.errors import library_reason
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_map import ModelMap, map_model
+from flexq_bench.schemes.strict_json import decode_numbers
 
 _META = torch.device("meta")
 
@@ -48,7 +50,7 @@ class StreamedModel:
         self.is_separated = bool(origins)
         self.layout: ModelMap = map_model(self.module)
         source.bind(self.module, origins)
-        prefix = f"{self.layout.names.blocks}."
+        prefix = f"{self.layout.path}."
         self._of_block: dict[int, list[str]] = {index: [] for index in range(self.layout.blocks)}
         self.ends: list[str] = []
         for name in expected_tensors(self.module):
@@ -94,7 +96,7 @@ class StreamedModel:
 
     def changed_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The same as changed by a scheme in memory, as FP16."""
-        prefix = f"{self.layout.names.blocks}."
+        prefix = f"{self.layout.path}."
         state = self.module.state_dict()
         names = [name for name in expected_tensors(self.module) if not name.startswith(prefix)]
         return ((name, state[name].to(torch.float16)) for name in names)
@@ -162,14 +164,29 @@ class EmptyOnMeta(TorchFunctionMode):
         return func(*args, **arguments)
 
 
+def model_on_meta(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """A model of a configuration; matrices are on the meta device, computed buffers are not.
+
+    dtype: of the model; None: the configuration's. Raises any exception for an invalid one.
+    """
+    keywords = {} if dtype is None else {"dtype": dtype}
+    with quiet_transformers(), EmptyOnMeta():
+        return auto_class(config).from_config(config, trust_remote_code=False, **keywords)
+
+
+def config_of(described: Mapping[str, Any]) -> Any:
+    """The transformers configuration of a parsed config.json. Raises any exception."""
+    from transformers import AutoConfig
+
+    values = decode_numbers(dict(described))
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
 def without_weights(source: ModelSource) -> Any:
     """A model of its source's configuration, on the meta device. Raises CheckpointError."""
-    from transformers import AutoModelForCausalLM
-
     config = source.config()
     try:
-        with quiet_transformers(), EmptyOnMeta():
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return model_on_meta(config)
     # any exception, from a wrong configuration to an unknown architecture
     except Exception as error:
         raise CheckpointError(f"can't load {source.name}: {library_reason(error)}") from error

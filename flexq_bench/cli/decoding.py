@@ -21,7 +21,12 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import DecodeRecord, RunInfo, ServingRecord
 from flexq_bench.decode import report
-from flexq_bench.decode.architecture import check_capacity, of_catalog, of_config
+from flexq_bench.decode.architecture import (
+    NotDecodedError,
+    check_capacity,
+    of_catalog,
+    of_config,
+)
 from flexq_bench.decode.case import (
     FULL_PRECISION,
     CachedScheme,
@@ -32,6 +37,7 @@ from flexq_bench.decode.case import (
 )
 from flexq_bench.decode.checkpoint_cache import CalibrationText, CheckpointCache, key_of
 from flexq_bench.decode.measurement import count_missing
+from flexq_bench.decode.modules import ModuleWeights
 from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.rounded_weights import runnable_formats
 from flexq_bench.decode.runs import (
@@ -128,10 +134,14 @@ def quantized(
         return {}
     files = model_at(path)
     if files.gguf is None:  # a GGUF file is checked when it is loaded
-        architecture = of_config(files.config(), files.name)
-        check_capacity(capacity, architecture.dimensions.context, model)
-        for scheme in quantizing.values():
-            runnable_formats(scheme, architecture)
+        try:
+            architecture = of_config(files.config(), files.name)
+        except NotDecodedError:
+            check_capacity(capacity, ModuleWeights(files).context, model)
+        else:
+            check_capacity(capacity, architecture.dimensions.context, model)
+            for scheme in quantizing.values():
+                runnable_formats(scheme, architecture)
     for scheme in quantizing.values():
         _check_calibration(scheme, calibration)
     cache = CheckpointCache()

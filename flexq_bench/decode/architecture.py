@@ -79,9 +79,13 @@ class DecoderArchitecture:
         return torch.stack([angles.cos(), angles.sin()], dim=-1).to(device)
 
 
-def check_capacity(capacity: int, context: int, model: str) -> None:
+class NotDecodedError(UsageError):
+    """An architecture without a forward pass here; transformers' modules decode it (modules)."""
+
+
+def check_capacity(capacity: int, context: int | None, model: str) -> None:
     """Raise UsageError if sequences are longer than the model's context."""
-    if capacity > context:
+    if context is not None and capacity > context:
         raise UsageError(
             f"{model} has a context of {context} tokens, and prompt and answer make {capacity}: "
             "ask for fewer"
@@ -112,7 +116,7 @@ def of_config(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
     """Parse the architecture from a config.json. Raises UsageError."""
     found_class = _class_of(config)
     if found_class not in _TYPES:
-        raise UsageError(
+        raise NotDecodedError(
             f"{name} is a {found_class}, and decode has {', '.join(_TYPES)}: pick another"
         )
     block = _TYPES[found_class]
@@ -167,7 +171,9 @@ def _positive(fields: Mapping[str, Any], key: str, default: float) -> float:
 def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> DecoderArchitecture:
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
-        raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
+        raise NotDecodedError(
+            f"{name} has {config['hidden_act']} where decode has silu: pick another"
+        )
     config = {**_DEFAULTS.get(block, {}), **config}
     # Null is as if missing: as many heads of keys as of queries, and hidden / heads channels each.
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
@@ -193,7 +199,9 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> DecoderArc
         raise _FieldError(f"the parameters of its rotary angles are a table, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
-        raise UsageError(f"{name} scales its rotary angles by {kind!r}: decode has default, llama3")
+        raise NotDecodedError(
+            f"{name} scales its rotary angles by {kind!r}: decode has default, llama3"
+        )
     scaling = tuple(
         (key, _positive({key: rope[key]}, key, 0))
         for key in (
@@ -234,17 +242,17 @@ def _opt(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
     if not config.get("do_layer_norm_before", True) or config.get(
         "word_embed_proj_dim", hidden
     ) not in (None, hidden):
-        raise UsageError(
+        raise NotDecodedError(
             f"{name} norms after its layers or projects its embeddings, as OPT-350M: "
             "pick another size"
         )
     if config.get("_remove_final_layer_norm") or not config.get(
         "layer_norm_elementwise_affine", True
     ):
-        raise UsageError(f"{name} lacks a final norm, or weights of its norms: pick another")
+        raise NotDecodedError(f"{name} lacks a final norm, or weights of its norms: pick another")
     activation = config.get("activation_function", "relu")
     if activation != "relu":
-        raise UsageError(f"{name} has {activation} where decode has relu: pick another")
+        raise NotDecodedError(f"{name} has {activation} where decode has relu: pick another")
     dimensions = ModelSpec(
         name=name,
         family=name,

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
-from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.architecture import NotDecodedError, of_catalog
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.model_weights import open_weights
+from flexq_bench.decode.modules import ModuleWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.measure import Tuning
-from flexq_bench.schemes.model_files import is_there
+from flexq_bench.schemes.model_files import is_there, model_at
 from flexq_bench.schemes.registry import resolve, without_cache
 from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.names import unknown
@@ -108,6 +109,19 @@ class Setup:
     def process_count(self, case: DecodeCase) -> int:
         """The number of processes that measure a case."""
         return self.long_processes if case.new_tokens > MIN_LONG_TOKENS else self.processes
+
+
+def open_decodable(model: str, scheme: str, seed: int) -> WeightSource | ModuleWeights:
+    """Open as open_model; for transformers' modules if decode has no own forward pass for it."""
+    try:
+        return open_model(model, scheme, seed)
+    except NotDecodedError:
+        if is_checkpoint(Path(model)):
+            return ModuleWeights(open_checkpoint(Path(model)))
+        files = model_at(Path(model))
+        if files.gguf is not None:
+            raise
+        return ModuleWeights(files)
 
 
 def open_model(model: str, scheme: str, seed: int) -> WeightSource:

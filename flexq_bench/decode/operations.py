@@ -12,10 +12,11 @@ import torch
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.architecture import check_capacity
-from flexq_bench.decode.case import check_cache, open_model
+from flexq_bench.decode.case import check_cache, open_decodable
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import RESERVE_BYTES, check_memory, footprint, load, release
+from flexq_bench.decode.modules import ModuleEngine, ModuleModel, ModuleWeights
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.text_decoder import operations_on
@@ -48,7 +49,8 @@ class DecodeWorkerOperations:
         self._sensor: Sensor | None = None if self._nvml is None else NvmlSensor(self._nvml)
         self._operations = operations_on(self.device)
         self._model: Model | None = None
-        self._source: tuple[tuple[str, str], WeightSource] | None = None
+        self._modules: ModuleModel | None = None  # instead of _model
+        self._source: tuple[tuple[str, str], WeightSource | ModuleWeights] | None = None
         self._tuner: StepTuner | None = None
 
     @property
@@ -71,9 +73,13 @@ class DecodeWorkerOperations:
         """
         self.unload()
         source = self._open(model, scheme)
-        check_capacity(capacity, source.architecture.dimensions.context, model)
         check_cache(kv_bits)
-        needed = footprint(source, batch, capacity, kv_bits)
+        if isinstance(source, ModuleWeights):
+            check_capacity(capacity, source.context, model)
+            needed = source.footprint(batch, capacity)
+        else:
+            check_capacity(capacity, source.architecture.dimensions.context, model)
+            needed = footprint(source, batch, capacity, kv_bits)
         check_memory(needed, f"{model} under {scheme}, batch {batch},", self.device)
         return {}
 
@@ -85,6 +91,8 @@ class DecodeWorkerOperations:
         source = self._open(model, scheme)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        if isinstance(source, ModuleWeights):
+            return self._load_modules(source, f"{model} under {scheme}")
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         began = time.perf_counter()
         with self._in_memory(f"{model} under {scheme}"):
@@ -104,6 +112,22 @@ class DecodeWorkerOperations:
             "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }
 
+    def _load_modules(self, source: ModuleWeights, what: str) -> dict[str, Any]:
+        began = time.perf_counter()
+        with self._in_memory(what):
+            loaded = self._modules = source.load(self.device)
+        return {
+            "load_s": time.perf_counter() - began,
+            "weights_bytes": loaded.nbytes,
+            "load_peak_bytes": self._peak_bytes(),
+            "is_synthetic": source.is_synthetic,
+            "model": source.name,
+            "kernels": loaded.kernels(),
+            "content_hashes": {str(bits): digest for bits, digest in source.content_hashes.items()},
+            "scheme_version": source.scheme_version,
+            "configs": {},
+        }
+
     def decode(
         self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int, profiled: bool
     ) -> dict[str, Any]:
@@ -111,6 +135,8 @@ class DecodeWorkerOperations:
 
         profiled: also profile the time of each part of a step.
         """
+        if self._modules is not None:
+            return self._decode_modules(batch, prompt_tokens, new_tokens, kv_bits)
         with self._engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
             answer = self._decode(engine, batch, prompt_tokens, new_tokens)
             length = prompt_tokens + new_tokens // 2
@@ -129,9 +155,15 @@ class DecodeWorkerOperations:
         memory_limit_bytes: int | None,
     ) -> dict[str, Any]:
         """Number of concurrent sequences within a memory limit, without loading the model."""
+        source = self._open(model, scheme)
+        if isinstance(source, ModuleWeights):
+            raise UsageError(
+                f"{model} is decoded by transformers' modules, which serve no requests: leave "
+                "--serve out, or pick a model of decode's own architectures"
+            )
         if memory_limit_bytes is None:
             return {"slots": batch_limit}
-        single = footprint(self._open(model, scheme), 1, capacity, kv_bits)
+        single = footprint(source, 1, capacity, kv_bits)
         # Temporaries of quantizing are freed before the cache is allocated and don't count.
         slots = slots_within(
             memory_limit_bytes, single.weights, RESERVE_BYTES, single.cache, batch_limit
@@ -194,7 +226,7 @@ class DecodeWorkerOperations:
 
     def unload(self) -> dict[str, Any]:
         """Free the model, and memory of a failed load."""
-        self._model = self._tuner = None
+        self._model = self._tuner = self._modules = None
         release(self.device)
         return {}
 
@@ -231,17 +263,44 @@ class DecodeWorkerOperations:
                 now = time.perf_counter()
         return telemetry.mean_power_w(began, now)
 
+    def _decode_modules(
+        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int
+    ) -> dict[str, Any]:
+        assert self._modules is not None
+        capacity = prompt_tokens + new_tokens
+        engine = ModuleEngine(self._modules, capacity=capacity, kv_bits=kv_bits)
+        prompts = self._random_prompts(self._modules.vocab, batch, prompt_tokens)
+        began = time.perf_counter()
+        with self._in_memory(f"batch {batch} of {capacity} tokens"):
+            engine.generate(prompts, min(new_tokens, _MAX_WARM_UP_TOKENS))
+            warm = time.perf_counter()
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+            generated = engine.generate(prompts, new_tokens)
+        return {
+            "prefill_ms": generated.prefill_ms,
+            "step_ms": list(generated.step_ms),
+            "steady_memory_bytes": self._allocated_bytes(),
+            "peak_memory_bytes": self._peak_bytes(),
+            "energy_j": None,
+            "spent_s": {"warm_up": warm - began, "decode": time.perf_counter() - warm},
+            "parts": [],
+        }
+
     def _prompts(self, engine: Engine, batch: int, tokens: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", batch, tokens))
         vocab = engine.model.architecture.dimensions.vocab
+        return self._random_prompts(vocab, batch, tokens)
+
+    def _random_prompts(self, vocab: int, batch: int, tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", batch, tokens))
         drawn = torch.randint(vocab, (batch, tokens), generator=generator, dtype=torch.int32)
         return drawn.to(self.device)
 
-    def _open(self, model: str, scheme: str) -> WeightSource:
+    def _open(self, model: str, scheme: str) -> WeightSource | ModuleWeights:
         """Open the weights, or return those of the last call, as opening takes time."""
         key = model, scheme
         if self._source is None or self._source[0] != key:
-            self._source = key, open_model(model, scheme, self._seed)
+            self._source = key, open_decodable(model, scheme, self._seed)
         return self._source[1]
 
     @contextmanager

@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 _EXPERTS = re.compile(r"(shared_)?experts?")
-_ROUTERS = frozenset({"gate", "router", "router_gate", "shared_expert_gate"})
 _WRAPPED = frozenset({"linear", "layer"})  # the module around it has the name
 _CROSS = re.compile(r"cross_?att|encoder_(decoder_)?att|EncDecAtt", re.IGNORECASE)
-_NO_TEXT = re.compile(r"Vision|Visual|Audio|Image")
 _MAX_UNREAD_SHARE = 0.1  # of the weights in blocks
 # Projections of one input that serving engines stack along N, in their order.
 _QKV = tuple(
@@ -121,22 +119,25 @@ def _weights(model: torch.nn.Module, hidden: int) -> _Weights:
     import torch
     from transformers.pytorch_utils import Conv1D
 
+    from flexq_bench.schemes.model_map import MIN_SIDE, is_router, mixtures, text_modules
+
     weights = _Weights()
-    mixtures = _mixtures(model)
+    mixed = mixtures(model)
     seen: set[int] = set()
-    for path, module in _text_modules(model):
+    for path, module in text_modules(model):
         own = {
             name: weight
             for name, weight in module.named_parameters(recurse=False)
             if weight.ndim > 1 and id(weight) not in seen
         }
         seen |= {id(weight) for weight in own.values()}  # blocks that are used again are tied
-        if not own or not _is_in_block(path) or _is_router(path, mixtures):
+        if not own or not _is_in_block(path) or is_router(path, mixed):
             continue
         if isinstance(module, torch.nn.Linear):
             groups = getattr(module, "n_groups", 1)
             n, k = module.out_features // groups, module.in_features
-            weights.add(path, LayerShape("", n, k, groups))
+            if min(n, k) >= MIN_SIDE:
+                weights.add(path, LayerShape("", n, k, groups))
         elif isinstance(module, Conv1D):
             k, n = module.weight.shape
             weights.add(path, LayerShape("", n, k))
@@ -153,47 +154,9 @@ def _weights(model: torch.nn.Module, hidden: int) -> _Weights:
     return weights
 
 
-def _text_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield modules by path, except those of encoders of images and sound."""
-    towers: list[str] = []
-    for path, module in model.named_modules():
-        if path and _encodes_no_text(module, model):
-            towers.append(f"{path}.")
-        if not any(f"{path}.".startswith(tower) for tower in towers):
-            yield path, module
-
-
-def _encodes_no_text(module: torch.nn.Module, model: torch.nn.Module) -> bool:
-    """True of a model within a model for images or sound, by its configuration or inputs."""
-    if not hasattr(module, "main_input_name"):
-        return False
-    own, whole = type(module.config), type(model.config)
-    inputs = {getattr(part, "main_input_name", None) for part in module.modules()} - {None}
-    is_named = own is not whole and _NO_TEXT.search(own.__name__) is not None
-    return is_named or not inputs & {"input_ids", "inputs_embeds"}
-
-
 def _is_in_block(path: str) -> bool:
     """True below an element of a list of modules: not the output head, not a list of matrices."""
     return any(part.isdigit() for part in path.split(".")[:-1])
-
-
-def _mixtures(model: torch.nn.Module) -> frozenset[str]:
-    """The paths of modules with routed experts."""
-    paths = set()
-    for path, module in model.named_modules():
-        parent, _, name = path.rpartition(".")
-        if name in ("experts", "expert") or _is_parallel(module):
-            paths.add(parent)
-    return frozenset(paths)
-
-
-def _is_router(path: str, mixtures: frozenset[str]) -> bool:
-    """True of a module that chooses experts: `gate`, or a module in `router`."""
-    parts = path.split(".")
-    return any(
-        part in _ROUTERS and ".".join(parts[:index]) in mixtures for index, part in enumerate(parts)
-    )
 
 
 def _is_parallel(module: torch.nn.Module) -> bool:

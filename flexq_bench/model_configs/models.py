@@ -61,8 +61,9 @@ def _class_and_config(config: Any, values: Mapping[str, Any]) -> tuple[str, Any]
         text = type(text).from_dict({k: v for k, v in values.items() if k != "model_type"})
     _complete(config)
     _complete(text)
-    if config.is_encoder_decoder and _has_class("AutoModelForSeq2SeqLM", config):
-        return "AutoModelForSeq2SeqLM", config
+    for auto in ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"):
+        if config.is_encoder_decoder and _has_class(auto, config):
+            return auto, config
     if _has_class("AutoModelForCausalLM", text):
         return "AutoModelForCausalLM", text
     for part in _parts(config, text):

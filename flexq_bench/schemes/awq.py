@@ -22,13 +22,13 @@ from flexq_bench.kernels.formats import (
     assembled,
     quantize,
 )
-from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
+from flexq_bench.schemes.site_inputs import fold_scale, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, spread, unrounded
 
 # Only the softmax of their product matters, which their own error hardly predicts.
@@ -111,17 +111,17 @@ class Awq(Scheme):
         statistics: Statistics,
     ) -> torch.Tensor:
         """The scale of the source's channels with the least output error; ties: least alpha."""
-        number, head = self.options.number(), head_size(state)
+        number = self.options.number()
         first = readers[0].name
         mean = (statistics.abs_sum[first] / statistics.count[first]).float()
-        magnitude = gather(mean, site_input, head).clamp(min=_SMALLEST)
+        magnitude = gather(mean, site_input).clamp(min=_SMALLEST)
         weights = [weight_of(state.model, reader).float() for reader in readers]
         moments = statistics.hessian[first].float()
         best, least = torch.ones_like(magnitude), torch.inf
         for step in range(self.options.steps):
             scale = magnitude ** (step / self.options.steps)
             scale = scale / (scale.max() * scale.min()).sqrt()
-            divisor = spread(scale, site_input, head)
+            divisor = spread(scale, site_input)
             error = sum(
                 output_error(number.round(weight * divisor) / divisor - weight, moments)
                 for weight in weights

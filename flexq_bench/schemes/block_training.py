@@ -25,8 +25,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.graphed_callable import GraphedCallable
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
@@ -82,7 +82,7 @@ class BlockTrainer:
     site_inputs: the inputs whose source can be divided by scales.
     start:       initial scales, by source; no scale is learned for other inputs.
     compensated: names of the linear layers that get a rank-one compensation.
-    attention:   name of the attention module, whose second output is its map.
+    attention:   name of the attention module, whose second output is its map; None: none.
 
     Raises QuantizeError if the activations' format isn't signed.
     """
@@ -98,9 +98,7 @@ class BlockTrainer:
         compensated: Sequence[str],
         options: TrainingOptions,
         *,
-        norm_offset: float = 0.0,
-        head_dim: int = 1,
-        attention: str = "self_attn",
+        attention: str | None = None,
     ) -> None:
         if activation is not None:
             check_signed(activation)
@@ -111,7 +109,6 @@ class BlockTrainer:
         )
         self._weight, self._activation = weight, activation
         self._options = options
-        self._norm_offset, self._head_dim = norm_offset, head_dim
         self._attention = attention
         self._scales = {
             site_input.source: start[site_input.source].detach().clone().float().requires_grad_()
@@ -269,13 +266,13 @@ class BlockTrainer:
         s = self._scales[site_input.source]
         source = tensors[f"{site_input.source}.weight"]
         if site_input.through == "norm":
-            source = (source + self._norm_offset) / s - self._norm_offset
+            source = (source + site_input.norm_offset) / s - site_input.norm_offset
         else:
             source = source / s[:, None]
         tensors[f"{site_input.source}.weight"] = source
         if f"{site_input.source}.bias" in tensors:
             tensors[f"{site_input.source}.bias"] = tensors[f"{site_input.source}.bias"] / s
-        divisor = spread(s, site_input, self._head_dim)
+        divisor = spread(s, site_input)
         for name, kind in self._linears.items():
             if kind in site_input.kinds:
                 tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * divisor
@@ -287,8 +284,11 @@ class BlockTrainer:
         hidden: torch.Tensor,
         *,
         rounding: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the block's output with these weights, and its attention map (eager attention)."""
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the block's output with these weights, and its attention map (eager attention).
+
+        None instead of the map: the block gives none.
+        """
         maps: list[torch.Tensor] = []
 
         def block(states: torch.Tensor, **arguments: Any) -> Any:
@@ -296,14 +296,15 @@ class BlockTrainer:
 
         with self._hooks(maps, rounding):
             output = stream.run(block, hidden.float())
-        return output, maps[0]
+        return output, maps[0] if maps else None
 
     @contextlib.contextmanager
     def _hooks(self, maps: list[torch.Tensor], rounding: bool) -> Iterator[None]:
         handles = []
 
         def keep_map(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
-            maps.append(outputs[1])
+            if isinstance(outputs, tuple) and len(outputs) > 1:
+                maps.append(outputs[1])
 
         last: list[torch.Tensor] = []  # query, key and value share an input; so do gate and up
 
@@ -315,7 +316,9 @@ class BlockTrainer:
                 last[:] = x, fake_quantize(flat, self._activation).view_as(x)
             return (last[1], *inputs[1:])
 
-        handles.append(self._block.get_submodule(self._attention).register_forward_hook(keep_map))
+        if self._attention is not None:
+            attention = self._block.get_submodule(self._attention)
+            handles.append(attention.register_forward_hook(keep_map))
         if rounding and self._activation is not None:
             handles += [
                 self._block.get_submodule(name).register_forward_pre_hook(round_input)

@@ -20,7 +20,7 @@ from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
+from flexq_bench.schemes.site_inputs import fold_scale, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
 
 
@@ -87,12 +87,11 @@ class Dgq(Scheme):
         divisors: dict[str, torch.Tensor] = {}
         if self.options.outliers == 0:
             return divisors
-        head = head_size(state)
         for site_input in state.layout.scalable_inputs(block):
             readers = readers_of(state, block, site_input)
             if site_input.source.endswith("v_proj"):
                 continue  # the paper smooths only the norms' outputs and the input of down_proj
-            inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
+            inputs = gather(statistics.absmax[readers[0].name].float(), site_input)
             scale = percentile_scale(inputs, self.options.outliers)
             divisors |= fold_scale(state, block, site_input, scale)
         return divisors

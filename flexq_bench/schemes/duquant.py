@@ -18,8 +18,8 @@ import torch
 
 from flexq_bench.kernels.formats import quantize
 from flexq_bench.schemes.activations import dynamic
-from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import InputSamples, Statistics
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of

@@ -109,7 +109,7 @@ class Flexq(Scheme):
 
 def paper_choice(layout: ModelMap) -> tuple[str, ...]:
     """Return the kinds with 8-bit activations in FlexQ: down_proj of gated models, else none."""
-    return (SENSITIVE_KIND,) if layout.names.gated else (NO_SITE,)
+    return (SENSITIVE_KIND,) if layout.gated else (NO_SITE,)
 
 
 def named_sites(layout: ModelMap, chosen: tuple[str, ...]) -> tuple[str, ...]:

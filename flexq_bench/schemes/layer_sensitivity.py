@@ -238,7 +238,7 @@ def _watching(
         for site in layout.sites
     ]
     blocks = [layout.block_module(model, block) for block in range(layout.blocks)]
-    names = [f"{layout.names.blocks}.{block}" for block in range(layout.blocks)]
+    names = [f"{layout.path}.{block}" for block in range(layout.blocks)]
     try:
         for name, block in zip(names, blocks, strict=True):
             replace_module(model, name, _Recomputed(block))

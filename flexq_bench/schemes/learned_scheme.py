@@ -28,7 +28,7 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.linear_layers import experts_in
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_scale, head_size, largest_magnitudes, observe_block
+from flexq_bench.schemes.site_inputs import fold_scale, largest_magnitudes, observe_block
 from flexq_bench.schemes.smoothing import check_share, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
 
@@ -124,7 +124,7 @@ class LearnedScheme(Scheme):
         """Train a block before it is rounded; returns the learned scales and clipping."""
         assert state.original is not None
         options = self.options
-        prefix = f"{state.layout.names.blocks}.{block}."
+        prefix = f"{state.layout.path}.{block}."
         sites = state.layout.of_block(block)
         kinds = self.compensated(state, block)
         trainer = BlockTrainer(
@@ -136,9 +136,7 @@ class LearnedScheme(Scheme):
             {} if options.activation is None else self._starting_scales(state, block),
             [site.name.removeprefix(prefix) for site in sites if site.kind in kinds],
             self.training(),
-            norm_offset=state.layout.names.norm_offset,
-            head_dim=head_size(state),
-            attention=state.layout.names.attention,
+            attention=_attention_of(module),
         )
         return trainer.train(state.original, state.inputs)
 
@@ -154,7 +152,7 @@ class LearnedScheme(Scheme):
         return start
 
     def _apply_learned(self, state: QuantizationState, block: int, learned: Learned) -> None:
-        prefix = f"{state.layout.names.blocks}.{block}."
+        prefix = f"{state.layout.path}.{block}."
         activation = dynamic(self.options.activation)
         for site_input in state.layout.scalable_inputs(block):
             if site_input.source in learned.scales:
@@ -181,6 +179,12 @@ class OmniQuant(LearnedScheme):
     """Learned scales and clipping under the mean squared error."""
 
     source = "OmniQuant, arXiv:2308.13137, section 3"
+
+
+def _attention_of(block: nn.Module) -> str | None:
+    """The name of a block's attention; None: it has none."""
+    parts = ((name, part) for name, part in block.named_children() if "att" in name)
+    return next((name for name, part in parts if any(part.children())), None)
 
 
 @contextmanager

@@ -1,33 +1,42 @@
 """Conversion of layers that transformers packs differently: GPT-2's Conv1D, experts in one tensor.
 
 A scheme replaces linear layers one by one. Here a Conv1D, weights [K, N], becomes a linear layer,
-and the experts of a mixture, [experts, N, K] in one parameter, become three linear layers each.
+and the experts of a mixture, [experts, N, K] or [experts, K, N] in one parameter, become linear
+layers each. The experts' class says how they are packed, by the attributes that transformers'
+`use_experts_implementation` gives it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 _CONV_1D = "Conv1D"  # class of transformers, used by GPT-2
-_PACKED = ("gate_up_proj", "down_proj")
+_PACKED = (("gate_up_proj", "down_proj"), ("up_proj", "down_proj"), ("weight",))
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Location, in the original transformers model, of the weight of a converted layer.
+    """Location, in the original transformers model, of the weight or bias of a converted layer.
 
-    name: of its parameter. index: of the expert in it; None: the parameter is one layer's weight,
-    transposed. start, rows: first row and number of rows within the expert.
+    name: of its parameter. index: of the expert in it; None: the parameter belongs to one layer.
+    transposed: it has [K, N]. rows: the slice of rows that are the layer's, of the expert's [N, K].
     """
 
     name: str
     index: int | None = None
-    start: int = 0
-    rows: int = 0
+    transposed: bool = False
+    rows: tuple[int | None, ...] = (None,)
+
+    def take(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the layer's weight [N, K] or bias [N], a view."""
+        own = parameter if self.index is None else parameter[self.index]
+        return (own.T if self.transposed else own)[slice(*self.rows)]
 
 
 class Experts(nn.ModuleList):
@@ -38,12 +47,22 @@ class Experts(nn.ModuleList):
     """
 
     def forward(
-        self, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        self,
+        hidden: torch.Tensor,
+        top_k_index: torch.Tensor | None = None,
+        top_k_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Apply the chosen experts to hidden [T, K].
 
-        top_k_index, top_k_weights: [T, chosen], experts of each token and their shares.
+        top_k_index, top_k_weights: [T, chosen], experts of each token and their shares; None: each
+        expert has its own T / experts rows, in their order.
         """
+        if hidden.device.type == "meta":  # traced: all experts are alike
+            traced: torch.Tensor = self[0](hidden + 0)
+            return traced
+        if top_k_index is None or top_k_weights is None:
+            parts = zip(self, hidden.chunk(len(self)), strict=True)
+            return torch.cat([expert(part) for expert, part in parts])
         output = torch.zeros_like(hidden)
         for index in torch.unique(top_k_index).tolist():
             if index >= len(self):  # transformers' marker of experts in other processes
@@ -54,25 +73,42 @@ class Experts(nn.ModuleList):
         return output
 
 
-class _Expert(nn.Module):
-    """A gated feed-forward; its weights are views of the packed ones."""
+class ParallelLinears(nn.ModuleList):
+    """One linear layer of every expert; each maps its own rows (JetMoE)."""
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: Any) -> None:
+    def forward(self, hidden: torch.Tensor, counts: Any) -> torch.Tensor:
+        """Map hidden [T, K], whose first counts[0] rows belong to the first expert, and so on."""
+        if hidden.device.type == "meta":
+            traced: torch.Tensor = self[0](hidden + 0)
+            return traced
+        parts = torch.split(hidden, [int(count) for count in counts])
+        return torch.cat([layer(part) for layer, part in zip(self, parts, strict=True)])
+
+
+class _Expert(nn.Module):
+    """A feed-forward; its weights are views of the packed ones.
+
+    combine: of the gate's and the other's output; without a gate, of one output.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, nn.Linear], combine: Callable[..., torch.Tensor]
+    ) -> None:
         super().__init__()
-        gate, up = gate_up.chunk(2)
-        self.gate_proj, self.up_proj = _linear(gate), _linear(up)
-        self.down_proj = _linear(down)
-        self.activation = activation
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._combine = combine
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        parts = [layer(x) for name, layer in self.named_children() if name != "down_proj"]
+        y: torch.Tensor = self.get_submodule("down_proj")(self._combine(*parts))
         return y
 
 
 def with_linear_layers(model: nn.Module) -> nn.Module:
     """Replace each Conv1D, and each layer of each packed expert, by a linear layer.
 
-    Experts with biases, transposed or without a gate are not converted; no layer map has them.
+    Experts that are packed otherwise are not converted, and no scheme quantizes them.
     """
     linear_origins(model)
     return model
@@ -83,12 +119,17 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
     origins: dict[str, Origin] = {}
     for name, module in list(model.named_modules()):
         if is_convolution(module):
-            replace_module(model, name, _of_conv(module))
-            origins[f"{name}.weight"] = Origin(f"{name}.weight")
-        elif _is_packed(module):
-            experts = _of_packed(module)
-            replace_module(model, name, experts)
-            origins |= _origins(name, experts)
+            own = Origin("weight", transposed=True), Origin("bias")
+            replace_module(model, name, _linear(module, *own))
+            origins |= _named(name, {"": own})
+        elif (packed := _packing(module)) is not None:
+            layers = {
+                f"{index}.{layer}".rstrip("."): places
+                for index in range(packed[0])
+                for layer, places in _layers(module, packed[1], index).items()
+            }
+            replace_module(model, name, _separated(module, packed[1], layers))
+            origins |= _named(name, layers)
     return origins
 
 
@@ -102,51 +143,102 @@ def is_convolution(module: nn.Module) -> bool:
     return type(module).__name__ == _CONV_1D
 
 
-def _is_packed(module: nn.Module) -> bool:
-    packed: list[Any] = [getattr(module, name, None) for name in _PACKED]
-    plain = not any(
-        getattr(module, name, False)
-        for name in ("has_bias", "is_transposed", "has_post_expert_norm")
-    )
-    is_gated = all(getattr(module, name, True) for name in ("has_gate", "is_concatenated"))
-    has_three_dimensions = all(isinstance(p, nn.Parameter) and p.ndim == 3 for p in packed)
-    return has_three_dimensions and plain and is_gated and hasattr(module, "act_fn")
+_Places = tuple[Origin, Origin | None]  # of a layer's weight and bias
 
 
-def _of_conv(module: nn.Module) -> nn.Linear:
-    weight, bias = module.weight, module.bias
-    assert isinstance(weight, torch.Tensor)
-    assert isinstance(bias, torch.Tensor)
-    linear = _linear(weight.detach().T.contiguous())
-    linear.bias = nn.Parameter(bias.detach())
-    return linear
+def _packing(module: nn.Module) -> tuple[int, tuple[str, ...]] | None:
+    """The number of packed experts and the names of their parameters; None: no known packing."""
+    own = {name: p for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
+    for names in _PACKED:
+        if own.keys() != set(names) or getattr(module, "has_post_expert_norm", False):
+            continue
+        is_parallel = names == ("weight",)
+        if is_parallel != type(module).__name__.endswith("ParallelExperts"):
+            continue
+        if is_parallel or hasattr(module, "act_fn") or hasattr(module, "_apply_gate"):
+            return len(own[names[0]]), names
+    return None
 
 
-def _of_packed(module: nn.Module) -> Experts:
-    gate_up, down = (getattr(module, name).detach() for name in _PACKED)
-    pairs = zip(gate_up, down, strict=True)
-    return Experts(_Expert(first, second, module.act_fn) for first, second in pairs)
+def _layers(module: Any, names: tuple[str, ...], index: int) -> dict[str, _Places]:
+    """Origins of the layers of one expert, within the module."""
+    if names == ("weight",):
+        return {"": (Origin("weight", index), None)}
+    first, down = (getattr(module, name) for name in names)
+    is_gated = names[0] == "gate_up_proj"
+    transposed = getattr(module, "is_transposed", None)
+    if transposed is None:  # Llama 4: both have the hidden size there
+        transposed = is_gated and first.shape[1] == down.shape[2]
+    inner = down.shape[1 if transposed else 2]
+    rows: dict[str, tuple[int | None, ...]] = {names[0]: (None,)}
+    if is_gated:
+        both: tuple[tuple[int | None, ...], ...] = ((inner,), (inner, None))
+        if not getattr(module, "is_concatenated", True):
+            both = ((0, None, 2), (1, None, 2))
+        rows = dict(zip(("gate_proj", "up_proj"), both, strict=True))
+    layers: dict[str, _Places] = {}
+    for layer, (name, part) in {
+        **{layer: (names[0], part) for layer, part in rows.items()},
+        "down_proj": (names[1], (None,)),
+    }.items():
+        bias = f"{name}_bias"
+        has_bias = isinstance(getattr(module, bias, None), nn.Parameter)
+        layers[layer] = (
+            Origin(name, index, transposed, part),
+            Origin(bias, index, rows=part) if has_bias else None,
+        )
+    return layers
 
 
-def _origins(name: str, experts: Experts) -> dict[str, Origin]:
-    gate_up, down = (f"{name}.{packed}" for packed in _PACKED)
-    origins = {}
-    for index, expert in enumerate(experts):
-        assert isinstance(expert, _Expert)
-        inner, hidden = expert.down_proj.in_features, expert.down_proj.out_features
-        for layer, origin in (
-            ("gate_proj", Origin(gate_up, index, 0, inner)),
-            ("up_proj", Origin(gate_up, index, inner, inner)),
-            ("down_proj", Origin(down, index, 0, hidden)),
-        ):
-            origins[f"{name}.{index}.{layer}.weight"] = origin
-    return origins
+def _separated(module: Any, names: tuple[str, ...], layers: Mapping[str, _Places]) -> nn.ModuleList:
+    """The module's layers as modules. layers: by `INDEX.NAME`."""
+    linears = {name: _linear(module, *places) for name, places in layers.items()}
+    if names == ("weight",):
+        return ParallelLinears(linears.values())
+    combine = _combination(module)
+    experts: dict[str, dict[str, nn.Linear]] = {}
+    for name, linear in linears.items():
+        index, _, layer = name.partition(".")
+        experts.setdefault(index, {})[layer] = linear
+    return Experts(_Expert(own, combine) for own in experts.values())
 
 
-def _linear(weight: torch.Tensor) -> nn.Linear:
-    n, k = weight.shape
-    linear = nn.Linear(k, n, bias=False, device="meta", dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight)
+def _combination(module: Any) -> Callable[..., torch.Tensor]:
+    """The function between an expert's layers, as its class has it."""
+    shell = copy.copy(module)
+    shell._parameters = {}  # the function must not keep the packed weights
+    apply_gate = getattr(shell, "_apply_gate", None)
+
+    def combine(first: torch.Tensor, *up: torch.Tensor) -> torch.Tensor:
+        if not up:
+            return shell.act_fn(first)  # type: ignore[no-any-return]
+        if apply_gate is None:
+            return shell.act_fn(first) * up[0]  # type: ignore[no-any-return]
+        if getattr(shell, "is_concatenated", True):
+            return apply_gate(torch.cat([first, *up], dim=-1))  # type: ignore[no-any-return]
+        return apply_gate(torch.stack([first, *up], dim=-1).flatten(-2))  # type: ignore[no-any-return]
+
+    return combine
+
+
+def _named(name: str, layers: Mapping[str, _Places]) -> dict[str, Origin]:
+    """Origins by the names of weights and biases within the model."""
+    return {
+        f"{path}.{part}": replace(origin, name=f"{name}.{origin.name}")
+        for layer, places in layers.items()
+        for path in [f"{name}.{layer}".rstrip(".")]
+        for part, origin in zip(("weight", "bias"), places, strict=True)
+        if origin is not None
+    }
+
+
+def _linear(module: Any, weight: Origin, bias: Origin | None) -> nn.Linear:
+    values = weight.take(getattr(module, weight.name).detach())
+    n, k = values.shape
+    linear = nn.Linear(k, n, bias=False, device="meta", dtype=values.dtype)
+    linear.weight = nn.Parameter(values.contiguous())
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.take(getattr(module, bias.name).detach()).contiguous())
     return linear
 
 

@@ -90,12 +90,13 @@ class QuaRot(Scheme):
                 "pick another scheme"
             )
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        norm = model.get_submodule(state.layout.names.blocks.partition(".")[0]).norm
+        norm = model.get_submodule(state.layout.path.partition(".")[0]).norm
         rotation = _of_residuals(state)
         folded = rotation.apply(head.weight.detach().double() * norm.weight.detach().double())
         rotated = rotation.apply(embedding.weight.detach().double())
         # FP16 as in checkpoints. If embedding and head were one tensor, they are separate ones now.
         model.config.tie_word_embeddings = False
+        model.all_tied_weights_keys = {}
         for module, values in ((head, folded), (embedding, rotated)):
             halves = values.to(torch.float16).to(module.weight.dtype)
             module.weight = nn.Parameter(halves, requires_grad=module.weight.requires_grad)
@@ -103,7 +104,7 @@ class QuaRot(Scheme):
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         rotation = _of_residuals(state)
-        prefix = f"{state.layout.names.blocks}.{block}."
+        prefix = f"{state.layout.path}.{block}."
         norms: list[Any] = []
         for site_input in state.layout.inputs_of(block):
             scale = None

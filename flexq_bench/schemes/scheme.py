@@ -127,6 +127,7 @@ class Scheme(ABC):
         progress: Progress | None = None,
         before_block: Callable[[int], None] | None = None,
         on_block: Callable[[int], None] | None = None,
+        layout: ModelMap | None = None,
     ) -> Folds:
         """Quantize a dense model in place: its sites become FakeQuantizedLinear.
 
@@ -137,10 +138,13 @@ class Scheme(ABC):
         Before the first call they are only read by forward passes of the block, which may load
         them. After on_block the block is not used any more, so it may be written and freed.
 
+        layout: the model's map; None: it is made. Making it runs the model on the meta device, so a
+        model whose forward pass loads blocks needs one.
+
         The same model, data, options and seed give the same numbers. Raises QuantizeError if the
         model has no map or is already quantized, or if required calibration data are missing.
         """
-        layout = map_model(model)
+        layout = layout or map_model(model)
         if self.needs_calibration and calibration is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         if not self.needs_calibration:

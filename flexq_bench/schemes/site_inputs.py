@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import BlockStream, Statistics
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.model_map import LinearSite, linear_at, weight_of
 from flexq_bench.schemes.scheme import QuantizationState
 from flexq_bench.schemes.smoothing import fold, gather, spread
@@ -19,14 +19,6 @@ log = logging.getLogger(__name__)
 def readers_of(state: QuantizationState, block: int, site_input: SiteInput) -> list[LinearSite]:
     """Return the sites of a block that read this input."""
     return [site for site in state.layout.of_block(block) if site.kind in site_input.kinds]
-
-
-def head_size(state: QuantizationState) -> int:
-    """Return the number of channels of an attention head."""
-    config: Any = state.model.config
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
 
 
 def observe_block(
@@ -68,11 +60,11 @@ def largest_magnitudes(
     state: QuantizationState, block: int, site_input: SiteInput, statistics: Statistics
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return max|X| and max|W| over all readers, of each channel of the source [K]."""
-    head, readers = head_size(state), readers_of(state, block, site_input)
+    readers = readers_of(state, block, site_input)
     weights = torch.stack([weight_of(state.model, reader).abs().amax(dim=0) for reader in readers])
     return (
-        gather(statistics.absmax[readers[0].name].float(), site_input, head),
-        gather(weights.amax(dim=0).float(), site_input, head),
+        gather(statistics.absmax[readers[0].name].float(), site_input),
+        gather(weights.amax(dim=0).float(), site_input),
     )
 
 
@@ -83,17 +75,15 @@ def fold_scale(
 
     Returns the new divisors of each reader's inputs, float64 [K], by the reader's name.
     """
-    head, readers = head_size(state), readers_of(state, block, site_input)
-    source = f"{state.layout.names.blocks}.{block}.{site_input.source}"
+    readers = readers_of(state, block, site_input)
+    source = f"{state.layout.path}.{block}.{site_input.source}"
     fold(
         state.model.get_submodule(source),
         [linear_at(state.model, reader.name) for reader in readers],
         site_input,
         scale,
-        norm_offset=state.layout.names.norm_offset,
-        head_dim=head,
     )
-    divisors = {reader.name: spread(scale, site_input, head).double() for reader in readers}
+    divisors = {reader.name: spread(scale, site_input).double() for reader in readers}
     state.folds.inputs.update(divisors)
     if site_input.through == "linear":
         state.folds.outputs[source] = scale.double()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexq_bench.schemes.architectures import SiteInput
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.rotation import Rotation
 
 _SMALLEST = 1e-5  # smallest magnitude, so that the scale of an unused channel is finite
@@ -84,18 +84,22 @@ def percentile_scale(inputs: torch.Tensor, share: float = 0.005) -> torch.Tensor
     return (largest / threshold).clamp(min=1)
 
 
-def spread(scale: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
+def spread(scale: torch.Tensor, site_input: SiteInput) -> torch.Tensor:
     """Expand a scale of the source's channels to the channels that its readers see."""
     if site_input.shared_heads == 1:
         return scale
-    return scale.view(-1, head_dim).repeat_interleave(site_input.shared_heads, dim=0).flatten()
+    return (
+        scale.view(-1, site_input.head_dim)
+        .repeat_interleave(site_input.shared_heads, dim=0)
+        .flatten()
+    )
 
 
-def gather(values: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
+def gather(values: torch.Tensor, site_input: SiteInput) -> torch.Tensor:
     """Reduce values [K] of the readers' channels to the source's channels, by the maximum."""
     if site_input.shared_heads == 1:
         return values
-    return values.view(-1, site_input.shared_heads, head_dim).amax(dim=1).flatten()
+    return values.view(-1, site_input.shared_heads, site_input.head_dim).amax(dim=1).flatten()
 
 
 def check_share(name: str, value: float) -> None:
@@ -125,14 +129,10 @@ def fold(
     readers: list[nn.Linear],
     site_input: SiteInput,
     scale: torch.Tensor,
-    *,
-    norm_offset: float = 0.0,
-    head_dim: int = 1,
 ) -> None:
     """Divide the source's channels by `scale` and multiply the readers' columns by it, in place.
 
     source: a norm module, or the nn.Linear whose rows are the channels. scale: of its channels.
-    norm_offset: constant that the norm adds to its weight. head_dim: needed for shared heads.
     Raises ValueError if a scale isn't a positive number.
     """
     if not bool(((scale > 0) & torch.isfinite(scale)).all()):
@@ -140,11 +140,11 @@ def fold(
     weight, bias = source.weight, getattr(source, "bias", None)
     s = scale.to(weight)
     if site_input.through == "norm":
-        weight.copy_((weight + norm_offset) / s - norm_offset)
+        weight.copy_((weight + site_input.norm_offset) / s - site_input.norm_offset)
     else:
         weight.div_(s[:, None])
     if bias is not None:
         bias.div_(s)
-    divisor = spread(s, site_input, head_dim)
+    divisor = spread(s, site_input)
     for reader in readers:
         reader.weight.mul_(divisor)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.kernels.formats import NumberFormat
-from flexq_bench.schemes.architectures import SiteInput
 from flexq_bench.schemes.calibration import InputSamples, Statistics
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import (
     fold_scale,
-    head_size,
     largest_magnitudes,
     observe_block,
     readers_of,
@@ -109,7 +108,7 @@ class SmoothQuant(Scheme):
         x = samples.of(readers[0]).float()
         errors = []
         for alpha in ALPHAS:
-            divisor = spread(smoothquant_scale(*largest, alpha), site_input, head_size(state))
+            divisor = spread(smoothquant_scale(*largest, alpha), site_input)
             rounded_inputs = input_format.round(x / divisor)
             error = 0.0
             for reader in readers:

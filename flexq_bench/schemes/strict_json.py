@@ -14,6 +14,15 @@ def loads_strictly(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_constant)
 
 
+def decode_numbers(value: Any) -> Any:
+    """Replace transformers' tag of a number that JSON lacks, `{"__float__": "Infinity"}`."""
+    if isinstance(value, dict):
+        if list(value) == ["__float__"]:
+            return float(value["__float__"])
+        return {key: decode_numbers(each) for key, each in value.items()}
+    return [decode_numbers(each) for each in value] if isinstance(value, list) else value
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:

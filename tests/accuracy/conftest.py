@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import AccuracyRecord
 from flexq_bench.schemes import resolve
 from flexq_bench.schemes.model_files import find_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "schemes"))  # for `families`
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,7 +24,6 @@ from flexq_bench.accuracy.as_decode import DecodedCache
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluator import Evaluator
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.results import KERNELS
@@ -35,6 +34,7 @@ from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.text_decoder import MAX_LAUNCH_TOKENS
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.checkpoints.config import Extension, StoredScheme
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.checkpoints.writer import CheckpointWriter
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes import FakeQuantizedLinear, QuantizedLayer
 from flexq_bench.schemes.activations import DynamicActivation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.accuracy.kernel_linear import ActivationBuffers, KernelLinear
+from flexq_bench.decode.kernel_linear import ActivationBuffers, KernelLinear
 from flexq_bench.kernels.formats import NumberFormat, quantize, quantize_mixed
 from flexq_bench.kernels.formats.mixed import ACTIVATION_CLIP
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation

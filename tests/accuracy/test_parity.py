@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.parity import (
     MOST_TOKENS,
     STEP_TOKENS,
@@ -22,6 +21,7 @@ from flexq_bench.accuracy.parity import (
     source_layers,
 )
 from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.kernel_linear import through_kernels
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights

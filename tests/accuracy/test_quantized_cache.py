@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.quantized_cache import QuantizedCache, quantize_cache
+from flexq_bench.decode.quantized_cache import QuantizedCache, quantize_cache
+from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder.kv import empty_layer
 
 
@@ -76,5 +76,5 @@ def test_another_cache_with_tokens_is_refused(a_model, some_tokens):
     with torch.no_grad():
         model(input_ids=some_tokens(4)[None], past_key_values=cached)
         quantize_cache(model, 8)
-        with pytest.raises(AccuracyError, match="was given another cache"):
+        with pytest.raises(UsageError, match="was given another cache"):
             model(input_ids=some_tokens(1)[None], past_key_values=cached)

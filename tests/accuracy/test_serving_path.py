@@ -18,7 +18,6 @@ from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.parity import kernel_parity
 from flexq_bench.accuracy.plan import EvaluationPlan
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.serving_path import (
     IN_FP16,
     SHIPPED,
@@ -31,6 +30,7 @@ from flexq_bench.accuracy.serving_path import (
 )
 from flexq_bench.accuracy.texts import read_text
 from flexq_bench.decode.engine import bucket_of
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.schemes.registry import resolve
 
 CPU = torch.device("cpu")

@@ -12,7 +12,6 @@ import pytest
 import torch
 from decoders import VOCAB, Small, prompts, small_llama, small_opt
 
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
@@ -21,6 +20,7 @@ from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.loading import linear_kernel, load
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.contract import LinearKernel, PackedOperand

@@ -17,8 +17,8 @@ from path_damage import DAMAGES, judged
 
 from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.parity import kernel_parity
-from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.serving_path import PathPlan, PathResult, serving_path
+from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.contract import Config, LinearKernel

@@ -82,6 +82,18 @@ def test_catalog_has_the_layers_of_transformers(model: ModelSpec, tmp_path: Path
             {"model_type": "deepseek_v3", "num_hidden_layers": 4},
             {("fused_qkv_a_proj", 2112, 7168, 4), ("shared_experts.down_proj", 7168, 2048, 1)},
         ),
+        (  # decoders beside an encoder of sound
+            {"model_type": "whisper", "d_model": 1280, "decoder_layers": 32}
+            | {"encoder_attention_heads": 20, "decoder_attention_heads": 20},
+            {("qkv_proj", 3840, 1280, 32), ("kv_proj", 2560, 1280, 32)},
+        ),
+        ({"model_type": "speech_to_text"}, {("fc1", 2048, 256, 6), ("qkv_proj", 768, 256, 6)}),
+        (  # matrices that mix four streams are no layers
+            {"model_type": "gemma3n_text", "num_hidden_layers": 2, "num_kv_shared_layers": 0}
+            | {"intermediate_size": [64, 64], "activation_sparsity_pattern": [0.0, 0.0]}
+            | {"layer_types": ["full_attention"] * 2},
+            {("qkv_proj", 3072, 2048, 2), ("linear_left", 64, 2048, 2)},
+        ),
     ],
 )
 def test_other_models_have_their_layers(config: Any, layers: set[Any], tmp_path: Path) -> None:
@@ -91,6 +103,7 @@ def test_other_models_have_their_layers(config: Any, layers: set[Any], tmp_path:
 
     assert layers <= found
     assert not any("head" in name or name in ("gate", "router") for name, *_ in found)
+    assert min(min(n, k) for _, n, k, _ in found) >= 16
 
 
 SIZES_OF_NO_SUCH = """{"model_type": "no-such", "hidden_size": 64, "intermediate_size": 128,

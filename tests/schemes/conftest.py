@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.linear_layers import with_linear_layers
 
 VOCABULARY = 128
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `families`
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from families import ARCHITECTURES
 
 import flexq_bench.schemes
 from flexq_bench.kernels.formats import NumberFormat, quantize, quantize_mixed
@@ -12,7 +13,7 @@ from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.calibration import BlockStream, Statistics, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
+from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.uniform import UniformOptions
 

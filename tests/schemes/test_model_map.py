@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from families import ARCHITECTURES
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.linear_layers import with_linear_layers
-from flexq_bench.schemes.model_map import ARCHITECTURES, linear_at, map_model
+from flexq_bench.schemes.model_map import linear_at, map_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.smoothing import fold
 
@@ -20,7 +21,7 @@ def test_sites_are_exactly_the_linear_layers_of_blocks(architecture, build):
         name: (module.out_features, module.in_features)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
-        and name.startswith(layout.names.blocks + ".")
+        and name.startswith(layout.path + ".")
         and not name.endswith("_gate")  # a router
     }
 
@@ -31,8 +32,7 @@ def test_sites_are_exactly_the_linear_layers_of_blocks(architecture, build):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_folded_scales_leave_what_the_model_computes(architecture, build):
     model = build(architecture)
-    layout, config = map_model(model), model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layout = map_model(model)
     ids = torch.arange(12)[None]
     before = model(ids).logits
     for block in range(layout.blocks):
@@ -42,8 +42,7 @@ def test_folded_scales_leave_what_the_model_computes(architecture, build):
             sites = [site for site in layout.of_block(block) if site.kind in site_input.kinds]
             readers = [linear_at(model, site.name) for site in sites]
             scale = torch.linspace(0.5, 2, source.weight.shape[0])
-            offset = layout.names.norm_offset
-            fold(source, readers, site_input, scale, norm_offset=offset, head_dim=head_dim)
+            fold(source, readers, site_input, scale)
 
     torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
 
@@ -51,7 +50,7 @@ def test_folded_scales_leave_what_the_model_computes(architecture, build):
 def test_conv1d_layers_become_linear_ones_of_the_same_function():
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "resid_pdrop": 0}
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 16, "resid_pdrop": 0}
     model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
     ids = torch.arange(12)[None]
     before = model(ids).logits

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_reference
-from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.decode.loading import label_of
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.errors import ShapeError

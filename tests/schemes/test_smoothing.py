@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from flexq_bench.schemes.architectures import SiteInput
+from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.smoothing import (
@@ -49,7 +51,7 @@ def test_fold_knows_norms_that_add_one_to_their_weight():
         return reader(unit * (norm.weight + 1))
 
     before = compute()
-    fold(norm, [reader], site_input, random_scale(8), norm_offset=1.0)
+    fold(norm, [reader], replace(site_input, norm_offset=1.0), random_scale(8))
 
     torch.testing.assert_close(compute(), before)
 
@@ -73,12 +75,12 @@ def test_percentile_clips_only_the_largest_share_of_channels():
 
 
 def test_heads_that_share_a_source_share_its_scale():
-    site_input = SiteInput("self_attn.v_proj", ("o_proj",), "linear", shared_heads=2)
+    site_input = SiteInput("self_attn.v_proj", ("o_proj",), "linear", shared_heads=2, head_dim=2)
 
-    seen = spread(torch.tensor([1.0, 2.0, 3.0, 4.0]), site_input, head_dim=2)
+    seen = spread(torch.tensor([1.0, 2.0, 3.0, 4.0]), site_input)
 
     assert seen.tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
-    assert gather(seen + torch.arange(8), site_input, head_dim=2).tolist() == [3, 5, 9, 11]
+    assert gather(seen + torch.arange(8), site_input).tolist() == [3, 5, 9, 11]
 
 
 def test_scale_that_is_not_positive_is_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from flexq_bench.checkpoints.config import (
     QUANTIZATION,
     StoredScheme,
 )
+from flexq_bench.checkpoints.conversion import StoredNames
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.external.autoawq import AwqLayers
 from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
@@ -23,10 +24,12 @@ from flexq_bench.checkpoints.external.gptq import GptqLayers
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
 from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
+from flexq_bench.checkpoints.model_source import check_block_count
 from flexq_bench.checkpoints.safetensors_io import with_digest
-from flexq_bench.checkpoints.stored import BLOCK, shape_of
-from flexq_bench.schemes.model_files import CONFIG, class_name
-from flexq_bench.schemes.model_map import names_of_stored
+from flexq_bench.checkpoints.stored import BLOCK
+from flexq_bench.checkpoints.streaming import config_of, model_on_meta
+from flexq_bench.schemes.linear_layers import linear_origins
+from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # Tensors that early versions of transformers stored and now compute from the configuration; and the
@@ -57,10 +60,10 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self._section = section
         self._tensors = FolderTensors(folder)
         self._layers = _read_layers(self._tensors, self._section)
-        renamed = names_of_stored(class_name(config))
+        self._shapes, renamed = _names_and_shapes(config, self._tensors)
         # By their names here, the names of layers and tensors in the files.
         self._stored_layers = self._by_name(
-            self._layers.names, lambda name: renamed(f"{name}.").removesuffix(".")
+            self._layers.names, lambda name: renamed(f"{name}.weight").removesuffix(".weight")
         )
         weights = {f"{name}.weight": name for name in self._stored_layers}
         self._dense_weights = {
@@ -137,7 +140,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         return by_name
 
     def _check_shape(self, name: str) -> None:
-        expected = shape_of(name, self.config)
+        expected = self._shapes.get(f"{name}.weight")
         shape = self._layers.shape(self._stored_layers[name])
         if expected is not None and shape != expected:
             raise CheckpointError(
@@ -167,6 +170,27 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 " and ".join(self._dense_weights.values())
                 + (" are" if len(self._dense_weights) > 1 else " is"),
             )
+
+
+def _names_and_shapes(
+    config: Mapping[str, Any], tensors: FolderTensors
+) -> tuple[dict[str, tuple[int, ...]], Callable[[str], str]]:
+    """Shapes of the model's tensors, and a function from names in files to names in the model.
+
+    Nothing is known of a model that transformers can't build; those who load it report that. Raises
+    CheckpointError for more blocks than tensors, because they would all be built.
+    """
+    try:
+        described = config_of(config)
+        check_block_count(tensors.folder.name, len(tensors.infos), described)
+        model = model_on_meta(described)
+    except CheckpointError:
+        raise
+    except Exception as error:  # of any class, for example an unknown model type
+        log.debug("no names of a %s: %s", config.get("model_type"), error)
+        return {}, str
+    names = StoredNames(model, linear_origins(model))
+    return {n: tuple(t.shape) for n, t in model.state_dict().items()}, names.separated
 
 
 def _read_layers(tensors: FolderTensors, section: Any) -> LayerReader:

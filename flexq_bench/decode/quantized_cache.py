@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder.kv import decode, encode
 
 FULL_KV_BITS = 16  # bits of keys and values that are not quantized
@@ -50,7 +50,7 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
 def quantize_cache(model: nn.Module, bits: int) -> None:
     """Let every forward pass of a transformers model use a QuantizedCache.
 
-    bits: 16 leaves the model unchanged. The model then raises AccuracyError for a cache of another
+    bits: 16 leaves the model unchanged. The model then raises UsageError for a cache of another
     class that contains tokens.
     """
     if bits == FULL_KV_BITS:
@@ -63,7 +63,7 @@ def quantize_cache(model: nn.Module, bits: int) -> None:
         if isinstance(cache, QuantizedCache):
             return arguments, named
         if cache is not None and cache.get_seq_length() > 0:
-            raise AccuracyError(f"a model with a cache of {bits} bits was given another cache")
+            raise UsageError(f"a model with a cache of {bits} bits was given another cache")
         return arguments, {**named, "past_key_values": QuantizedCache(module.config, bits)}
 
     model.register_forward_pre_hook(give, with_kwargs=True)

@@ -1,0 +1,142 @@
+"""One tiny random model of each family: evaluated, quantized, stored, read again, run by kernels.
+
+The reference is transformers: its loss of the model that it saved, and of the same model after its
+own weights were rounded by the few lines of `rounded_by_row`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+import torch
+from families import tiny_config
+from torch.nn import functional
+
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.checkpoints.model_source import auto_class, open_source
+from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.decode.kernel_linear import KernelLinear
+from flexq_bench.errors import UsageError
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.registry import resolve
+
+CPU = torch.device("cpu")
+CONTEXT = 24
+TOKENS = torch.arange(3, 3 + 2 * CONTEXT) * 7 % 513
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3"),
+    *("opt", "gpt2", "gpt_neox", "gptj", "bloom", "falcon", "mpt", "stablelm", "starcoder2"),
+    *("cohere2", "olmo2", "glm4", "granite", "nemotron", "apertus", "bitnet", "smollm3"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "gpt_oss"),
+    *("llama4_text", "dots1", "hunyuan_v1_moe", "exaone_moe", "solar_open", "minimax_m2"),
+    *("minimax", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe", "phimoe"),
+    *("qwen3_next", "qwen3_5_text", "gemma3n_text", "gemma4_text", "falcon_h1", "nemotron_h"),
+    *("lfm2", "lfm2_moe", "jamba", "bamba", "mamba", "mamba2"),
+)
+REFUSED = {"inkling_text": "unknown layout", "xlnet": "unknown layout"}
+
+
+@pytest.fixture
+def saved(tmp_path, tiny_llama):
+    """saved(kind): a model of FP16 weights as transformers has it, and the folder that it saved."""
+
+    def build(kind):
+        torch.manual_seed(0)
+        config = tiny_config(kind)
+        model = auto_class(config).from_config(config).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim > 1 and not re.search("embed|A_log|x_proj|dt_proj|conv1d", name):
+                    parameter.mul_(4)
+                parameter.copy_(parameter.half())
+        path = tmp_path / kind
+        model.save_pretrained(path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny_llama / name, path)
+        return model, path
+
+    return build
+
+
+@torch.no_grad()
+def loss(model):
+    """Mean loss of transformers' logits on the segments of TOKENS."""
+    ids = TOKENS.view(-1, CONTEXT)
+    logits = model(input_ids=ids).logits[:, :-1]
+    return float(functional.cross_entropy(logits.flatten(0, 1).double(), ids[:, 1:].flatten()))
+
+
+def own_loss(model):
+    return perplexity(model, TOKENS, context=CONTEXT).mean_nll
+
+
+@torch.no_grad()
+def rounded_by_row(weight):
+    """To 8 bits, with an FP16 scale of each row [..., K]."""
+    scale = (weight.abs().amax(-1, keepdim=True) / 127).half().float()
+    return (weight / scale.clamp(min=1e-12)).round().clamp(-128, 127) * scale
+
+
+@torch.no_grad()
+def round_weights(model, layers):
+    """Round the weights of these layers, in the places where transformers has them."""
+    parts = dict(model.named_modules())
+    packed = {
+        match[1]
+        for name in layers
+        if name not in parts and (match := re.match(r"(.*?)\.\d+(\.\w+_proj)?$", name))
+    }
+    for name in packed:
+        for parameter in parts[name].parameters(recurse=False):
+            if parameter.ndim == 3:
+                rows_last = getattr(parts[name], "is_transposed", "Llama4" in type(model).__name__)
+                values = parameter.mT if rows_last else parameter
+                rounded = rounded_by_row(values)
+                parameter.copy_(rounded.mT if rows_last else rounded)
+    for name in layers:
+        if name in parts:
+            weight = parts[name].weight
+            is_convolution = type(parts[name]).__name__ == "Conv1D"
+            values = weight.T if is_convolution else weight
+            rounded = rounded_by_row(values)
+            weight.copy_(rounded.T if is_convolution else rounded)
+
+
+def write(path, out):
+    source = open_source(find_model(str(path)))
+    return quantize_checkpoint(source, resolve("w8a16"), out, device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_family_is_evaluated_quantized_stored_and_run(saved, tmp_path, kind):
+    original, path = saved(kind)
+    assert own_loss(load_model(str(path), device=CPU).model) == pytest.approx(
+        loss(original), rel=1e-6
+    )
+
+    checkpoint = open_checkpoint(write(path, tmp_path / "out").folder)
+
+    round_weights(original, checkpoint.layers)
+    expected = loss(original)
+    stored = load_checkpoint(checkpoint, device=CPU, through="reference").model
+    assert own_loss(stored) == pytest.approx(expected, rel=1e-5)
+    by_kernels = load_checkpoint(checkpoint, device=CPU, through="kernels").model
+    assert any(isinstance(module, KernelLinear) for module in by_kernels.modules())
+    assert own_loss(by_kernels) == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_family_is_refused_in_one_line_with_the_reason(saved, tmp_path, kind):
+    _, path = saved(kind)
+
+    with pytest.raises((QuantizeError, UsageError), match=REFUSED[kind]) as refused:
+        write(path, tmp_path / "out")
+
+    assert len(str(refused.value)) <= 200
+    assert "\n" not in str(refused.value)
