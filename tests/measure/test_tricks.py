@@ -31,8 +31,7 @@ from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.cpu.probes import ReadWeights
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external import external_code
-from flexq_bench.kernels.external.function_kernel import FunctionKernel
+from flexq_bench.kernels.external import declaration, external_code
 from flexq_bench.kernels.external.loading import load, load_installed
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import (
@@ -40,6 +39,7 @@ from flexq_bench.measure import (
     Meter,
     buffers,
     clocks,
+    linear_work,
     meter,
     prepared,
     tampering,
@@ -175,7 +175,7 @@ def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
         (clocks._CpuRotation, "sample"),
         (clocks.CpuClock.__init__, "__defaults__"),
         (torch.cuda.Event, "elapsed_time"),
-        (buffers, "judge_error"),
+        (linear_work, "judge_error"),
         (torch, "allclose"),
         (torch.testing, "assert_close"),
         (torch, "index_select"),
@@ -187,7 +187,7 @@ def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
         (secrets, "randbits"),
         (buffers.RotatingBuffers.keeps_outputs.fget, "__code__"),
         (LinearKernel, "quantize_weight"),
-        (FunctionKernel, "_check"),
+        (declaration, "_identity"),
         (ReadWeights, "launch"),
         (GemmWorkload, "weight_bytes"),
         (meter, "judge_speed"),

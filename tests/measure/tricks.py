@@ -326,9 +326,9 @@ def kernel(x, w, out):
         "its code replaced flexq_bench.kernels.contract.LinearKernel.quantize_weight",
     ),
     "another look at what a function returned": (
-        "from flexq_bench.kernels.external.function_kernel import FunctionKernel\n"
-        "FunctionKernel._check = lambda *given: None\n" + HONEST,
-        "its code replaced flexq_bench.kernels.external.function_kernel.FunctionKernel._check",
+        "from flexq_bench.kernels.external import declaration\n"
+        "declaration._identity = lambda *given: None\n" + HONEST,
+        "its code replaced flexq_bench.kernels.external.declaration._identity",
     ),
     "another assertion of torch": (
         "torch.testing.assert_close = lambda *given, **named: None\n"
@@ -337,10 +337,10 @@ def kernel(x, w, out):
         "elements wrong",
     ),
     "a blind check": (
-        "from flexq_bench.measure import buffers\n"
-        "fine = buffers.judge_error.__class__\n"
-        "buffers.judge_error = lambda *given: None\n" + HONEST,
-        "its code replaced flexq_bench.measure.buffers.judge_error",
+        "from flexq_bench.measure import linear_work\n"
+        "fine = linear_work.judge_error.__class__\n"
+        "linear_work.judge_error = lambda *given: None\n" + HONEST,
+        "its code replaced flexq_bench.measure.linear_work.judge_error",
     ),
 }
 
