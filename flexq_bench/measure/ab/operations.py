@@ -12,14 +12,16 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
+from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
-from flexq_bench.measure.given_inputs import Plain, linear_inputs
+from flexq_bench.measure.clocks import Rotation
+from flexq_bench.measure.given_inputs import Plain, linear_inputs, named_parts
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
-from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
+from flexq_bench.measure.shared_tensors import layout_of, read_tensors, write_tensors
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
 
@@ -37,7 +39,7 @@ class _Slot:
     """
 
     prepared: PreparedCase
-    free: FreeClocks
+    free: FreeClocks | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     placed: Placed | None = None
     samples: int = 1
@@ -51,12 +53,12 @@ class WorkerOperations:
     """The operations of a worker on one device, with the names used in messages.
 
     Each takes and returns plain values. Raises the exceptions of preparing and measuring a case,
-    and LookupError for a slot without a prepared case.
+    and LookupError for a slot without a prepared case. memory: of choices; None: of this process.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, memory: TuningMemory | None = None) -> None:
         self._meter = meter
-        self._tuning = TuningMemory()
+        self._tuning = TuningMemory() if memory is None else memory
         self._slots: dict[str, _Slot] = {}
         self._is_warm = False
 
@@ -89,28 +91,39 @@ class WorkerOperations:
         case: str,
         config: Mapping[str, Any] | None = None,
         favourite: Mapping[str, Any] | None = None,
+        check: bool = True,
+        shares: bool = False,
     ) -> dict[str, Any]:
-        """Draw inputs, choose a configuration unless one is given, check the result."""
+        """Draw inputs, choose a configuration unless one is given, check the result.
+
+        check: False leaves the result to a judge. shares: the weights of a layer are kept for its
+        next case.
+        """
         self.release(slot)
-        prepared = self._meter.prepare(Case.from_key(case))
+        prepared = self._meter.prepare(Case.from_key(case), shares=shares)
         if config is None:
             machine = self._meter.tuning_machine
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared, FreeClocks(self._meter.free_mhz()))
-        wrong = prepared.check("before").detail
+        self._slots[slot] = _Slot(prepared)
+        wrong = prepared.check("before").detail if check else ""
         self._meter.release_memory()  # for the other side, which may be another process
         return {
             "config": {} if prepared.config is None else prepared.config.as_dict(),
             "binary": prepared.binary_hash,
             "wrong": wrong,
+            "copies": prepared.copies,
+            "secret": self._meter.secret,
         }
 
-    def place(self, slot: str, index: int, beside: str | None = None) -> dict[str, Any]:
+    def place(
+        self, slot: str, index: int, beside: str | None = None, warm_up: bool = True
+    ) -> dict[str, Any]:
         """Allocate the buffers of placement `index` and warm up.
 
-        beside: a slot whose weight copies are shared if they have the same bytes.
+        beside: a slot whose weight copies are shared if they have the same bytes. warm_up: False
+        leaves it to a judge, who then says how many samples a turn has.
         """
         mine = self._slots[slot]
         mine.resources.close()
@@ -118,18 +131,24 @@ class WorkerOperations:
         buffers = None if other is None else other.buffers
         mine.placed = mine.resources.enter_context(mine.prepared.placed(index, shared_with=buffers))
         mine.has_weights = False
+        if warm_up:
+            self._warm_up(mine, mine.placed.rotation)
+        shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
+        launches = mine.placed.rotation.launches
+        return {"copies": mine.prepared.copies, "shared": shared, "launches": launches}
+
+    def _warm_up(self, mine: _Slot, rotation: Rotation) -> None:
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
+        free = mine.free or FreeClocks(self._meter.free_mhz())
         warmed, gap, mine.free = warm_up_under_boost(
-            mine.placed.rotation, phase, protocol, mine.free, time.perf_counter
+            rotation, phase, protocol, free, time.perf_counter
         )
         mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
         # The verdict compares the clocks of both sides, so a lower one still gives data.
         mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
-        shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
-        return {"copies": mine.prepared.copies, "shared": shared}
 
     def fill(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
         """Give inputs from shared memory to the last launch of each turn.
@@ -151,6 +170,21 @@ class WorkerOperations:
         """Write the results of the latest launch to shared memory, by name: `out`, FP16 [M,N]."""
         write_tensors(Path(path), self._placed(slot).buffers.outputs())
         return {}
+
+    def quantize(
+        self, slot: str, path: str, layout: list[list[Any]], operand: str, out: str
+    ) -> dict[str, Any]:
+        """Quantize `real` of shared memory by the kernel's own rule, into shared memory.
+
+        operand: x or w. Returns the layout of the result, and what is no tensor.
+        """
+        kernel = self._slots[slot].prepared.kernel
+        assert isinstance(kernel, LinearKernel)  # others have no inputs
+        real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
+        quantize = kernel.quantize_weight if operand == "w" else kernel.quantize_activation
+        tensors, plain = named_parts(quantize(real))
+        write_tensors(Path(out), tensors)
+        return {"layout": layout_of(tensors), "plain": plain}
 
     def turn(
         self,
@@ -183,10 +217,18 @@ class WorkerOperations:
             "valid": not gap_us or not is_low(mhz, mine.least_mhz),
         }
 
+    def check(self, slot: str, when: str) -> dict[str, Any]:
+        """Check the results on inputs drawn here; see PreparedCase.check."""
+        found = self._slots[slot].prepared.check(when)
+        return {"max_rel_error": found.max_rel_error, "exact": found.exact, "wrong": found.detail}
+
+    def inspect(self, slot: str) -> dict[str, Any]:
+        """Check the results of the timed launches."""
+        return {"wrong": self._placed(slot).inspect()}
+
     def leave(self, slot: str) -> dict[str, Any]:
         """Check the results of the timed launches, and free the placement."""
-        placed = self._placed(slot)
-        wrong = placed.inspect()
+        wrong = self._placed(slot).inspect()
         self._slots[slot].resources.close()
         self._slots[slot].placed = None
         return {"wrong": wrong}
