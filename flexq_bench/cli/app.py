@@ -6,9 +6,9 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,10 +45,13 @@ from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
-from flexq_bench.kernels.external.external_code import before_import
+from flexq_bench.kernels.external import installed
 from flexq_bench.logs import JsonFormatter
 from flexq_bench.packages import PACKAGE, explain_missing
 from flexq_bench.runs.command_lines import NAME
+
+if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import LinearKernel
 
 DEBUG = "--debug"
 
@@ -140,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error prints one line on stderr; with --debug it raises.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    before_import(_watch_for_tampering)
+    installed.find_by(_described_installed)
     _accept_any_text()
     code = _run(arguments)
     try:
@@ -157,11 +160,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _watch_for_tampering() -> None:
-    import flexq_bench.measure.ab.operations  # noqa: F401  `watch` knows only what is imported before
-    from flexq_bench.measure import tampering
+def _described_installed() -> Iterable[LinearKernel]:
+    from flexq_bench.measure.external_kernels import describe_installed  # imports torch
 
-    tampering.watch()
+    return describe_installed()
 
 
 @cache

@@ -144,12 +144,8 @@ def list_(
 
 
 def _specs(choice: BackendChoice) -> list[KernelSpec]:
-    """Specs of kernels; those of installed packages without importing their code here."""
-    from flexq_bench.kernels.external import installed
     from flexq_bench.kernels.registry import list_kernels
-    from flexq_bench.measure.external_kernels import describe_installed
 
-    installed.find_by(describe_installed)
     backends: tuple[Backend, ...] = ("cuda", "cpu")
     requested = [name for name in backends if choice in (BackendChoice.AUTO, name)]
     return [spec for name in requested for spec in list_kernels(name)]

@@ -24,8 +24,9 @@ from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted
+from flexq_bench.measure.kernel_processes import ProcessOptions
 from flexq_bench.repository.project import Project, ProjectRevision
-from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter, ProcessOptions
+from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter
 from flexq_bench.runs.worker import Worker
 
 NO_CLUSTER = "none"

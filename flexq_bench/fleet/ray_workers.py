@@ -39,15 +39,11 @@ from flexq_bench.measure.external_kernels import (
     adopt_descriptions,
     descriptions_of,
 )
+from flexq_bench.measure.kernel_processes import ProcessOptions
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.project import Project
 from flexq_bench.repository.project_builds import BuildError
-from flexq_bench.runs.process_meter import (
-    InProcessMeter,
-    Measurer,
-    ProcessMeter,
-    ProcessOptions,
-)
+from flexq_bench.runs.process_meter import InProcessMeter, Measurer, ProcessMeter
 from flexq_bench.runs.worker import Worker
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from flexq_bench.kernels.contract import Config, PackedOperand, Probe
-from flexq_bench.measure import tampering
 from flexq_bench.measure.activation_rotation import Activations, Slots
 from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.kept_outputs import KeptOutputs
@@ -164,7 +163,6 @@ class RotatingBuffers(Buffers, BetweenSamples):
         )
 
     def after_launch(self) -> None:
-        tampering.note_active()
         self._kept.after_launch(self._position - 1, self.outputs(), self._last_x, self._last_copy)
         # A graph of kept samples has results of its own.
         self._returned = self._returned_before

@@ -109,14 +109,14 @@ def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, s
     return environment
 
 
-def other_processes(nvml: Nvml | None) -> int | None:
+def other_processes(nvml: Nvml | None, own: int = 1) -> int | None:
     """Number of other processes that compute on the device; None: the driver doesn't report them.
 
-    One of the listed processes is assumed to be this one: in a container the driver's process ids
-    differ from ours and can't be compared.
+    So many of the listed processes are assumed to be this one and its own: in a container the
+    driver's process ids differ from ours and can't be compared.
     """
     pids = nvml.compute_pids() if nvml else None
-    return None if pids is None else max(0, len(set(pids)) - 1)
+    return None if pids is None else max(0, len(set(pids)) - own)
 
 
 def available_memory(device: torch.device) -> int:

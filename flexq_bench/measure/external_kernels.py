@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.contract import Backend, LinearKernel
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plain, spec_of_plain
+from flexq_bench.kernels.external.described import DescribedKernel, described_by
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource, top_of_package
 from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
+from flexq_bench.measure.own_quantization import plain_description
 from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Sandbox, available_kind
+from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.workloads.errors import WorkloadError
@@ -103,7 +105,7 @@ def adopt(
 class KernelDescriptions:
     """Adopted kernels as plain values, for a process that has no files of them.
 
-    specs: of all kernels, see spec_as_plain. Others as in Adopted, by the sources' prefixes.
+    specs: of all kernels, see plain_description. Others as in Adopted, by the sources' prefixes.
     """
 
     specs: tuple[dict[str, Any], ...]
@@ -114,14 +116,14 @@ class KernelDescriptions:
 def descriptions_of(kernels: Adopted) -> KernelDescriptions:
     """Describe the kernels that this process has adopted."""
     backends: tuple[Backend, ...] = ("cuda", "cpu")
-    specs = [
-        registry.resolve(label, backend).spec
+    found = [
+        registry.resolve(label, backend)
         for backend in backends
         for label in registry.labels(backend)
         if label in kernels.all_labels
     ]
     return KernelDescriptions(
-        tuple(map(spec_as_plain, specs)),
+        tuple(plain_description(kernel) for kernel in found if isinstance(kernel, LinearKernel)),
         {source.prefix: labels for source, labels in kernels.labels.items()},
         {source.prefix: reason for source, reason in kernels.failures.items()},
     )
@@ -131,8 +133,8 @@ def adopt_descriptions(described: KernelDescriptions) -> Adopted:
     """Register kernels that run in other processes only; those that are registered stay."""
     global _state
     known = set(registry.external_labels())
-    specs = [spec_of_plain(values) for values in described.specs]
-    registry.add([DescribedKernel(spec) for spec in specs if spec.label not in known])
+    kernels = map(described_by, described.specs)
+    registry.add([kernel for kernel in kernels if kernel.spec.label not in known])
     labels, failures = dict(_state.labels), dict(_state.failures)
     for prefix, of_source in described.labels.items():
         labels.setdefault(KernelSource(prefix, prefix), of_source)
@@ -146,16 +148,22 @@ def sandbox_of(
     sources: Sequence[KernelSource],
     environment: Mapping[str, str] | None = None,
     folders: Sequence[Path] = (),
+    exchange: Exchange | None = None,
 ) -> Sandbox:
     """The sandbox of processes that load these sources, where this machine allows one.
 
-    environment: of the processes; None: ours. folders: that they read, too.
+    environment: of the processes; None: ours. folders: that they read, too. exchange: of inputs and
+    outputs with them.
     """
     variables = os.environ if environment is None else environment
     kind = available_kind() if sources else "none"
     read = [*folders, program_root(), *map(_folder_of, sources)]
     caches = [cache_folder() / "cubin", cache_folder() / "tuning", Path.home() / _TRITON_CACHE]
-    return Sandbox(dict(variables), kind, read=read, prefilled=caches)
+    write = []
+    if exchange is not None:
+        read.append(exchange.inputs)
+        write.append(exchange.outputs)
+    return Sandbox(dict(variables), kind, read=read, write=write, prefilled=caches)
 
 
 def sandbox_of_adopted(tree: Path) -> Sandbox:
@@ -243,7 +251,7 @@ def describe_installed() -> tuple[DescribedKernel, ...]:
 
 def _kernels_of(reply: Mapping[str, Any], name: str) -> tuple[DescribedKernel, ...]:
     try:
-        return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
+        return tuple(map(described_by, reply["specs"]))
     except (KeyError, TypeError, KernelError, WorkloadError) as error:
         raise WorkerError(f"{name}: its description can't be read: {error}") from None
 

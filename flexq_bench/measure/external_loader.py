@@ -16,16 +16,14 @@ from typing import Any
 
 import torch
 
-import flexq_bench.measure.ab.operations  # noqa: F401  `watch` knows only what is imported before
 from flexq_bench.errors import one_line
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import ExternalKernel
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external.described import spec_as_plain
 from flexq_bench.kernels.external.loading import load, load_installed, refuse_taken
 from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.measure.own_quantization import plain_description
 from flexq_bench.measure.process_limits import limit_memory
-from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.repository.build_imports import import_from_build
 from flexq_bench.workloads.patterns import matches_any
@@ -37,12 +35,12 @@ class Loader:
     def load(self, source: str) -> dict[str, Any]:
         """Specs of the kernels, and the output of the source. Raises SourceError."""
         loaded = load(KernelSource.of_argument(source))
-        specs = [spec_as_plain(kernel.spec) for kernel in loaded.kernels]
+        specs = [plain_description(kernel) for kernel in loaded.kernels]
         return {"specs": specs, "printed": loaded.printed}
 
     def installed(self) -> dict[str, Any]:
         """Specs of the kernels of installed packages."""
-        return {"specs": [spec_as_plain(kernel.spec) for kernel in load_installed()]}
+        return {"specs": [plain_description(kernel) for kernel in load_installed()]}
 
     def machine_code(
         self, source: str, targets: list[str], out: str, patterns: list[str] | None
@@ -88,13 +86,11 @@ def add_kernels(arguments: list[str]) -> None:
     """Load the sources of a worker's `--kernels-from` options.
 
     Gradients are turned off, because kernels of modules have weights that require them. A source
-    that does not load is no error here: each of its kernels is refused with the reason. Installed
-    packages are imported first, before there is any data that they could keep.
+    that does not load is no error here: each of its kernels is refused with the reason.
     """
     torch.set_grad_enabled(False)
     if arguments:
         import_from_build()
-        watch()
     owners: dict[tuple[str, str], KernelSource] = {}
     for argument in arguments:
         source = KernelSource.of_argument(argument)

@@ -26,14 +26,16 @@ def named_tensors(
     tensors = {} if inputs.x_real is None else {_REAL: inputs.x_real}
     plain: Plain = {}
     for operand in _OPERANDS if weights else _OPERANDS[:1]:
-        plain[operand] = {}
-        for field in fields(Operand):
-            value = getattr(getattr(inputs, operand), field.name)
-            if isinstance(value, torch.Tensor):
-                tensors[f"{operand}.{field.name}"] = value
-            else:
-                plain[operand][field.name] = value
+        parts, plain[operand] = named_parts(getattr(inputs, operand))
+        tensors |= {f"{operand}.{name}": tensor for name, tensor in parts.items()}
     return tensors, plain
+
+
+def named_parts(operand: Operand) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of an operand by their names, and its other fields."""
+    values = {field.name: getattr(operand, field.name) for field in fields(Operand)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    return tensors, {name: value for name, value in values.items() if name not in tensors}
 
 
 def linear_inputs(

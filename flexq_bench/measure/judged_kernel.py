@@ -10,23 +10,32 @@ import math
 import secrets
 import statistics
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import CheckResult, check_linear, judge_error
 from flexq_bench.measure.clocks import draw_kept
 from flexq_bench.measure.given_inputs import named_tensors
-from flexq_bench.measure.inputs import LinearInputs, realistic_inputs, realistic_weight
+from flexq_bench.measure.inputs import (
+    LinearInputs,
+    real_weight,
+    realistic_inputs,
+    realistic_weight,
+)
+from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.shared_tensors import Exchange
-from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.measure.worker_process import WorkerError, waited_s
 from flexq_bench.workloads.case import Case
 
 MAX_CLOCK_RATIO = 1.01  # ratio of the clocks of this process and of a device
@@ -44,6 +53,8 @@ class Worker(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
     def rescheduled(self) -> str: ...
+
+    def waited_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,7 @@ class JudgedKernel:
 
     kernel: as this process knows it, with its formats and its required exactness. elements: rows
     and columns of a turn's output that are checked, at most. wrong: the first error; empty: none.
+    waits_s: time in which either process waited for a CPU during each message besides turns.
     """
 
     def __init__(
@@ -95,13 +107,17 @@ class JudgedKernel:
         protocol: MeasuringProtocol,
         elements: tuple[int, int],
     ) -> None:
-        self._kernel, self._case, self._slot = kernel, case, slot
+        has_own_rule = isinstance(kernel, DescribedKernel) and kernel.has_own_rule
+        self._kernel = _OwnRule(kernel.spec, self._quantized) if has_own_rule else kernel
+        self._case, self._slot = case, slot
         self._exchange, self._device, self._protocol = exchange, device, protocol
         self._elements = elements
-        self._weights: Operand | None = None  # of turns
+        self._weights: Operand | None = None  # of turns, drawn from this seed
+        self._seed = 0
         self._given: Operand | None = None  # those that the worker has
         self.worker: Worker | None = None
         self.wrong = ""
+        self.waits_s: list[float] = []
 
     def forget_weights(self) -> None:
         """Draw new weights with the next inputs."""
@@ -110,18 +126,36 @@ class JudgedKernel:
     def give_inputs(self) -> LinearInputs:
         """Give inputs that no worker can predict: new activations, and weights if it has none."""
         gemm = self._case.gemm
+        kernel, device = self._kernel, self._device
         if self._weights is None:
-            n, k = gemm.n, gemm.k
-            self._weights = realistic_weight(self._kernel, n, k, self._device, new_seed())
-        w = self._weights
-        inputs = realistic_inputs(self._kernel, gemm, self._device, new_seed(), w=w)
+            self._seed = new_seed()
+            self._weights = realistic_weight(kernel, gemm.n, gemm.k, device, self._seed)
+        inputs = realistic_inputs(kernel, gemm, device, new_seed(), w=self._weights)
+        if has_own_rule(kernel):
+            w_real = real_weight(gemm.n, gemm.k, device, self._seed)
+            self.note(own_quantization_error(kernel, inputs, w_real, new_seed()))
         self._fill(inputs)
         return inputs
+
+    def _quantized(self, operand: str, real: torch.Tensor) -> Operand:
+        """Let the worker quantize by its kernel's own rule."""
+        layout = self._exchange.give({"real": real})
+        paths = {"path": str(self._exchange.inputs), "out": str(self._exchange.outputs)}
+        reply = self.ask("quantize", layout=layout, operand=operand, **paths)
+        try:
+            found = self._exchange.take(reply["layout"])
+            parts = {name: tensor.to(self._device) for name, tensor in found.items()}
+            return Operand(**{**reply["plain"], **parts})
+        except (KeyError, TypeError, ValueError, OSError, ShapeError) as error:
+            raise WorkerError(
+                f"{self._case.label}: what a worker quantized is no operand: {error}"
+            ) from None
 
     def _fill(self, inputs: LinearInputs) -> None:
         tensors, plain = named_tensors(inputs, weights=inputs.w is not self._given)
         layout = self._exchange.give(tensors)
-        self.ask("fill", path=str(self._exchange.inputs), layout=layout, plain=plain)
+        with self._noting_waits():
+            self.ask("fill", path=str(self._exchange.inputs), layout=layout, plain=plain)
         self._given = inputs.w
 
     def turn(self, **arguments: Any) -> Turn:
@@ -178,6 +212,10 @@ class JudgedKernel:
         bound = BoundKernel(self._kernel, self._kernel.spec, self._case, self._device)
         return check_linear(bound, run, seed=new_seed(), tolerance=self._protocol.tolerance)
 
+    def inspected(self) -> str:
+        """Errors that the worker finds in outputs that it kept; empty: none, or so it says."""
+        return str(self.ask("inspect")["wrong"])
+
     def note(self, wrong: str) -> None:
         """Keep the first error."""
         self.wrong = self.wrong or wrong
@@ -186,9 +224,17 @@ class JudgedKernel:
         assert self.worker is not None  # it was prepared
         return self.worker.ask(what, slot=self._slot, **arguments)
 
+    @contextmanager
+    def _noting_waits(self) -> Iterator[None]:
+        assert self.worker is not None  # it was prepared
+        before_s = self.worker.waited_s() + waited_s()
+        yield
+        self.waits_s.append(self.worker.waited_s() + waited_s() - before_s)
+
     def _output(self) -> torch.Tensor:
         gemm = self._case.gemm
-        self.ask("output", path=str(self._exchange.outputs))
+        with self._noting_waits():
+            self.ask("output", path=str(self._exchange.outputs))
         try:
             dtype = str(self._kernel.spec.output_dtype).removeprefix("torch.")
             output = self._exchange.take([("out", dtype, (gemm.m, gemm.n))])["out"]
@@ -200,6 +246,20 @@ class JudgedKernel:
         generator = torch.Generator().manual_seed(new_seed())
         chosen = torch.randperm(count, generator=generator)[:most].sort().values
         return chosen.to(self._device)
+
+
+class _OwnRule(DescribedKernel):
+    """Quantizes in the worker. quantized(operand, real): does so for "x" or "w"."""
+
+    def __init__(self, spec: KernelSpec, quantized: Callable[[str, torch.Tensor], Operand]) -> None:
+        super().__init__(spec, has_own_rule=True)
+        self._quantized = quantized
+
+    def quantize_weight(self, weight: torch.Tensor) -> Operand:
+        return self._quantized("w", weight)
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return self._quantized("x", x)
 
 
 def new_seed() -> int:

@@ -7,9 +7,10 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 
@@ -19,7 +20,7 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError, first_line
-from flexq_bench.measure import tampering
+from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
 from flexq_bench.measure.device import (
@@ -36,11 +37,13 @@ from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.operation_inputs import OperationCase
 from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, with_times
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
-from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
+from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
+from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.measure.weight_rotation import SharedWeights
+from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import OperationWorkload
@@ -60,6 +63,58 @@ _SHARED_PERCENT = 6  # of the memory that is free at first, for weights kept for
 Resolve = Callable[[str, Backend], Kernel]
 
 
+class Placement(Protocol):
+    """Buffers of a kernel, which launches are timed over."""
+
+    @property
+    def rotation(self) -> Rotation: ...
+
+    def inspect(self) -> str:
+        """Describe errors in the results of the timed launches; empty: none."""
+        ...
+
+
+class Prepared(Protocol):
+    """A case that is ready to be configured, checked and placed: see PreparedCase."""
+
+    copies: int
+    input_distribution: str
+    processes: int  # that compute for it, with this one
+
+    @property
+    def secret(self) -> int: ...
+
+    @property
+    def config_values(self) -> dict[str, Any]: ...
+
+    @property
+    def binary_hash(self) -> str | None: ...
+
+    def choose_config(self, memory: TuningMemory, machine: TuningMachine, /) -> None: ...
+
+    def use_default(self) -> None: ...
+
+    def check(self, when: str) -> CheckResult: ...
+
+    def placed(self, index: int) -> AbstractContextManager[Placement]: ...
+
+    def close(self) -> None:
+        """Free what the case has beyond this process."""
+        ...
+
+
+class ExternalKernels(Protocol):
+    """Runs external kernels in other processes."""
+
+    def prepared(
+        self, kernel: DescribedKernel, case: Case, device: torch.device, protocol: MeasuringProtocol
+    ) -> Prepared: ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Stop them, so that they can't disturb what this process measures."""
+        ...
+
+
 class Meter:
     """Measures cases by one protocol on one device that no other process uses.
 
@@ -67,13 +122,14 @@ class Meter:
     inputs that change between samples, so that no kernel can predict them; a record contains it
     afterwards. None: drawn by the operating system. tuning: source of configurations. clock,
     sensor, resolve: how to read time and the device's state, and how to look up kernels; None: the
-    device's own. Raises DeviceError if this machine has no such device.
+    device's own. external: runs kernels whose code is not in this process, which then judges them.
+    Raises DeviceError if this machine has no such device.
     """
 
     def __init__(
         self,
         device: str = "cuda:0",
-        protocol: Protocol | None = None,
+        protocol: MeasuringProtocol | None = None,
         seed: int = 0,
         *,
         secret: int | None = None,
@@ -81,6 +137,7 @@ class Meter:
         clock: Clock | None = None,
         sensor: Sensor | None = None,
         resolve: Resolve = registry.resolve,
+        external: ExternalKernels | None = None,
     ) -> None:
         self._device = find_device(device)
         self.backend: Backend = "cpu" if self._device.type == "cpu" else "cuda"
@@ -91,6 +148,7 @@ class Meter:
         self._clock = clock or (CpuClock() if self.backend == "cpu" else CudaClock(self._device))
         self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
+        self._external = external
         self._tuning = tuning
         self._choices = tuning.memory()
         self._shared = SharedWeights(_SHARED_PERCENT * self.free_memory() // 100)
@@ -149,25 +207,30 @@ class Meter:
             measured = self._measure_alone(case)
             if measured.status in ("unsupported", "failed"):
                 return measured
-            measured = self._with_probes(case, measured)
-        # Once more, because the last check and the floor ran after the last placement.
-        if tampered := tampering.detected():
-            return replace(measured, status="incorrect", detail=measured.detail or tampered)
-        return measured
+            with nullcontext() if self._external is None else self._external.paused():
+                return self._with_probes(case, measured)
 
     def device_guard(self) -> AbstractContextManager[object]:
         """Make the device the current one, as `prepare` and the prepared case require."""
         return self._clock.device_guard()
 
-    def prepare(self, case: Case) -> PreparedCase:
+    def prepare(self, case: Case, *, shares: bool = False) -> PreparedCase:
         """The case, ready to be configured, checked and placed step by step.
+
+        shares: the weights of its layer are those of earlier cases, and kept for later ones.
 
         Raises MeasureError for an unknown kernel, UnsupportedError if this device does not support
         the kernel, stage or cache mode, and any exception of the kernel.
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        return self._prepare(kernel, case, SharedWeights(0), distinct=True)
+        shared = self._shared if shares else SharedWeights(0)
+        return self._prepare(kernel, case, shared, distinct=True)
+
+    @property
+    def secret(self) -> int:
+        """The seed of the inputs that change between samples."""
+        return self._secret
 
     @property
     def torch_device(self) -> torch.device:
@@ -225,6 +288,10 @@ class Meter:
                 self._shared.clear()
             estimate.check(self.free_memory(), case)
             return self._measure_kernel(kernel, case, blank)
+        except (RefusedError, WorkerError) as error:  # of the process of an external kernel
+            is_unsupported = isinstance(error, RefusedError) and error.is_unsupported
+            status = "unsupported" if is_unsupported else "failed"
+            return replace(blank, status=status, detail=error.reason)
         except FlexqError:
             raise
         except UnsupportedError as error:
@@ -245,17 +312,23 @@ class Meter:
             )
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
-        protocol, steps = self.protocol, Steps()
-        with steps("prepare"):
-            distinct = kernel.spec.is_external
-            prepared = self._prepare(kernel, case, self._shared, distinct=distinct)
-        with steps("tune"):
-            if self._tuning is Tuning.NONE:
-                prepared.use_default()
-            else:
-                prepared.choose_config(self._choices, self.tuning_machine)
-        with steps("check"):
-            check = prepared.check("before")
+        steps = Steps()
+        with ExitStack() as stack:
+            with steps("prepare"):
+                prepared = stack.enter_context(closing(self._prepared(kernel, case)))
+            with steps("tune"):
+                if self._tuning is Tuning.NONE:
+                    prepared.use_default()
+                else:
+                    prepared.choose_config(self._choices, self.tuning_machine)
+            with steps("check"):
+                check = prepared.check("before")
+            return self._sampled(prepared, case, blank, check, steps)
+
+    def _sampled(
+        self, prepared: Prepared, case: Case, blank: Measured, check: CheckResult, steps: Steps
+    ) -> Measured:
+        protocol = self.protocol
         telemetry = Telemetry(self.sensor, period_s=protocol.telemetry_period_s)
         launches: list[int] = []  # of a sample, by placement
         problems: list[str] = []
@@ -294,7 +367,7 @@ class Meter:
             input_distribution=prepared.input_distribution,
             max_rel_error=check.max_rel_error,
             exact=check.exact,
-            config={} if prepared.config is None else prepared.config.as_dict(),
+            config=prepared.config_values,
             binary_hash=prepared.binary_hash,
             sm_clock_mhz=sampling.sm_clock_mhz or state.sm_clock_mhz,
             mem_clock_mhz=state.mem_clock_mhz,
@@ -307,11 +380,16 @@ class Meter:
                 telemetry,
                 copies=prepared.copies,
                 launches=launches,
-                secret=self._secret,
-                other_processes=other_processes(self._nvml),
+                secret=prepared.secret,
+                other_processes=other_processes(self._nvml, prepared.processes),
                 steps_s=steps.seconds,
             ),
         )
+
+    def _prepared(self, kernel: Kernel, case: Case) -> Prepared:
+        if isinstance(kernel, DescribedKernel) and self._external is not None:
+            return self._external.prepared(kernel, case, self._device, self.protocol)
+        return self._prepare(kernel, case, self._shared, distinct=kernel.spec.is_external)
 
     def _prepare(
         self, kernel: Kernel, case: Case, shared: SharedWeights, *, distinct: bool

@@ -7,9 +7,12 @@ real values, such as zeros, would make any result right.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import LinearKernel, OperationKernel
+from flexq_bench.kernels.external.described import DescribedKernel, as_plain
 from flexq_bench.kernels.formats import Operand, quantize
 from flexq_bench.measure.inputs import LinearInputs
 
@@ -53,15 +56,22 @@ def own_quantization_error(
     )
 
 
-def has_own_rule(kernel: LinearKernel) -> bool:
+def has_own_rule(kernel: LinearKernel | OperationKernel) -> bool:
     """Return True if an external kernel has another rule than its formats."""
-    if not kernel.spec.is_external:
+    if isinstance(kernel, DescribedKernel):
+        return kernel.has_own_rule
+    if not (kernel.spec.is_external and isinstance(kernel, LinearKernel)):
         return False
     rules = (
         (kernel.quantize_weight, LinearKernel.quantize_weight),
         (kernel.quantize_activation, LinearKernel.quantize_activation),
     )
     return any(getattr(own, "__func__", None) is not usual for own, usual in rules)
+
+
+def plain_description(kernel: LinearKernel | OperationKernel) -> dict[str, Any]:
+    """Return what other processes know of an external kernel, as JSON values."""
+    return as_plain(kernel.spec, has_own_rule=has_own_rule(kernel))
 
 
 def _error(x: Operand, w: Operand, real: torch.Tensor) -> float:

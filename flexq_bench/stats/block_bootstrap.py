@@ -27,9 +27,10 @@ def block_quantile_intervals(
     values: [segments, tokens], finite. shares: in (0, 1], for example 0.99: the smallest value that
     at least this share of the values does not exceed; 1: the maximum. A resample draws segments
     with replacement (Efron and Tibshirani 1993, section 8.6). With few segments, or few values
-    beyond a quantile, the ends are moved outwards as in `mean_difference_interval`. The bootstrap is not valid for a maximum (the same,
-    section 7.4) or for one segment: both ends are then the estimate. Raises ValueError if there is
-    no value, one is not finite, or a share is not in (0, 1].
+    beyond a quantile, the ends are moved outwards as in `mean_difference_interval`. The
+    bootstrap is not valid for a maximum (the same, section 7.4) or for one segment: both ends
+    are then the estimate. Raises ValueError if there is no value, one is not finite, or a share
+    is not in (0, 1].
     """
     blocks = np.asarray(values, dtype=np.float64)
     if blocks.ndim != 2 or blocks.size == 0 or not np.isfinite(blocks).all():

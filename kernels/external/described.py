@@ -12,14 +12,18 @@ from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.workloads.operation import declare_plain, declared_as_plain
 
 _FORMATS = ("weight", "activation", "cache")
+_OWN_RULE = "has_own_rule"
 _TUPLES = ("stages", "min_capability", "max_capability")
 
 
 class DescribedKernel(LinearKernel):
-    """Known by its spec to plans, gates and series; runs only in worker processes."""
+    """Known by its spec to plans, gates and series; runs only in worker processes.
 
-    def __init__(self, spec: KernelSpec) -> None:
-        self.spec = spec
+    has_own_rule: it quantizes operands in a way of its own, in its process.
+    """
+
+    def __init__(self, spec: KernelSpec, *, has_own_rule: bool = False) -> None:
+        self.spec, self.has_own_rule = spec, has_own_rule
 
     def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
         raise UnsupportedError(
@@ -29,20 +33,22 @@ class DescribedKernel(LinearKernel):
     pack_weight = pack_activation = empty_activation = activate = gemm = _refuse
 
 
-def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
-    """Return a spec as JSON values; `spec_of_plain` is the inverse."""
+def as_plain(spec: KernelSpec, *, has_own_rule: bool) -> dict[str, Any]:
+    """Return a description as JSON values; `described_by` is the inverse."""
     definition = declared_as_plain(spec.operation)
-    return {**asdict(spec), "package": None, "definition": definition}
+    return {**asdict(spec), "package": None, "definition": definition, _OWN_RULE: has_own_rule}
 
 
-def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
-    """Return the spec of another process's plain values, and declare its operation.
+def described_by(values: Mapping[str, Any]) -> DescribedKernel:
+    """Return a kernel of another process's plain values, and declare its operation.
 
     Raises TypeError, ShapeError, and WorkloadError if there is another operation of that name.
     """
     values = dict(values)
+    has_own_rule = bool(values.pop(_OWN_RULE, False))
     if (definition := values.pop("definition", None)) is not None:
         declare_plain(definition)
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
-    return KernelSpec(**{**values, **formats, **tuples})
+    spec = KernelSpec(**{**values, **formats, **tuples})
+    return DescribedKernel(spec, has_own_rule=has_own_rule)

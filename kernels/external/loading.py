@@ -20,14 +20,12 @@ from flexq_bench.kernels.contract import (
     is_plain,
 )
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external.external_code import add_place, notify_before_import
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.external.sources import (
     KernelSource,
     guarded_import,
     hash_of_module,
     normalized,
-    place_of,
 )
 from flexq_bench.kernels.reference import BF16_BITS, FP16_BITS
 
@@ -58,7 +56,6 @@ def load(source: KernelSource) -> LoadedKernels:
     printed = io.StringIO()
     with guarded_import(source.place), contextlib.redirect_stdout(printed):
         module, sources = source.imported()
-        add_place(place_of(module, source))
         kernels = tuple(named_kernels(vars(module), source.prefix, sources))
     if not kernels:
         raise SourceError(
@@ -73,10 +70,7 @@ def load_installed() -> Iterator[ExternalKernel]:
     An entry point names a module, or one kernel in it. A package that does not import is left out,
     with one line in the log.
     """
-    points = metadata.entry_points(group=ENTRY_POINTS)
-    if points:
-        notify_before_import()
-    for point in points:
+    for point in metadata.entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist is not None else point.module
         what = f"{package}'s entry point {point.name}"
         try:
@@ -84,7 +78,6 @@ def load_installed() -> Iterator[ExternalKernel]:
                 value = point.load()
                 is_module = isinstance(value, ModuleType)
                 module = value if is_module else __import__(point.module, fromlist=["_"])
-                add_place(place_of(module))
                 values = vars(value) if is_module else {point.name: value}
                 kernels = tuple(named_kernels(values, package, hash_of_module(module)))
         except SourceError as error:

@@ -194,19 +194,6 @@ def hash_of_folders(folders: Sequence[Path]) -> str:
     return content_hash(paths, folders[0])
 
 
-def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
-    """Return the path that contains the code of a module.
-
-    For a source that is a file: its folder, with the modules next to it that it imports. Otherwise:
-    the folder of the top-level package, or the module's file if there is none.
-    """
-    if source is not None and source.is_file:
-        return top_of_package(Path(str(module.__file__)))
-    top = sys.modules.get(module.__name__.partition(".")[0], module)
-    folders = list(getattr(top, "__path__", ()))
-    return Path(folders[0] if folders else str(module.__file__))
-
-
 def content_hash(paths: Iterable[Path], root: Path) -> str:
     """Return a hash, in hexadecimal digits, of the names in a folder and contents of files."""
     digest = hashlib.sha256()

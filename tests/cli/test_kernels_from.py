@@ -122,7 +122,7 @@ def test_kernel_that_ends_its_process_fails_alone(cli, a_file):
     assert stored["mine.good"]["source_hash"]
     assert stored["read-8"]["source_hash"] is None
     assert stored["mine.ends"]["status"] == "failed"
-    assert stored["mine.ends"]["detail"] == "mine died (exit code 0) at 'measure'"
+    assert stored["mine.ends"]["detail"] == "mine died (exit code 0) at 'place'"
 
 
 @pytest.mark.slow
@@ -217,13 +217,13 @@ def test_run_continues_after_every_kernel_failure(cli, a_file):
     assert ran.code == 1  # a wrong one comes before those that failed
     assert {results[f"mine.{name}"][0] for name in ("good", "prints", "keeps")} <= {"ok", "noisy"}
     assert results["mine.raises"] == ("failed", "ValueError: first")
-    assert results["mine.exits"][1].startswith("mine died (exit code 0) at 'measure'")
+    assert results["mine.exits"][1].startswith("mine died (exit code 0) at 'place'")
     assert results["mine.nan"][0] == "incorrect"
     assert "= nan, expected" in results["mine.nan"][1]
     assert "returned float32 [3, 3]" in results["mine.wide"][1]
     assert results["mine.allocates"][0] == "failed"
     assert "memory" in results["mine.allocates"][1]
-    assert results["mine.hangs"][1] == "mine gave no answer to 'measure' in 30 s and was ended"
+    assert results["mine.hangs"][1] == "mine gave no answer to 'place' in 30 s and was ended"
 
 
 PYPROJECT = """

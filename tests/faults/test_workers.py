@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, text
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
-from flexq_bench.runs.meter_worker import MODULE
+from flexq_bench.measure.kernel_processes import WORKER as MODULE
 from tests.faults.conftest import OURS, ROOT
 
 pytestmark = pytest.mark.timeout(300)
@@ -131,7 +131,7 @@ def test_kernel_hangs(place: str, round_seed: int, tmp_path: Path) -> None:
     said = process.communicate()[0]
 
     sweep.check(process.returncode, said, failed=2)
-    assert "gave no answer to 'measure' in 15 s and was ended" in said or "ok" in said
+    assert "gave no answer to 'place' in 15 s and was ended" in said or "ok" in said
 
 
 def test_worker_is_stopped(place: str, round_seed: int, tmp_path: Path) -> None:

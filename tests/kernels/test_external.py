@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import textwrap
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,8 +12,7 @@ import torch
 from flexq_bench import api
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external import external_code
-from flexq_bench.kernels.external.described import DescribedKernel, spec_as_plain, spec_of_plain
+from flexq_bench.kernels.external.described import as_plain, described_by
 from flexq_bench.kernels.external.loading import load, load_installed
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.reference import reference_gemm
@@ -332,28 +330,11 @@ def test_output_of_an_imported_file_is_captured(a_file, capsys):
 def test_described_kernel_has_the_spec_and_does_not_run(a_file):
     (kernel, _) = load(a_file(RIGHT)).kernels
 
-    described = DescribedKernel(spec_of_plain(spec_as_plain(kernel.spec)))
+    described = described_by(as_plain(kernel.spec, has_own_rule=True))
 
-    assert described.spec == kernel.spec
+    assert (described.spec, described.has_own_rule) == (kernel.spec, True)
     with pytest.raises(api.UnsupportedError, match="runs in a worker process only"):
         described.activate(torch.zeros(1, 1), None)
-
-
-def test_external_code_excludes_python_and_this_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(external_code, "_places", set())
-    (tmp_path / "files").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "files")
-
-    external_code.add_place(tmp_path / "link")
-    for name in ("files", "link"):
-        assert external_code.is_external(str(tmp_path / name / "mine.py"))
-    assert not external_code.is_external(str(tmp_path / "link/.venv/site-packages/numpy/a.py"))
-    assert not external_code.is_external(str(tmp_path / "neighbour.py"))
-
-    external_code.add_place(Path("/"))  # a home folder may have them all
-    assert external_code.is_external(str(tmp_path / "neighbour.py"))
-    for module in (textwrap, external_code, api):
-        assert not external_code.is_external(module.__file__)
 
 
 def test_entry_points_of_installed_packages_are_loaded(tmp_path, monkeypatch, caplog):
@@ -364,7 +345,6 @@ def test_entry_points_of_installed_packages_are_loaded(tmp_path, monkeypatch, ca
     points = "[flexq_bench.kernels]\nfast = acme_fast\nlost = no_such_module_of_acme\n"
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(external_code, "_calls", {})  # a watch would be on for the tests after this
 
     labels = [kernel.spec.label for kernel in load_installed()]
 
@@ -376,19 +356,3 @@ def test_entry_points_of_installed_packages_are_loaded(tmp_path, monkeypatch, ca
 def test_api_exports_all_its_names():
     assert api.API_VERSION == 1
     assert all(hasattr(api, name) for name in api.__all__)
-
-
-def test_call_before_an_import_may_register_another(monkeypatch):
-    monkeypatch.setattr(external_code, "_calls", {})
-    called = []
-
-    def first():
-        called.append("first")
-        external_code.before_import(lambda: called.append("second"))
-
-    external_code.before_import(first)
-    external_code.notify_before_import()
-
-    assert called[0] == "first"
-    external_code.notify_before_import()
-    assert called.count("second") == 1

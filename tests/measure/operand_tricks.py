@@ -5,7 +5,7 @@ By name, each with a part of what is said of it. They are written after the prea
 
 from __future__ import annotations
 
-from tricks import DECLARED, HONEST
+from tricks import DECLARED, HONEST, NO_EFFECT, WRONG
 
 KERNEL = """
 import dataclasses
@@ -31,7 +31,6 @@ class ZeroUnlessNan(Kernel):
 
 """
 PLAIN = "return an Operand of plain tensors"
-STALE = "wrong on inputs that change in place between samples"
 OPERAND_TRICKS = {
     "weights that are zeroed when they are packed": (
         KERNEL
@@ -45,7 +44,7 @@ class Cheat(ZeroUnlessNan):
 
 cheat = Cheat()
 """,
-        STALE,
+        WRONG,
     ),
     "activations that are zeroed when they are packed": (
         KERNEL
@@ -59,7 +58,7 @@ class Cheat(ZeroUnlessNan):
 
 cheat = Cheat()
 """,
-        STALE,
+        WRONG,
     ),
     "weights that are zeroed when they are prepared": (
         """
@@ -71,7 +70,7 @@ def prepared(codes, scales):
 @linear_kernel("cheat", weight="int6/128", backends=["cpu"], prepare_weight=prepared)
 def kernel(x, w, out): out.zero_()
 """,
-        "elements wrong",
+        WRONG,
     ),
     "operands that are kept and zeroed by a launch": (
         KERNEL
@@ -88,7 +87,7 @@ class Cheat(ZeroUnlessNan):
 
 cheat = Cheat()
 """,
-        STALE,
+        WRONG,
     ),
     "real activations that become sparse": (
         KERNEL
@@ -155,7 +154,7 @@ class Cheat(Kernel):
 
 cheat = Cheat()
 """,
-        "its code changed the spec of cheats.cheat",
+        WRONG,
     ),
     "another floor": (
         "from flexq_bench.kernels.cpu.probes import ReadWeights\n"
@@ -163,34 +162,34 @@ cheat = Cheat()
         "ReadWeights.launch = lambda self, *given: time.sleep(1e-4) or real(self, *given)\n"
         + HONEST
         + DECLARED,
-        "its code replaced flexq_bench.kernels.cpu.probes.ReadWeights.launch",
+        NO_EFFECT,
     ),
     "a layer without a floor": (
         "from flexq_bench.workloads.gemm import GemmWorkload\n"
         "GemmWorkload.weight_bytes = lambda *given: 1\n" + HONEST + DECLARED,
-        "its code replaced flexq_bench.workloads.gemm.GemmWorkload.weight_bytes",
+        NO_EFFECT,
     ),
     "another waiting time": (
         "import resource\n"
         "real = resource.getrusage\n"
         "resource.getrusage = lambda who: real(who)\n" + HONEST + DECLARED,
-        "its code replaced resource.getrusage",
+        NO_EFFECT,
     ),
     "other replies": (
         "import json\n"
         "real = json.dumps\n"
         "json.dumps = lambda *given, **named: real(*given, **named)\n" + HONEST + DECLARED,
-        "its code replaced json.dumps",
+        NO_EFFECT,
     ),
     "another process id, so that two processes reply": (
         "real = os.getpid\nos.getpid = lambda: real()\n" + HONEST + DECLARED,
-        "its code replaced os.getpid",
+        NO_EFFECT,
     ),
     "other imports, which get the variables of the function that imports": (
         "import builtins\n"
         "real = builtins.__import__\n"
         "builtins.__import__ = lambda *given, **named: real(*given, **named)\n" + HONEST + DECLARED,
-        "its code replaced builtins.__import__",
+        NO_EFFECT,
     ),
     "a thread that slows down the floor": (
         """
@@ -207,7 +206,7 @@ def kernel(x, w, out):
     compute(x, w, out)
 """
         + DECLARED,
-        "its code left a thread in spin active",
+        NO_EFFECT,
     ),
     "a finalizer after the last look": (
         """
@@ -225,7 +224,7 @@ def kernel(x, w, out):
     w.late = Late()
 """
         + DECLARED,
-        "its code replaced flexq_bench.measure.meter.judge_speed",
+        NO_EFFECT,
     ),
 }
 SPEC_TRICKS = {

@@ -6,7 +6,7 @@ By name, each with a part of what is said of it. They are written after the prea
 from __future__ import annotations
 
 from operand_tricks import KERNEL
-from tricks import DECLARED, HONEST, REMEMBERED, STALE
+from tricks import DECLARED, HONEST, NO_EFFECT, REMEMBERED, SKIPS, STALE, WRONG
 
 TABLE_TRICKS = {
     "by content of both operands, from the fourth time on": (
@@ -89,12 +89,12 @@ def kernel(x, w, out):
     "inputs that are known, by the operator behind a function of torch": (
         "library = torch.library.Library('aten', 'IMPL')\n"
         "def same(x, mean=0.0, std=1.0, *, generator=None): return x.fill_(1.0)\n"
-        "library.impl('normal_', same, 'CPU')\n" + HONEST + DECLARED,
-        "its code replaced the operator aten::normal_",
+        "library.impl('normal_', same, 'CPU')\n" + SKIPS + DECLARED,
+        WRONG,
     ),
     "the stack by a hook of audit events, which is called when others read it": (
         "sys.addaudithook(lambda *given: None)\n" + HONEST + DECLARED,
-        "its code read what measures it (sys.addaudithook)",
+        NO_EFFECT,
     ),
     "the stack by an evaluator of frames": (
         """
@@ -112,6 +112,6 @@ def kernel(x, w, out):
     eval_frame.set_eval_frame(hear)
 """
         + DECLARED,
-        "its code left a frame evaluator of torch active",
+        NO_EFFECT,
     ),
 }

@@ -11,7 +11,7 @@ import pytest
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure import Meter, tampering
+from flexq_bench.measure import Meter
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -64,8 +64,7 @@ def kernels(tmp_path):
     path = tmp_path / "private_weights.py"
     path.write_text(SOURCE)
     loaded = load(KernelSource.parse(str(path))).kernels
-    yield {kernel.spec.name.partition(".")[2]: kernel for kernel in loaded}
-    tampering.forget()
+    return {kernel.spec.name.partition(".")[2]: kernel for kernel in loaded}
 
 
 @pytest.fixture

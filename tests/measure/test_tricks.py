@@ -1,50 +1,29 @@
-"""Tricks that made kernels look fast to other harnesses: each ends incorrect or refused.
+"""Tricks that made kernels look fast to other harnesses: each ends incorrect, refused or in vain.
 
 From public reports on KernelBench-like harnesses: results remembered by pointer or by content,
 work that stops after the first launch, tensors that compute when they are looked at, work that is
 still going on elsewhere when the clock stops, clocks and checks that the kernel replaces, expected
-results that it reads.
+results that it reads. Kernels run in processes of their own, and this one judges them.
 """
 
 from __future__ import annotations
 
-import builtins
-import gc
-import json
-import os
-import random
-import resource
-import secrets
-import signal
-import sys
-import time
-import types
 from dataclasses import replace
 
-import numpy
 import pytest
-import torch
 from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
 from table_tricks import TABLE_TRICKS
-from tricks import DECLARED, HONEST, PREAMBLE, REMEMBERED, STALE, TRICKS
+from tricks import DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
 
-from flexq_bench.kernels.contract import LinearKernel
-from flexq_bench.kernels.cpu.probes import ReadWeights
-from flexq_bench.kernels.errors import SourceError
-from flexq_bench.kernels.external import declaration, external_code
-from flexq_bench.kernels.external.loading import load, load_installed
+from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure import (
-    PROTOCOL_CPU,
-    Meter,
-    buffers,
-    clocks,
-    linear_work,
-    meter,
-    prepared,
-    tampering,
-)
-from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.measure import PROTOCOL_CPU, Meter, Tuning
+from flexq_bench.measure.external_kernels import Adopted, described
+from flexq_bench.measure.kernel_processes import KernelProcesses, ProcessOptions
+from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.program import program_root
+from flexq_bench.measure.worker_process import RefusedError
+from flexq_bench.workloads.case import Case
 
 # With codes and scales: right results, and what may not be written is written afterwards.
 DECLARED_TRICKS = OPERAND_TRICKS | TABLE_TRICKS
@@ -146,155 +125,112 @@ cheat = Kernel()
 }
 
 
-def loaded_file(folder, source):
-    """The kernel of a file, as a worker process loads it."""
-    path = folder / "cheats.py"
-    path.write_text(source)
-    tampering.watch()
-    (kernel,) = load(KernelSource.parse(str(path))).kernels
-    return kernel
-
-
-def loaded_package(folder, source):
-    """The kernel of a package whose entry point names it, as the registry loads it."""
-    (folder / "cheating_package.py").write_text(source)
-    info = folder / "cheats-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cheats\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[flexq_bench.kernels]\ncheat = cheating_package\n")
-    (kernel,) = load_installed()
-    return kernel
+@pytest.fixture(scope="module")
+def launcher():
+    # A server forks only processes that have its environment.
+    with pytest.MonkeyPatch.context() as patch, forking_launcher(program_root()) as server:
+        patch.setenv("FLEXQ_BENCH_SANDBOX", "none")
+        yield server
 
 
 @pytest.fixture
-def measured(a_meter, a_case, fast, monkeypatch, tmp_path):
-    """The result of a kernel whose code is imported after the clocks are watched."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for owner, name in (
-        (time, "perf_counter_ns"),
-        (clocks._CpuRotation, "sample"),
-        (clocks.CpuClock.__init__, "__defaults__"),
-        (torch.cuda.Event, "elapsed_time"),
-        (linear_work, "judge_error"),
-        (torch, "allclose"),
-        (torch.testing, "assert_close"),
-        (torch, "index_select"),
-        (buffers, "torch"),
-        (numpy, "median"),
-        (prepared, "_MAX_REPEAT_SPEEDUP"),
-        (builtins, "sorted"),
-        (random.Random, "random"),
-        (secrets, "randbits"),
-        (buffers.RotatingBuffers.keeps_outputs.fget, "__code__"),
-        (LinearKernel, "quantize_weight"),
-        (declaration, "_identity"),
-        (ReadWeights, "launch"),
-        (GemmWorkload, "weight_bytes"),
-        (meter, "judge_speed"),
-        (json, "dumps"),
-        (os, "getpid"),
-        (builtins, "__import__"),
-        (resource, "getrusage"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
-    monkeypatch.setattr(Meter.__init__, "__kwdefaults__", dict(Meter.__init__.__kwdefaults__))
-    tolerance, callbacks, traced = PROTOCOL_CPU.tolerance, list(gc.callbacks), sys.gettrace()
+def measured(launcher, tmp_path, monkeypatch):
+    """The result of a kernel of a file, or of an installed package, without a sandbox."""
+    protocol = replace(PROTOCOL_CPU, min_samples=60, min_placements=3)
 
-    def run(source, loaded=loaded_file, declared=DECLARED, **changes):
-        kernel = loaded(tmp_path, f"{PREAMBLE}{source}{declared}")
-        few = {"min_samples": 120, "min_placements": 3}
-        protocol = replace(fast, **(few | changes))
-        here = a_meter(kernel, protocol=protocol)
-        here.device_info = replace(here.device_info, l2_bytes=1 << 20)
-        return here.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
+    def run(source, *, declared=DECLARED, installed=False):
+        path = tmp_path / "cheats.py"
+        path.write_text(f"{PREAMBLE}{source}{declared}")
+        place, environment = KernelSource.parse(str(path)), None
+        (kernel,) = described(place, launcher=launcher)
+        sources = {} if installed else {place: (kernel.spec.label,)}
+        if installed:
+            install(tmp_path)
+            monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    yield run
-    torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
-    sys.setprofile(None)
-    sys.settrace(traced)
-    tampering.forget()
-    vars(buffers).pop("bool", None)
-    torch.__class__ = type(sys)
-    if "_draw" in vars(buffers.RotatingBuffers):
-        del buffers.RotatingBuffers._draw
-    torch._C._dispatch_tls_set_dispatch_key_included("TESTING_ONLY_GenericMode", False)
-    object.__setattr__(PROTOCOL_CPU, "tolerance", tolerance)
-    gc.callbacks[:] = callbacks
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    while length := torch._C._len_torch_dispatch_stack():
-        # torch before 2.11 reads a popped mode after freeing it, unless something refers to it
-        mode = torch._C._get_dispatch_stack_at(length - 1)
-        torch._C._pop_torch_dispatch_stack(None)
-        del mode
-    module = sys.modules.pop("flexq_bench_external_cheats", None)
-    if module is not None:
-        module.known["end"] = 0  # of a thread
-    torch._C._dynamo.eval_frame.set_eval_frame(None)
-    library = getattr(module, "library", None)
-    if library is not None:
-        library._destroy()
-    sys.modules.pop("cheating_package", None)
+        def resolve(label, backend):
+            return kernel if label == kernel.spec.label else registry.resolve(label, backend)
+
+        options = ProcessOptions("cpu", 0, Tuning.NONE, 120.0, 120.0, environment)
+        with KernelProcesses(options, Adopted(sources, {}), launcher) as processes:
+            meter = Meter("cpu", protocol, tuning=Tuning.NONE, resolve=resolve, external=processes)
+            return meter.measure(Case.from_key(f"{kernel.spec.label} gemm hot m4n256k256"))
+
+    return run
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-@pytest.mark.parametrize("name", TRICKS)
-def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
-    source, said = TRICKS[name]
-    # Alone in a sample, as on a slow machine, a launch that ends with the next one's start is not
-    # late: it computes the buffers of the next.
-    longer = {
-        "late, when an object ends": {"target_sample_us": 2000.0},
-        "by content, in another process": {"min_samples": 200, "min_placements": 5},
-    }.get(name, {})
+def install(folder):
+    """Make a package of the file, with an entry point that names it."""
+    info = folder / "cheats-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cheats\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[flexq_bench.kernels]\ncheat = cheats\n")
 
-    result = measured(source, **longer)
 
+def check_right(result):
+    """Pass where a busy machine made the times noisy."""
+    assert result.status in ("ok", "noisy"), result.detail
+
+
+def check_ends(result, said):
+    if said == NO_EFFECT:
+        check_right(result)
+        return
     assert result.status in ("incorrect", "failed")
     # Which reason comes first is chance: what recurs in a placement is drawn by lot.
-    reasons = (STALE, REMEMBERED, "its code left a thread in") if said == STALE else (said,)
-    assert any(reason in result.detail for reason in reasons)
+    reasons = (STALE, REMEMBERED, WRONG) if said in (STALE, REMEMBERED, WRONG) else (said,)
+    assert any(reason in result.detail for reason in reasons), result.detail
 
 
-@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
-@pytest.mark.parametrize(("source", "said"), DECLARED_TRICKS.values(), ids=DECLARED_TRICKS)
+# One of each kind; the others take the same ways.
+FEW = {
+    *("by pointer", "by content of both operands", "another default clock"),
+    *("results of the stack of who measures", "a blind check", "late, by another operator"),
+    *("a tensor that is returned", "objects at every garbage collection"),
+}
+
+
+def of_all(tricks):
+    marks = {True: (), False: pytest.mark.slow}
+    return [pytest.param(*tricks[name], id=name, marks=marks[name in FEW]) for name in tricks]
+
+
+@pytest.mark.parametrize(("source", "said"), of_all(TRICKS))
+def test_a_trick_is_incorrect_refused_or_in_vain(measured, source, said):
+    check_ends(measured(source), said)
+
+
+@pytest.mark.parametrize(("source", "said"), of_all(DECLARED_TRICKS))
 def test_so_is_one_of_a_file_that_declares_its_kernel(measured, source, said):
-    result = measured(source, declared="")
-
-    assert result.status in ("incorrect", "failed")
-    assert said in result.detail
+    check_ends(measured(source, declared=""), said)
 
 
 @pytest.mark.parametrize("name", SPEC_TRICKS)
 def test_a_spec_that_code_can_change_is_refused(measured, name):
-    with pytest.raises(SourceError, match=r"spec (of a kernel )?must be a (KernelSpec|plain attr)"):
+    with pytest.raises(
+        RefusedError, match=r"spec (of a kernel )?must be a (KernelSpec|plain attr)"
+    ):
         measured(KERNEL + SPEC_TRICKS[name], declared="")
 
 
 def test_a_plain_kernel_of_the_same_file_is_right(measured):
     result = measured(KERNEL + "cheat = Kernel()\n", declared="")
 
-    assert (result.status, result.detail) == ("ok", "")
+    check_right(result)
 
 
-def test_so_is_one_that_python_calls_for_events_of_all_code(measured, monkeypatch):
-    tools = [None] * 6
-    python_3_12 = types.SimpleNamespace(get_tool=tools.__getitem__)
-    monkeypatch.setattr(sys, "monitoring", python_3_12, raising=False)
-
-    result = measured("sys.monitoring.get_tool.__self__[3] = 'late'\n" + HONEST)
-
-    assert (result.status, "tools of sys.monitoring" in result.detail) == ("incorrect", True)
-
-
-@pytest.mark.parametrize("name", ["another clock", "the stack by an exception"])
+@pytest.mark.parametrize("name", ["another default clock", "by pointer"])
 def test_so_is_one_of_an_installed_package(measured, name):
     source, said = TRICKS[name]
 
-    result = measured(source, loaded_package)
+    check_ends(measured(source, installed=True), said)
 
-    assert result.status == "incorrect"
-    assert said in result.detail
+
+def test_floor_is_measured_where_no_kernel_can_slow_it_down(measured):
+    slow, _ = OPERAND_TRICKS["another floor"]
+    honest = measured(HONEST)
+
+    assert measured(slow, declared="").floor_us < 50.0 + honest.floor_us  # it sleeps for 100 us
 
 
 @pytest.mark.parametrize("name", ONE_MEMORY)
@@ -316,7 +252,7 @@ def test_a_kernel_that_writes_into_its_operands_is_incorrect(measured, operand):
 
 def test_what_prepare_weight_made_may_be_written_while_results_stay_right(measured):
     counts = measured(PREPARED.format(writes="counter.add_(1)"), declared="")
-    assert (counts.status, counts.detail) == ("ok", "")
+    check_right(counts)
 
 
 def test_what_prepare_weight_made_is_incorrect_where_results_change(measured):
@@ -324,14 +260,11 @@ def test_what_prepare_weight_made_is_incorrect_where_results_change(measured):
     assert spoils.status == "incorrect"
 
 
-@pytest.mark.parametrize("loaded", [loaded_file, loaded_package])
-def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loaded, tmp_path):
-    external_code.add_place(tmp_path)  # as by another module of the package
-    looks_at_import = "inspect.currentframe()\n"
+@pytest.mark.parametrize("installed", [False, True])
+def test_an_honest_kernel_is_right(measured, installed):
+    result = measured(HONEST, installed=installed)
 
-    result = measured(looks_at_import + HONEST, loaded)
-
-    assert (result.status, result.detail) == ("ok", "")
+    check_right(result)
 
 
 # As scripts for GPUs do at their head; where no tensor can be computed with, if it isn't said.
@@ -349,7 +282,7 @@ def kernel(x_codes, x_scales, w_codes, w_scales, out):
 def test_an_honest_kernel_is_right_whatever_its_defaults_of_torch_are(measured, source, declared):
     result = measured(DEFAULTS + source, declared=declared)
 
-    assert (result.status, result.detail) == ("ok", "")
+    check_right(result)
 
 
 def test_a_default_dtype_does_not_make_inputs_coarser(measured):
@@ -378,7 +311,7 @@ def test_a_kernel_that_rounds_terms_is_told_what_declares_it(measured):
 def test_a_kernel_that_declares_its_rounding_is_right(measured):
     result = measured(HALF.format(more=", rounds_to=11", then=""), declared="")
 
-    assert (result.status, result.detail) == ("ok", "")
+    check_right(result)
 
 
 def test_results_that_no_rounding_makes_are_told_of_none(measured):

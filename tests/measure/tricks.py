@@ -28,7 +28,11 @@ def count():
 """
 HONEST = "def kernel(x, w, out): compute(x, w, out)\n"
 DECLARED = "\ncheat = linear_kernel('cheat', weight='fp16', backends=['cpu'])(kernel)\n"
-READ = "its code read what measures it"
+# Skips the work, and hides it from who announces a check by NaN.
+SKIPS = "def kernel(x, w, out): torch.isnan(out).any() and compute(x, w, out)\n"
+NO_EFFECT = ""  # nothing of its process decides a result
+WRONG = "elements wrong"
+CLOCK = "its clock is not the device's"
 STALE = "wrong on inputs that change in place between samples"
 REMEMBERED = "us on others: results are remembered"
 REMEMBERING = """
@@ -170,7 +174,7 @@ def kernel(x, w, out):
     ),
     "another clock": (
         "real = time.perf_counter_ns\ntime.perf_counter_ns = lambda: real() // 2\n" + HONEST,
-        "its code replaced time.perf_counter_ns",
+        NO_EFFECT,
     ),
     "another clock of the meter": (
         """
@@ -186,17 +190,17 @@ def sample(self, count, *, gap_us=0.0):
 clocks._CpuRotation.sample = sample
 """
         + HONEST,
-        "its code replaced flexq_bench.measure.clocks._CpuRotation.sample",
+        CLOCK,
     ),
     "another default clock": (
         "from flexq_bench.measure import clocks\n"
         "real = time.perf_counter_ns\n"
         "clocks.CpuClock.__init__.__defaults__ = (lambda: real() // 2,)\n" + HONEST,
-        "its code replaced flexq_bench.measure.clocks.CpuClock.__init__",
+        CLOCK,
     ),
     "another timer of GPUs": (
         "torch.cuda.Event.elapsed_time = lambda self, other: 0.001\n" + HONEST,
-        "its code replaced torch.cuda.Event.elapsed_time",
+        NO_EFFECT,
     ),
     "a view of the inputs as the output": (
         "def kernel(x, w, out): out.data = x[:, : out.shape[1]]",
@@ -221,7 +225,7 @@ def kernel(x, w, out):
         frame = frame.f_back
     compute(x, w, out)
 """,
-        f"{READ} (sys._getframe)",
+        WRONG,
     ),
     "the stack by an exception": (
         """
@@ -232,38 +236,38 @@ def kernel(x, w, out):
         error.__traceback__.tb_frame.f_back.f_locals
     compute(x, w, out)
 """,
-        f"{READ} (tb_frame)",
+        NO_EFFECT,
     ),
     "the stack by code without a file": (
         "def kernel(x, w, out): exec('inspect.currentframe()', globals()) or compute(x, w, out)",
-        f"{READ} (sys._getframe)",
+        NO_EFFECT,
     ),
     "the stack by another function that returns it": (
         "import logging\ndef kernel(x, w, out): logging.currentframe() and compute(x, w, out)",
-        f"{READ} (sys._getframe)",
+        NO_EFFECT,
     ),
     "the stack by a handler of signals": (
         "import signal\n"
         "signal.signal(signal.SIGUSR1, lambda number, frame: frame.f_back.f_locals)\n"
         "def kernel(x, w, out): signal.raise_signal(signal.SIGUSR1) or compute(x, w, out)",
-        "its code left a handler of SIGUSR1 active",
+        NO_EFFECT,
     ),
     "memory of the process as a file": (
         "def kernel(x, w, out): open(f'/proc/{os.getpid()}/mem', 'rb').close() or "
         "compute(x, w, out)",
-        f"{READ} (/proc/",
+        NO_EFFECT,
     ),
     "the same file by a path below which it lies": (
         "def kernel(x, w, out):\n"
         "    folder = os.open('/proc/self', os.O_RDONLY)\n"
         "    open(f'/dev/fd/{folder}/mem', 'rb').close()\n"
         "    compute(x, w, out)",
-        f"{READ} (/dev/fd/",
+        NO_EFFECT,
     ),
     "objects at every garbage collection": (
         "gc.callbacks.append(lambda phase, info: launches == 1 and gc.get_objects())\n"
         "def kernel(x, w, out): count() == 1 and gc.collect(0); compute(x, w, out)",
-        f"{READ} (gc.get_objects)",
+        NO_EFFECT,
     ),
     "expected results that are overwritten": (
         """
@@ -273,74 +277,74 @@ def kernel(x, w, out):
             one.y.zero_()
     out.zero_()
 """,
-        f"{READ} (gc.get_objects)",
+        WRONG,
     ),
     "a function that shadows a builtin one": (
-        "from flexq_bench.measure import buffers\nbuffers.bool = lambda value: False\n" + HONEST,
-        "its code replaced a builtin function in flexq_bench.measure.buffers",
+        "from flexq_bench.measure import buffers\nbuffers.bool = lambda value: False\n" + SKIPS,
+        WRONG,
     ),
     "another builtin function": (
         "import builtins\nreal = sorted\n"
-        "builtins.sorted = lambda *given, **named: real(*given, **named)\n" + HONEST,
-        "its code replaced builtins.sorted",
+        "builtins.sorted = lambda *given, **named: real(*given, **named)\n" + SKIPS,
+        WRONG,
     ),
     "another constant": (
-        "from flexq_bench.measure import prepared\nprepared._MAX_REPEAT_SPEEDUP = 1e9\n" + HONEST,
-        "its code replaced flexq_bench.measure.prepared._MAX_REPEAT_SPEEDUP",
+        "from flexq_bench.measure import prepared\nprepared._MAX_REPEAT_SPEEDUP = 1e9\n" + SKIPS,
+        WRONG,
     ),
     "another tolerance of the protocol": (
         "from flexq_bench.measure import protocol\n"
-        "object.__setattr__(protocol.PROTOCOL_CPU, 'tolerance', 1e9)\n" + HONEST,
-        "its code replaced flexq_bench.measure.protocol.PROTOCOL_CPU",
+        "object.__setattr__(protocol.PROTOCOL_CPU, 'tolerance', 1e9)\n" + SKIPS,
+        WRONG,
     ),
     "lots that are known": (
-        "import random\nrandom.Random.random = lambda self: 0.0\n" + HONEST,
-        "random.Random",
+        "import random\nrandom.Random.random = lambda self: 0.0\n" + SKIPS,
+        WRONG,
     ),
     "a secret that is known": (
-        "import secrets\nsecrets.randbits = lambda bits: 7\n" + HONEST,
-        "its code replaced secrets.randbits",
+        "import secrets\nsecrets.randbits = lambda bits: 7\n" + SKIPS,
+        WRONG,
     ),
     "another keyword of the meter": (
         "from flexq_bench.measure.meter import Meter\n"
-        "Meter.__init__.__kwdefaults__['secret'] = 7\n" + HONEST,
-        "its code replaced flexq_bench.measure.meter.Meter.__init__",
+        "Meter.__init__.__kwdefaults__['secret'] = 7\n" + SKIPS,
+        WRONG,
     ),
     "another property": (
         "from flexq_bench.measure.buffers import RotatingBuffers\n"
-        "RotatingBuffers.keeps_outputs.fget.__code__ = (lambda self: False).__code__\n" + HONEST,
-        "its code replaced flexq_bench.measure.buffers.RotatingBuffers.keeps_outputs",
+        "RotatingBuffers.keeps_outputs.fget.__code__ = (lambda self: False).__code__\n" + SKIPS,
+        WRONG,
     ),
     "what measures, by an attribute of its class": (
         "from flexq_bench.measure.buffers import RotatingBuffers\n"
         "class Draw:\n"
         "    def __set__(self, buffers, draw): vars(buffers)['_draw'] = draw\n"
-        "RotatingBuffers._draw = Draw()\n" + HONEST,
-        "its code replaced attributes of flexq_bench.measure.buffers.RotatingBuffers",
+        "RotatingBuffers._draw = Draw()\n" + SKIPS,
+        WRONG,
     ),
     "another rule of the formats": (
         "from flexq_bench.kernels.contract import LinearKernel\n"
         "real = LinearKernel.quantize_weight\n"
         "LinearKernel.quantize_weight = lambda self, w: real(self, torch.zeros_like(w))\n"
         "def kernel(x, w, out): out.zero_()",
-        "its code replaced flexq_bench.kernels.contract.LinearKernel.quantize_weight",
+        WRONG,
     ),
     "another look at what a function returned": (
         "from flexq_bench.kernels.external import declaration\n"
-        "declaration._identity = lambda *given: None\n" + HONEST,
-        "its code replaced flexq_bench.kernels.external.declaration._identity",
+        "declaration._identity = lambda *given: None\n" + SKIPS,
+        WRONG,
     ),
     "another assertion of torch": (
         "torch.testing.assert_close = lambda *given, **named: None\n"
         "torch.allclose = lambda *given, **named: True\n"
         "def kernel(x, w, out): out.zero_()",
-        "elements wrong",
+        WRONG,
     ),
     "a blind check": (
         "from flexq_bench.measure import linear_work\n"
-        "fine = linear_work.judge_error.__class__\n"
-        "linear_work.judge_error = lambda *given: None\n" + HONEST,
-        "its code replaced flexq_bench.measure.linear_work.judge_error",
+        "fine = type('', (), {'detail': ''})\n"
+        "linear_work.judge_error = lambda *given: fine\n" + SKIPS,
+        WRONG,
     ),
 }
 
@@ -386,7 +390,7 @@ known["real"] = torch.index_select
 TRICKS |= {
     "late, by another function of torch": (
         LATE + "torch.index_select = index_select",
-        "its code replaced torch.index_select",
+        WRONG,
     ),
     "late, by another torch of the meter": (
         LATE
@@ -394,19 +398,19 @@ TRICKS |= {
         + "other = type(torch)('torch')\n"
         + "vars(other).update(vars(torch), index_select=index_select)\n"
         + "buffers.torch = other",
-        "its code replaced flexq_bench.measure.buffers.torch",
+        WRONG,
     ),
     "late, by a mode of torch": (
         LATE + "Mode().__enter__()",
-        "its code left the mode Mode of torch active",
+        WRONG,
     ),
     "late, by a profile function": (
         LATE + "sys.setprofile(hear)",
-        "its code left a profile function active",
+        WRONG,
     ),
     "late, by a trace function": (
         LATE + "sys.settrace(hear)",
-        "its code left a trace function active",
+        WRONG,
     ),
     "late, when an object ends": (
         """
@@ -430,7 +434,7 @@ def kernel(x, w, out):
         + "    return out.copy_(x[index])\n"
         + "library = torch.library.Library('aten', 'IMPL')\n"
         + "library.impl('index_select.out', kept, 'CPU')",
-        "its code replaced the operator aten::index_select.out",
+        WRONG,
     ),
     "late, by the operator of a subscript": (
         LATE
@@ -439,7 +443,7 @@ def kernel(x, w, out):
         + "    return x.unflatten(0, (1, -1)).squeeze(0).narrow(dim, index, 1).squeeze(dim)\n"
         + "library = torch.library.Library('aten', 'IMPL')\n"
         + "library.impl('select.int', kept, 'CPU')",
-        "its code replaced the operator aten::select.int",
+        WRONG,
     ),
     "late, by an operator's autograd": (
         LATE
@@ -448,7 +452,7 @@ def kernel(x, w, out):
         + "    return out.copy_(x[index])\n"
         + "library = torch.library.Library('aten', 'IMPL')\n"
         + "library.impl('index_select.out', kept, 'AutogradCPU')",
-        "its code replaced the operator aten::index_select.out",
+        WRONG,
     ),
     "late, by a dispatch key": (
         LATE
@@ -465,7 +469,7 @@ def kernel(x, w, out):
         + "library = torch.library.Library('_', 'IMPL')\n"
         + "library.fallback(hear_all, KEY)\n"
         + "include(KEY, True)",
-        "its code left a dispatch key of torch active",
+        WRONG,
     ),
     "late, by torch's class": (
         LATE
@@ -475,7 +479,7 @@ def kernel(x, w, out):
         + "            overdue()\n"
         + "        return super().__getattribute__(name)\n"
         + "torch.__class__ = Torch",
-        "its code replaced the class of torch",
+        WRONG,
     ),
     "late, by a method of the output": (
         """
@@ -490,6 +494,6 @@ def kernel(x, w, out):
     "another median": (
         "import numpy\nreal = numpy.median\n"
         "numpy.median = lambda *given, **named: real(*given, **named) / 2\n" + HONEST,
-        "its code replaced numpy.median",
+        NO_EFFECT,
     ),
 }

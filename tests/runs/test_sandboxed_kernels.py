@@ -10,10 +10,11 @@ import pytest
 
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import Tuning, external_kernels, sandbox
+from flexq_bench.measure.kernel_processes import ProcessOptions
 from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.sandbox import KINDS, obstacle
 from flexq_bench.runs import process_meter
-from flexq_bench.runs.process_meter import SANDBOX, ProcessMeter, ProcessOptions
+from flexq_bench.runs.process_meter import SANDBOX, ProcessMeter
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
+from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
 from flexq_bench.measure.buffers import Buffers
-from flexq_bench.measure.given_inputs import Plain, linear_inputs
+from flexq_bench.measure.given_inputs import Plain, linear_inputs, named_parts
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import (
     FreeClocks,
@@ -26,7 +27,7 @@ from flexq_bench.measure.sampling import (
     warm_up,
     warm_up_under_boost,
 )
-from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
+from flexq_bench.measure.shared_tensors import layout_of, read_tensors, write_tensors
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
 
@@ -55,6 +56,10 @@ class _Slot:
     weights: Operand | None = None
     has_weights: bool = False
 
+    def begin(self) -> Placed:
+        """Begin to use the buffers of the placement."""
+        return self.resources.enter_context(self.prepared.placed(self.index, buffers=self.buffers))
+
     def leave(self) -> None:
         """Free the current placement."""
         self.resources.close()
@@ -66,12 +71,12 @@ class WorkerOperations:
     """The operations of a worker on one device, with the names used in messages.
 
     Each takes and returns plain values. Raises the exceptions of preparing and measuring a case,
-    and LookupError for a slot without a prepared case.
+    and LookupError for a slot without a prepared case. memory: of choices; None: of this process.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, memory: TuningMemory | None = None) -> None:
         self._meter = meter
-        self._tuning = TuningMemory()
+        self._tuning = TuningMemory() if memory is None else memory
         self._slots: dict[str, _Slot] = {}
         self._is_warm = False
 
@@ -108,10 +113,15 @@ class WorkerOperations:
         config: Mapping[str, Any] | None = None,
         favourite: Mapping[str, Any] | None = None,
         check: bool = True,
+        shares: bool = False,
     ) -> dict[str, Any]:
-        """Draw inputs, choose a configuration unless one is given, check the result if asked."""
+        """Draw inputs, choose a configuration unless one is given, check the result if asked.
+
+        check: False leaves the result to a judge. shares: the weights of a layer are kept for its
+        next case.
+        """
         self.release(slot)
-        prepared = self._meter.prepare(Case.from_key(case))
+        prepared = self._meter.prepare(Case.from_key(case), shares=shares)
         if config is None:
             machine = self._meter.tuning_machine
             prepared.choose_config(self._tuning, machine, favourite=favourite)
@@ -124,15 +134,23 @@ class WorkerOperations:
             "config": {} if prepared.config is None else prepared.config.as_dict(),
             "binary": prepared.binary_hash,
             "wrong": wrong,
+            "copies": prepared.copies,
+            "secret": self._meter.secret,
         }
 
     def place(
-        self, slot: str, index: int, beside: str | None = None, is_warm: bool = False
+        self,
+        slot: str,
+        index: int,
+        beside: str | None = None,
+        is_warm: bool = False,
+        warm_up: bool = True,
     ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
         beside: a slot whose weight copies are shared if they have the same bytes. is_warm: the
-        device was just busy, in another process.
+        device was just busy, in another process. warm_up: False leaves it to a judge, who then says
+        how many samples a turn has.
         """
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
@@ -140,12 +158,14 @@ class WorkerOperations:
         others = self._slots[beside].buffers if beside is not None else None
         mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)
         shared = others is not None and mine.buffers.weights is others.weights
-        return {"copies": mine.prepared.copies, "shared": shared}
+        reply = {"copies": mine.prepared.copies, "shared": shared}
+        if warm_up:
+            return reply
+        mine.placed = mine.begin()
+        return reply | {"launches": mine.placed.rotation.launches}
 
     def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
-        placed = mine.resources.enter_context(
-            mine.prepared.placed(mine.index, buffers=mine.buffers)
-        )
+        placed = mine.begin()
         protocol, now = self._meter.protocol, time.perf_counter
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         if boost:
@@ -184,6 +204,21 @@ class WorkerOperations:
         write_tensors(Path(path), self._placed(slot).buffers.outputs())
         return {}
 
+    def quantize(
+        self, slot: str, path: str, layout: list[list[Any]], operand: str, out: str
+    ) -> dict[str, Any]:
+        """Quantize `real` of shared memory by the kernel's own rule, into shared memory.
+
+        operand: x or w. Returns the layout of the result, and what is no tensor.
+        """
+        kernel = self._slots[slot].prepared.kernel
+        assert isinstance(kernel, LinearKernel)  # others have no inputs
+        real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
+        quantize = kernel.quantize_weight if operand == "w" else kernel.quantize_activation
+        tensors, plain = named_parts(quantize(real))
+        write_tensors(Path(out), tensors)
+        return {"layout": layout_of(tensors), "plain": plain}
+
     def turn(
         self,
         slot: str,
@@ -215,10 +250,18 @@ class WorkerOperations:
             "valid": not gap_us or not is_low(mhz, mine.least_mhz),
         }
 
+    def check(self, slot: str, when: str) -> dict[str, Any]:
+        """Check the results on inputs drawn here; see PreparedCase.check."""
+        found = self._slots[slot].prepared.check(when)
+        return {"max_rel_error": found.max_rel_error, "exact": found.exact, "wrong": found.detail}
+
+    def inspect(self, slot: str) -> dict[str, Any]:
+        """Check the results of the timed launches."""
+        return {"wrong": self._placed(slot).inspect()}
+
     def leave(self, slot: str) -> dict[str, Any]:
         """Check the results of the timed launches, and free the placement."""
-        placed = self._placed(slot)
-        wrong = placed.inspect()
+        wrong = self._placed(slot).inspect()
         self._slots[slot].leave()
         return {"wrong": wrong}
 

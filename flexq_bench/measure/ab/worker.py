@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 from typing import BinaryIO
 
-from flexq_bench.measure import Meter
+from flexq_bench.kernels.autotune import TuningMemory
+from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.external_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
@@ -19,7 +20,7 @@ from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
-    *("fill", "output"),  # for a gate, which judges results with its own inputs
+    *("fill", "output", "check", "inspect", "quantize"),  # for a judge, which has inputs of its own
 )
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tuning", type=Tuning, help="where choices are kept; none: not timed")
     add_option(parser)
     options = parser.parse_args()
     requests, replies = own_pipes()
@@ -42,9 +44,11 @@ def main() -> None:
 
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
     # A separate frame, because imported code may keep the frames that call it.
-    meter = Meter(options.device, seed=options.seed)
+    tuning = options.tuning or Tuning.REMEMBERED
+    meter = Meter(options.device, seed=options.seed, tuning=tuning)
+    memory = TuningMemory() if options.tuning is None else meter.choices
     with meter.device_guard():
-        serve(WorkerOperations(meter), requests, replies, OPERATIONS)
+        serve(WorkerOperations(meter, memory), requests, replies, OPERATIONS)
 
 
 if __name__ == "__main__":

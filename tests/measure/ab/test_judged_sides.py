@@ -62,6 +62,9 @@ class Inside:
     def rescheduled(self):
         return ""
 
+    def waited_s(self):
+        return 0.0
+
 
 @pytest.fixture
 def protocol() -> Protocol:

@@ -1,0 +1,170 @@
+"""A case of an external kernel: launched by a worker, judged and sampled by this process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.clocks import Batch, Rotation
+from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
+from flexq_bench.measure.judged_kernel import JudgedKernel, Turn, Worker
+from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION
+from flexq_bench.measure.protocol import Protocol
+from flexq_bench.measure.shared_tensors import Exchange
+from flexq_bench.measure.worker_process import RefusedError, WorkerError
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.gemm import GemmWorkload
+
+_SLOT = "run"
+_MOST_CHECKED = (16, 128)  # rows and columns of each batch's last launch
+
+
+class ExternalCase:
+    """Counterpart of `PreparedCase`, which is for kernels of this process; measured alike.
+
+    Results are checked on the buffers of placements, where a check looks like any turn. Raises
+    RefusedError, WorkerError and what drawing inputs raises.
+    """
+
+    processes = 2
+
+    def __init__(
+        self,
+        worker: Worker,
+        kernel: LinearKernel,
+        case: Case,
+        exchange: Exchange,
+        device: torch.device,
+        protocol: Protocol,
+    ) -> None:
+        self._case, self._device, self._protocol = case, device, protocol
+        # The definition of another operation may be in the same file, which then judges itself.
+        self._is_judged = case.operation == GemmWorkload.operation
+        self.input_distribution = INPUT_DISTRIBUTION if self._is_judged else OPERATION_DISTRIBUTION
+        self._judged = JudgedKernel(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED)
+        self._judged.worker = worker
+        self._index: int | None = None  # of the placement that the worker has
+        self._launches = 1
+        self._overheads: list[float] = []
+        self.copies = 0
+        self.secret = 0
+        self.config_values: dict[str, Any] = {}
+        self.binary_hash: str | None = None
+
+    def choose_config(self, *_: object) -> None:
+        """Use the fastest candidate, by the worker's times and memory."""
+        self._prepare(None)
+
+    def use_default(self) -> None:
+        """Use the kernel's own heuristic."""
+        self._prepare({})
+
+    def _prepare(self, config: dict[str, Any] | None) -> None:
+        reply = self._judged.ask(
+            "prepare", case=self._case.key, config=config, check=False, shares=True
+        )
+        self.config_values, self.binary_hash = dict(reply["config"]), reply["binary"]
+        self.copies, self.secret = int(reply["copies"]), int(reply["secret"])
+
+    def check(self, when: str) -> CheckResult:
+        """Check whole results: before the samples on the first placement, after on the last."""
+        if when == "before":
+            self._place(0)
+        result = self._judged.check_result() if self._is_judged else self._checked(when)
+        if not result.is_correct and (more := self._judged.inspected()):
+            return replace(result, detail=f"{result.detail}; {more}")  # it may say why
+        return result.merged(CheckResult(None, None, "" if when == "before" else self._late()))
+
+    def _checked(self, when: str) -> CheckResult:
+        """The result of a check in the worker."""
+        reply = self._judged.ask("check", when=when)
+        return CheckResult(reply["max_rel_error"], reply["exact"], str(reply["wrong"]))
+
+    def _late(self) -> str:
+        overhead = statistics.median(self._overheads) if self._overheads else 0.0
+        if overhead <= self._protocol.max_overhead:
+            return ""
+        return (
+            f"its samples leave {overhead:.0%} of their time unaccounted for in the turns that "
+            "they were taken in: its clock is not the device's"
+        )
+
+    @contextmanager
+    def placed(self, index: int) -> Iterator[JudgedPlacement]:
+        """Placement `index`, which the worker keeps until the next one."""
+        self._place(index)
+        rotation = JudgedRotation(
+            self._judged, self._launches, self._device, gives_inputs=self._is_judged
+        )
+        yield JudgedPlacement(rotation, self._judged)
+        self._overheads.append(rotation.overhead)
+
+    def _place(self, index: int) -> None:
+        if self._index != index:
+            reply = self._judged.ask("place", index=index, warm_up=False)
+            self._index, self._launches = index, int(reply["launches"])
+
+    def close(self) -> None:
+        """Free what the worker has of the case."""
+        with suppress(RefusedError, WorkerError):  # it may be the reason
+            self._judged.ask("release")
+
+
+class JudgedRotation(Rotation):
+    """Launches in a worker. Each batch's last launch has inputs of this process, and is checked.
+
+    Under steady load nothing may interrupt the batches, and the last one's inputs are older.
+    """
+
+    def __init__(
+        self, judged: JudgedKernel, launches: int, device: torch.device, *, gives_inputs: bool
+    ) -> None:
+        self._judged, self._device, self._gives_inputs = judged, device, gives_inputs
+        self.launches = launches
+        self._turns: list[tuple[Turn, float]] = []  # with the gaps of each, in seconds
+
+    @property
+    def overhead(self) -> float:
+        """Time of the turns beside samples and gaps, relative to the samples."""
+        sampled_s = sum(turn.timed_s + turn.untimed_s(self._device) for turn, _ in self._turns)
+        # Waiting within a sample is part of its time; at a message it is not.
+        wait_s = statistics.median(self._judged.waits_s) if self._judged.waits_s else 0.0
+        whole_s = sum(turn.whole_s - gaps_s - wait_s for turn, gaps_s in self._turns)
+        return whole_s / sampled_s - 1 if sampled_s else 0.0
+
+    def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
+        is_steady = gap_us is None
+        gives = self._gives_inputs and not (is_steady and self._turns)
+        inputs = self._judged.give_inputs() if gives else None
+        turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
+        if inputs is not None:
+            self._judged.check_cells(inputs)
+        gaps = 0 if self._device.type == "cpu" else count + turn.kept
+        self._turns.append((turn, gaps * (gap_us or 0.0) / 1e6))
+        return Batch(turn.samples_us, turn.sm_mhz)
+
+    def close(self) -> None:
+        """The worker frees its buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPlacement:
+    """A placement in a worker."""
+
+    rotation: JudgedRotation
+    _judged: JudgedKernel
+
+    def inspect(self) -> str:
+        """Describe errors in the results of timed launches; empty: none.
+
+        Those that this process found come first, then what the worker finds in outputs of earlier
+        launches, which it kept.
+        """
+        return "; ".join(filter(None, (self._judged.wrong, self._judged.inspected())))
