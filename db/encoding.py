@@ -100,9 +100,13 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
             infos[key] = _without_new_fields(plain_value(value))
         elif item.name == "device":
             infos[DEVICE_KEY] = plain_value(value)
-        elif item.name not in _OPERATION_FIELDS or getattr(record, "operation", LINEAR) != LINEAR:
+        elif item.name not in _OPERATION_FIELDS or not _is_linear(record):
             flat[item.name] = plain_value(value)
     return flat | infos
+
+
+def _is_linear(record: AnyRecord) -> bool:
+    return isinstance(record, Record) and record.operation == LINEAR
 
 
 def _without_new_fields(info: dict[str, Any]) -> dict[str, Any]:
@@ -123,10 +127,13 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
             f"schema_version is {version!r}, this version reads {SCHEMA_VERSION}: "
             "export it again with a matching flexq-bench"
         )
-    # Columns of a Parquet file are null for linear layers, whose files are those of before.
-    absent = {name for name in _OPERATION_FIELDS if flat.get(name) is None}
-    values = {name: value for name, value in flat.items() if name not in absent}
+    values = dict(flat)
     owner = _record_type(values.pop(KIND_KEY, None))
+    if owner is Record:
+        # Columns of a Parquet file are null for linear layers, whose files are those of before.
+        for name in _OPERATION_FIELDS:
+            if values.get(name) is None:
+                values.pop(name, None)
     for name, (key, part) in NESTED.items():
         info = values.pop(key, None)
         if not isinstance(info, Mapping):

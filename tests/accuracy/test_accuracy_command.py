@@ -148,21 +148,6 @@ def test_call_without_text_or_task_is_refused(accuracy):
     assert "evaluate on what? Give --data FILE, --tasks NAMES, or both" in ran.error
 
 
-def test_architecture_without_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
-    import shutil
-
-    from transformers import CodeGenConfig, CodeGenForCausalLM
-
-    config = CodeGenConfig(vocab_size=512, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)
-    CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny_llama / name, tmp_path / "codegen" / name)
-    ran = accuracy(model=tmp_path / "codegen")
-    assert ran.code == ExitCode.USAGE
-    assert "no layer map for the architecture 'CodeGenForCausalLM'" in ran.error
-    assert "LlamaForCausalLM" in ran.error
-
-
 def test_resumed_run_repeats_failed_units(accuracy, stored, monkeypatch):
     uniform = evaluating.resolve("w6a6").__class__
     real = uniform.quantize

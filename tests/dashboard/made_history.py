@@ -83,10 +83,12 @@ def records(history: Made) -> list[Record]:
         )
         for i, (kernel, model, layer, n, k, m) in enumerate(history.series):
             low, high = history.ends(night, i)
+            median = float(history.medians[night, i])
             stored.append(
                 a_record(
                     history.run(night), kernel=kernel, model=model, layer=layer, n=n, k=k, m=m,
-                    median_us=float(history.medians[night, i]), ci_low_us=low, ci_high_us=high,
+                    median_us=median, ci_low_us=low, ci_high_us=high,
+                    tops=2e-6 * m * n * k / median,
                     floor_us=float(history.measured_floors[night, i]), commit=commit,
                     created_at=(history.at(night) + timedelta(seconds=i)).isoformat(),
                 )
@@ -96,9 +98,12 @@ def records(history: Made) -> list[Record]:
 
 def names(history: Made) -> list[SeriesName]:
     return [
-        SeriesName(i, kernel, 1, "", "cuda", "gemm", "cold", "time", "us", m, n, k, 1, H200, "")
+        SeriesName(
+            i, kernel, 1, "", "cuda", "gemm", "cold", "time", "us", "linear",
+            f"m={m} n={n} k={k}", m, n, k, 1, H200, "",
+        )
         for i, (kernel, _, _, n, k, m) in enumerate(history.series)
-    ]
+    ]  # fmt: skip
 
 
 def noise_of(history: Made) -> StoredNoise:
@@ -122,7 +127,8 @@ def results(history: Made, night: int) -> list[ResultRow]:
     return [
         ResultRow(
             f"{night} {i}", f"run {night}", "nightly", f"case {i}", i, kernel, "", "cuda", "gemm",
-            "cold", H200, model, layer, m, n, k, 6, 6, "ok", "", True,
+            "cold", H200, model, layer, "linear", f"m={m} n={n} k={k}", m, n, k, 6, 6, "ok", "",
+            True,
             float(history.medians[night, i]), *history.ends(night, i), 50,
             float(history.measured_floors[night, i]), None, 1.5, 1.0, 0.0, True, {},
             history.sha(night), False, history.at(night), 1, "boost",

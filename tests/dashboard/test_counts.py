@@ -62,4 +62,5 @@ def test_history_names_the_series_of_another_unit(open_page, give):
 
     (warning,) = app.warning
     assert "series 2 is not compared with series 1" in warning.value.replace("\\", "")
-    assert "frames, lower is better" in str(app.get("plotly_chart")[0].proto.spec)
+    drawn = app.get("plotly_chart")[0].proto.spec.replace(r"\u003cbr\u003e", " ")
+    assert "frames, lower is better" in drawn

@@ -70,7 +70,7 @@ def kernels(tmp_path):
 @pytest.fixture
 def of_the_file(kernels):
     """Names of the kernels' file."""
-    return kernels["private"]._definition.function.__globals__
+    return kernels["private"]._declared.function.__globals__
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ INT8 = NumberFormat(8)
         (NumberFormat(4, kind="balanced"), NumberFormat(4), "abq-w4a4"),
         (INT8, FP16, "w8a16"),
         (NumberFormat(4, 128), FP16, "w4a16"),
+        (NumberFormat(6, 128), FP16, "w6a16"),
         (NumberFormat(4, 128, "asymmetric"), FP16, "w4a16[zeros]"),
         (NumberFormat(6, kind="float"), FP16, "fp6-w6a16"),
         (NumberFormat(5, 128, "float"), FP16, "fp5-w5a16[fine]"),
@@ -45,7 +46,7 @@ def test_formats_choose_the_kernel(weight, activation, label):
     [
         (INT8, None, "one scale of all tokens"),
         (NumberFormat(7, 64), INT8, "no kernel reads int7/64 weights"),
-        (NumberFormat(6, 128), FP16, "int6/128 weights with fp16 .* one for int6/128, int8/128"),
+        (NumberFormat(6, 64), FP16, "no kernel reads int6/64 weights"),
         (NumberFormat(8), NumberFormat(8, clip=0.5), "all of their range, not to 0.5"),
     ],
 )
@@ -66,8 +67,10 @@ def test_kernel_of_a_scheme_has_its_formats_on_both_backends():
                     assert spec.activation == row.formats.activation
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("w8a16", "w8a16"), ("w8a16[group=128]", "")])
-def test_w8a16_has_a_scale_per_row(name, kernel):
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("w8a16", "w8a16"), ("w8a16[group=128]", "w8a16[groups]")]
+)
+def test_w8a16_has_a_kernel_for_rows_and_groups(name, kernel):
     assert {row.kernel for row in layer_kernels(resolve(name), gated=True)} == {kernel}
 
 
