@@ -117,7 +117,7 @@ def counts_of_tokens(tiny_llama):
     return {name: np.bincount(own, minlength=len(tokenizer)) for name, own in ids.items()}
 
 
-@pytest.mark.parametrize("text", ["language", "code"])
+@pytest.mark.parametrize("text", ["code", pytest.param("language", marks=pytest.mark.slow)])
 def test_damage_to_one_kind_of_text_alone_fails_there(gate, weights, tiny_llama, text):
     counts = counts_of_tokens(tiny_llama)
     shares = {name: count / count.sum() for name, count in counts.items()}

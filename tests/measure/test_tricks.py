@@ -219,7 +219,10 @@ def test_a_plain_kernel_of_the_same_file_is_right(measured):
     check_right(result)
 
 
-@pytest.mark.parametrize("name", ["another default clock", "by pointer"])
+@pytest.mark.parametrize(
+    "name",
+    ["by pointer", pytest.param("another default clock", marks=pytest.mark.slow)],
+)
 def test_so_is_one_of_an_installed_package(measured, name):
     source, said = TRICKS[name]
 
@@ -242,7 +245,10 @@ def test_copies_of_the_weights_are_at_addresses_of_their_own(measured, name):
     assert (result.status, result.detail) == (status, said)
 
 
-@pytest.mark.parametrize("operand", WRITERS)
+@pytest.mark.parametrize(
+    "operand",
+    [x if x == "w_scales" else pytest.param(x, marks=pytest.mark.slow) for x in WRITERS],
+)
 def test_a_kernel_that_writes_into_its_operands_is_incorrect(measured, operand):
     result = measured(QUANTIZED.format(writes=WRITERS[operand]), declared="")
 
@@ -277,7 +283,12 @@ def kernel(x_codes, x_scales, w_codes, w_scales, out):
 
 
 @pytest.mark.parametrize(
-    ("source", "declared"), [(HONEST, DECLARED), (QUANTIZED.format(writes=""), ""), (ONE_BYTE, "")]
+    ("source", "declared"),
+    [
+        (ONE_BYTE, ""),
+        pytest.param(HONEST, DECLARED, marks=pytest.mark.slow),
+        pytest.param(QUANTIZED.format(writes=""), "", marks=pytest.mark.slow),
+    ],
 )
 def test_an_honest_kernel_is_right_whatever_its_defaults_of_torch_are(measured, source, declared):
     result = measured(DEFAULTS + source, declared=declared)
