@@ -41,6 +41,30 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git: Callable[..., str]
+) -> Callable[[int], list[str]]:
+    """checkout(count): commits that look like ours, oldest first; the current folder has them."""
+
+    def make(count: int) -> list[str]:
+        folder = tmp_path / "checkout"
+        package = folder / "flexq_bench" / "measure" / "ab"
+        package.mkdir(parents=True)
+        git(folder, "init", "-q", "-b", "main")
+        (folder / "flexq_bench" / "__init__.py").touch()
+        made = []
+        for number in range(count):
+            (package / "worker.py").write_text(str(number))
+            git(folder, "add", ".")
+            git(folder, "commit", "-q", "-m", f"change {number}")
+            made.append(git(folder, "rev-parse", "HEAD"))
+        monkeypatch.chdir(folder)
+        return made
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with a floor, the empty kernel and one GEMM, measured once for all tests.

@@ -23,23 +23,10 @@ CASE = "cublas-fp16 gemm hot m1n32k32"
 
 
 @pytest.fixture
-def commits(tmp_path, monkeypatch, git):
+def commits(checkout, tmp_path, monkeypatch):
     """Eight commits that look like ours, oldest first; the current folder is their checkout."""
-    folder = tmp_path / "checkout"
-    package = folder / "flexq_bench" / "measure" / "ab"
-    package.mkdir(parents=True)
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
-
-    git(folder, "init", "-q", "-b", "main")
-    (folder / "flexq_bench" / "__init__.py").touch()
-    made = []
-    for number in range(8):
-        (package / "worker.py").write_text(str(number))
-        git(folder, "add", ".")
-        git(folder, "commit", "-q", "-m", f"change {number}")
-        made.append(git(folder, "rev-parse", "HEAD"))
-    monkeypatch.chdir(folder)
-    return made
+    return checkout(8)
 
 
 @pytest.fixture

@@ -27,20 +27,10 @@ ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch, git):
+def repository(checkout, tmp_path):
     """A checkout with two commits that look like ours, and the current folder."""
-    folder = tmp_path / "checkout"
-    package = folder / "flexq_bench" / "measure" / "ab"
-    package.mkdir(parents=True)
-
-    git(folder, "init", "-q", "-b", "main")
-    (folder / "flexq_bench" / "__init__.py").touch()
-    for version in ("1", "2"):
-        (package / "worker.py").write_text(version)
-        git(folder, "add", ".")
-        git(folder, "commit", "-q", "-m", version)
-    monkeypatch.chdir(folder)
-    return folder
+    checkout(2)
+    return tmp_path / "checkout"
 
 
 @pytest.fixture

@@ -80,24 +80,12 @@ def cluster(compared, monkeypatch):
 
 
 @pytest.fixture
-def commits(tmp_path, monkeypatch, git):
+def commits(checkout, tmp_path, monkeypatch):
     """Six commits that look like ours, oldest first; the current folder is their checkout."""
-    folder = tmp_path / "checkout"
-    package = folder / "flexq_bench" / "measure" / "ab"
-    package.mkdir(parents=True)
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
-    git(folder, "init", "-q", "-b", "main")
-    (folder / "flexq_bench" / "__init__.py").touch()
-    made = []
-    for number in range(6):
-        (package / "worker.py").write_text(str(number))
-        git(folder, "add", ".")
-        git(folder, "commit", "-q", "-m", f"change {number}")
-        made.append(git(folder, "rev-parse", "HEAD"))
-    monkeypatch.chdir(folder)
     (tmp_path / "mine.toml").write_text(SUITE)
     (tmp_path / "gate.toml").write_text(POLICY)
-    return made
+    return checkout(6)
 
 
 def stored_run(database):
