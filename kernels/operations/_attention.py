@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from flexq_bench.workloads.expressions import Value, evaluate
@@ -54,13 +54,25 @@ def draw_blocks(
     return {"block_table": order.view(batch, of_each).int()}
 
 
-def attended(
+def attended_sequences(
+    q: torch.Tensor, keys: Iterable[torch.Tensor], values: Iterable[torch.Tensor], *, past: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of each sequence in float64, and the sums of its terms' magnitudes.
+
+    q [batch, tokens, heads, dim]; keys, values: of each sequence, [length, kv_heads, dim]. Token i
+    sees the first past + i + 1.
+    """
+    import torch
+
+    of_each = [_attended(*parts, past) for parts in zip(q, keys, values, strict=True)]
+    y, magnitude = (torch.stack(parts) for parts in zip(*of_each, strict=True))
+    return y, magnitude
+
+
+def _attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one sequence in float64, and the sum of its terms' magnitudes.
-
-    q [tokens, heads, dim]; k, v [length, kv_heads, dim]. Token i sees the first past + i + 1.
-    """
+    """Attention of one sequence; see attended_sequences."""
     import torch
 
     tokens, heads, dim = q.shape
@@ -100,9 +112,11 @@ def rotated(heads: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def of_sequence(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """The keys or values of a sequence, [length, kv_heads, dim]."""
-    return cache[blocks.long()].flatten(0, 1)[:length]
+def of_sequences(
+    cache: torch.Tensor, block_table: torch.Tensor, length: int
+) -> Iterator[torch.Tensor]:
+    """The keys or values of each sequence, [length, kv_heads, dim]."""
+    return (cache[blocks.long()].flatten(0, 1)[:length] for blocks in block_table)
 
 
 def _block(length: str) -> str:

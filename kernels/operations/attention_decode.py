@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.kernels.operations._attention import (
-    attended,
+    attended_sequences,
     cache_inputs,
     draw_blocks,
     heads_parameters,
-    of_sequence,
+    of_sequences,
 )
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
@@ -30,19 +30,9 @@ def _reference(
     block_table: torch.Tensor,
     context: int,
 ) -> dict[str, Any]:
-    import torch
-
-    of_each = [
-        attended(
-            q[i : i + 1],
-            of_sequence(k_cache, blocks, context),
-            of_sequence(v_cache, blocks, context),
-            context - 1,
-        )
-        for i, blocks in enumerate(block_table)
-    ]
-    y, magnitude = (torch.cat(parts) for parts in zip(*of_each, strict=True))
-    return {"y": (y, magnitude)}
+    of_each = (of_sequences(cache, block_table, context) for cache in (k_cache, v_cache))
+    y, magnitude = attended_sequences(q[:, None], *of_each, past=context - 1)
+    return {"y": (y[:, 0], magnitude[:, 0])}
 
 
 OPERATION = Operation(

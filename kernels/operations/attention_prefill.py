@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.kernels.operations._attention import (
-    attended,
+    attended_sequences,
     cache_inputs,
     draw_blocks,
     heads_parameters,
-    of_sequence,
+    of_sequences,
 )
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
@@ -33,20 +33,8 @@ def _reference(
     past: int,
     tokens: int,
 ) -> dict[str, Any]:
-    import torch
-
-    length = past + tokens
-    of_each = [
-        attended(
-            q[i],
-            of_sequence(k_cache, blocks, length),
-            of_sequence(v_cache, blocks, length),
-            past,
-        )
-        for i, blocks in enumerate(block_table)
-    ]
-    y, magnitude = (torch.stack(parts) for parts in zip(*of_each, strict=True))
-    return {"y": (y, magnitude)}
+    of_each = (of_sequences(cache, block_table, past + tokens) for cache in (k_cache, v_cache))
+    return {"y": attended_sequences(q, *of_each, past=past)}
 
 
 OPERATION = Operation(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.kernels.operations._attention import angles, attended, rotated
+from flexq_bench.kernels.operations._attention import angles, attended_sequences, rotated
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
 
@@ -43,17 +43,12 @@ def _reference(
     q, k, v = of_heads[:, :heads], of_heads[:, heads:-kv_heads], of_heads[:, -kv_heads:]
     at = rotary[position.long()]
     q, k = rotated(q, at), rotated(k, at)
-    of_each = [
-        attended(
-            q[i : i + 1],
-            torch.cat([k_cache[i, :-1], k[i : i + 1]]),
-            torch.cat([v_cache[i, :-1], v[i : i + 1]]),
-            context - 1,
-        )
-        for i in range(len(q))
-    ]
-    y, magnitude = (torch.cat(parts).flatten(1) for parts in zip(*of_each, strict=True))
-    return {"y": (y, magnitude)}
+    of_each = (
+        (torch.cat([earlier[:-1], own[None]]) for earlier, own in zip(cache, new, strict=True))
+        for cache, new in ((k_cache, k), (v_cache, v))
+    )
+    y, magnitude = attended_sequences(q[:, None], *of_each, past=context - 1)
+    return {"y": (y.flatten(1), magnitude.flatten(1))}
 
 
 _CACHE = ("batch", "context", "kv_heads", "head_dim")
