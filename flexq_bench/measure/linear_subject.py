@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
-from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.bound_kernel import BoundKernel
-from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import CheckResult, check_linear
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
@@ -22,11 +20,9 @@ from flexq_bench.measure.inputs import (
     realistic_weight,
 )
 from flexq_bench.measure.linear_work import Launch, LinearWork, stage_input
-from flexq_bench.measure.subject import Subject, placed_buffers, plain_operand
+from flexq_bench.measure.subject import CopiedSubject, check_packed, plain_operand
 from flexq_bench.measure.weight_rotation import Content, LayerWeights
 from flexq_bench.measure.work import Work
-
-_MIN_PACKED_SHARE = 0.25  # of the bytes of the weights' codes
 
 
 def layer_weights(bound: BoundKernel, seed: int, secret: int) -> LayerWeights:
@@ -38,56 +34,34 @@ def layer_weights(bound: BoundKernel, seed: int, secret: int) -> LayerWeights:
         parts = ("timed weights",) if index == 0 else ("timed weights", index, secret)
         operand = realistic_weight(kernel, n, k, bound.device, derive_seed(seed, n, k, *parts))
         packed = plain_operand(spec, kernel.pack_weight(operand.clone()))
-        _check_packed(spec, packed, operand)
+        check_packed(spec, packed, _code_bytes(spec, operand), "weights")
         return Content(operand, packed)
 
     return LayerWeights(draw)
-
-
-def _check_packed(spec: KernelSpec, packed: PackedOperand, operand: Operand) -> None:
-    """Raise KernelError if an external kernel keeps its weights elsewhere than in `packed`.
-
-    They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
-    that small.
-    """
-    values = _code_bytes(spec, operand)
-    if spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
-        raise KernelError(
-            f"{packed.nbytes:,} bytes were made of {values:,} bytes of weights: return all that "
-            "launches read of them, which is copied and rewritten; a handle is not"
-        )
 
 
 def _code_bytes(spec: KernelSpec, operand: Operand) -> int:
     return operand.rows * operand.k * spec.weight.bits // 8
 
 
-class LinearSubject(Subject):
+class LinearSubject(CopiedSubject):
     input_distribution = INPUT_DISTRIBUTION
 
     def __init__(
         self, bound: BoundKernel, seed: int, rewriting: Rewriting, weights: LayerWeights
     ) -> None:
+        super().__init__(bound.case, bound.device, rewriting, weights)
         self.spec = bound.spec
-        self._bound, self._kernel, self._rewriting = bound, bound.kernel, rewriting
-        self._weights = weights
+        self._bound, self._kernel = bound, bound.kernel
         drawn = derive_seed(seed, bound.gemm, "timed")
-        w = self._first.operand
+        w = self.first.operand
         self._inputs = realistic_inputs(bound.kernel, bound.gemm, bound.device, drawn, w=w)
         self._reference = reference_of(bound.spec, self._inputs.x, w)
 
     @property
-    def _first(self) -> Content:
-        return self._weights.first(1)[0]
-
-    @property
-    def copy_bytes(self) -> int:
-        return self._first.packed.nbytes
-
-    @property
     def read_bytes(self) -> int | None:
         # An external kernel may pack bytes that no launch reads.
-        return _code_bytes(self.spec, self._first.operand) if self.spec.is_external else None
+        return _code_bytes(self.spec, self.first.operand) if self.spec.is_external else None
 
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._bound.gemm)
@@ -113,25 +87,9 @@ class LinearSubject(Subject):
 
         return check_linear(self._bound, run, seed=seed, tolerance=tolerance)
 
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
-        drawn = derive_seed(self._rewriting.secret, self._bound.case.key, seed)
-        contents = self._weights.first(self._rewriting.weight_contents(copies))
-
-        def work() -> Work:
-            launch, own = _launcher(self._bound), self._inputs
-            return LinearWork(self._bound, launch, own, self._reference, self._rewriting, drawn)
-
-        return placed_buffers(
-            work,
-            contents,
-            copies,
-            self._bound.case,
-            self._bound.device,
-            self._rewriting,
-            seed=seed,
-            drawn=drawn,
-            shared_with=shared_with,
-        )
+    def _work(self, seed: int) -> Work:
+        launch, own = _launcher(self._bound), self._inputs
+        return LinearWork(self._bound, launch, own, self._reference, self._rewriting, seed)
 
 
 def _launcher(bound: BoundKernel) -> Launch:

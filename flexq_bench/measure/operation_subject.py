@@ -9,15 +9,14 @@ from dataclasses import replace
 import torch
 
 from flexq_bench.kernels.contract import Config, KernelSpec, OperationKernel, PackedOperand
-from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.operand_tensors import Value, buffers_of
 from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure.activation_rotation import Rewriting
-from flexq_bench.measure.buffers import Buffers, poison
+from flexq_bench.measure.buffers import poison
 from flexq_bench.measure.check import CheckResult, judge_error
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION, OperationCase
-from flexq_bench.measure.subject import Subject, placed_buffers, plain_operand
+from flexq_bench.measure.subject import CopiedSubject, check_packed, plain_operand
 from flexq_bench.measure.weight_rotation import Content, LayerWeights, SharedWeights
 from flexq_bench.measure.work import WRONG_UNANNOUNCED, KeptLaunches, Outputs, Work
 from flexq_bench.workloads.case import Case
@@ -25,7 +24,6 @@ from flexq_bench.workloads.operation import OperationWorkload
 
 _CHECKED_ELEMENTS = 2048  # of each output of a kept launch
 _JUDGED_LAUNCHES = 4  # of a placement's kept ones; a reference computes whole outputs
-_MIN_PACKED_SHARE = 0.25  # of the bytes of the streamed inputs
 
 Inputs = Mapping[str, Value]
 
@@ -34,7 +32,7 @@ def _packed(inputs: Inputs) -> PackedOperand:
     return PackedOperand(buffers_of(inputs), 0, 0)
 
 
-class OperationSubject(Subject):
+class OperationSubject(CopiedSubject):
     """An operation, with its streamed inputs (of which there are copies) and its fresh ones."""
 
     input_distribution = OPERATION_DISTRIBUTION
@@ -50,17 +48,17 @@ class OperationSubject(Subject):
         shared: SharedWeights,
     ) -> None:
         assert isinstance(case.workload, OperationWorkload)
-        self.spec, self._kernel, self._case, self._device = spec, kernel, case, device
-        self._rewriting = rewriting
+        self.spec, self._kernel = spec, kernel
         self._of = OperationCase(case.workload, spec)
         self._streamed = self._of.streamed(case.cache)
         names = {tensor.name for tensor in self._streamed}
         self._fresh = tuple(i for i in self._of.definition.inputs if i.name not in names)
         self._seed = derive_seed(seed, case.workload, "timed")
-        self._weights = shared.get(
+        weights = shared.get(
             (spec.label, case.workload, case.cache, seed, rewriting.secret),
             lambda: LayerWeights(self._content),
         )
+        super().__init__(case, device, rewriting, weights)
 
     def _generator(self, *parts: object) -> torch.Generator:
         return torch.Generator(self._device).manual_seed(derive_seed(self._seed, *parts))
@@ -74,21 +72,8 @@ class OperationSubject(Subject):
         """Pack streamed inputs, and keep what the reference needs."""
         given = _packed({name: _copied(value) for name, value in inputs.items()})
         packed = plain_operand(self.spec, self._kernel.prepare(self._of.workload, given))
-        values = self._of.bytes_of(self._streamed)
-        if self.spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
-            raise KernelError(
-                f"{packed.nbytes:,} bytes were made of {values:,} bytes of streamed inputs: return "
-                "all that launches read of them"
-            )
+        check_packed(self.spec, packed, self._of.bytes_of(self._streamed), "streamed inputs")
         return Content(inputs, packed)
-
-    @property
-    def _first(self) -> Content:
-        return self._weights.first(1)[0]
-
-    @property
-    def copy_bytes(self) -> int:
-        return self._first.packed.nbytes
 
     @property
     def read_bytes(self) -> int | None:
@@ -120,24 +105,8 @@ class OperationSubject(Subject):
         made = self._kernel.launch(self._of.workload, x, w, out, config)
         return judge_outputs(self._of, {**streamed, **fresh}, made or out, tolerance)
 
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
-        drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
-        contents = self._weights.first(self._rewriting.weight_contents(copies))
-
-        def work() -> Work:
-            return _OperationWork(self, self._kernel, self._of, self._rewriting, drawn)
-
-        return placed_buffers(
-            work,
-            contents,
-            copies,
-            self._case,
-            self._device,
-            self._rewriting,
-            seed=seed,
-            drawn=drawn,
-            shared_with=shared_with,
-        )
+    def _work(self, seed: int) -> Work:
+        return _OperationWork(self, self._kernel, self._of, self._rewriting, seed)
 
     def fresh(self, index: int, secret: int) -> Inputs:
         """Fresh inputs; those of index 0 are the subject's own."""
@@ -147,11 +116,6 @@ class OperationSubject(Subject):
     @property
     def device(self) -> torch.device:
         return self._device
-
-    @property
-    def first(self) -> Content:
-        """The first content of the streamed inputs."""
-        return self._first
 
 
 class _OperationWork(Work):

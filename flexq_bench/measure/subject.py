@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -13,12 +13,14 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import Buffers, RotatingBuffers, random_pad
 from flexq_bench.measure.check import CheckResult
-from flexq_bench.measure.weight_rotation import Content, WeightCopies
+from flexq_bench.measure.inputs import derive_seed
+from flexq_bench.measure.weight_rotation import Content, LayerWeights, WeightCopies
 from flexq_bench.measure.work import Work
 from flexq_bench.workloads.case import Case
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
 _PLAIN = (PackedOperand, dict, torch.Tensor, torch.nn.Parameter)
+_MIN_PACKED_SHARE = 0.25  # of the bytes of the codes or values
 
 
 class Subject(ABC):
@@ -85,35 +87,56 @@ def plain_operand(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:
     return PackedOperand(buffers, packed.rows, packed.k)
 
 
-def placed_buffers(
-    make_work: Callable[[], Work],
-    contents: Sequence[Content],
-    copies: int,
-    case: Case,
-    device: torch.device,
-    rewriting: Rewriting,
-    *,
-    seed: int,
-    drawn: int,
-    shared_with: Buffers | None,
-) -> RotatingBuffers:
-    """Buffers of launches on copies of the weights with these contents in turn.
+def check_packed(spec: KernelSpec, packed: PackedOperand, values: int, what: str) -> None:
+    """Raise KernelError if an external kernel keeps its weights elsewhere than in `packed`.
 
-    seed: of the placement. drawn: derived from the secret. shared_with: buffers whose copies are
-    taken if they have the same contents.
+    They are then neither rewritten nor cold. No lossless compression makes codes of normal weights
+    that small. values: bytes of the codes or values; what: their name.
     """
-    pad = random_pad(device, seed)
-    weights = None if shared_with is None else shared_with.weights
-    if not (
-        isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
-    ):
-        weights = WeightCopies(contents, copies, random.Random(drawn))
-    return RotatingBuffers(
-        make_work(),
-        weights,
-        contents[0],
-        budget=rewriting.pool_bytes(case.cache, weights[0].nbytes),
-        rewritten_bytes=rewriting.protocol.rewritten_bytes,
-        seed=drawn,
-        pad=pad,
-    )
+    if spec.is_external and packed.nbytes < values * _MIN_PACKED_SHARE:
+        raise KernelError(
+            f"{packed.nbytes:,} bytes were made of {values:,} bytes of {what}: return all that "
+            "launches read of them, which is copied and rewritten; a handle is not"
+        )
+
+
+class CopiedSubject(Subject):
+    """A subject whose launches read copies of weights, or of other inputs, in turn."""
+
+    def __init__(
+        self, case: Case, device: torch.device, rewriting: Rewriting, weights: LayerWeights
+    ) -> None:
+        self._case, self._device = case, device
+        self._rewriting, self._weights = rewriting, weights
+
+    @property
+    def first(self) -> Content:
+        """The first content of the weights."""
+        return self._weights.first(1)[0]
+
+    @property
+    def copy_bytes(self) -> int:
+        return self.first.packed.nbytes
+
+    @abstractmethod
+    def _work(self, seed: int) -> Work:
+        """The launches of a placement. seed: derived from the secret."""
+
+    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
+        drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
+        contents = self._weights.first(self._rewriting.weight_contents(copies))
+        pad = random_pad(self._device, seed)
+        weights = None if shared_with is None else shared_with.weights
+        if not (
+            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
+        ):
+            weights = WeightCopies(contents, copies, random.Random(drawn))
+        return RotatingBuffers(
+            self._work(drawn),
+            weights,
+            contents[0],
+            budget=self._rewriting.pool_bytes(self._case.cache, weights[0].nbytes),
+            rewritten_bytes=self._rewriting.protocol.rewritten_bytes,
+            seed=drawn,
+            pad=pad,
+        )
