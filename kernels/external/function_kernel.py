@@ -15,11 +15,10 @@ from flexq_bench.kernels.contract import (
     OperationKernel,
     PackedOperand,
 )
-from flexq_bench.kernels.external.declaration import Declaration, Prepared
+from flexq_bench.kernels.external.declaration import Declaration, Prepared, Workload
 from flexq_bench.kernels.external.external_code import note_declared
 from flexq_bench.kernels.formats import Operand, quantize
 from flexq_bench.kernels.operand_tensors import number_of, operand_tensors, parts_of
-from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import Input, OperationWorkload, Output
 
 
@@ -42,7 +41,25 @@ class FunctionDefinition(Declaration):
         return (FunctionKernel if self.is_linear else FunctionOperation)(self, backend)
 
 
-class FunctionKernel(CheckedGemm):
+class _Declared:
+    """A kernel by a declaration, as far as linear layers and other operations are alike."""
+
+    def __init__(self, declaration: Declaration, backend: Backend) -> None:
+        self._declared = declaration
+        self.spec = declaration.spec(backend)
+
+    def candidates(self, workload: Workload) -> Sequence[Config]:
+        return self._declared.configs(self.spec.label, workload)
+
+    def default_config(self, workload: Workload) -> Config | None:
+        return next(iter(self.candidates(workload)), None)
+
+    def machine_code(self, target: str) -> bytes | None:
+        compiled = self._declared.machine_code
+        return None if compiled is None else compiled(target)
+
+
+class FunctionKernel(_Declared, CheckedGemm):
     """Calls the function of a linear layer with the tensors of its formats.
 
     For an operand these are the tensors of kernels/operand_tensors.py; those that `prepare_weight`
@@ -50,8 +67,7 @@ class FunctionKernel(CheckedGemm):
     """
 
     def __init__(self, declaration: Declaration, backend: Backend) -> None:
-        self._declared = declaration
-        self.spec = declaration.spec(backend)
+        super().__init__(declaration, backend)
         self._prepared = self._prepared_by("prepare_weight", declaration.prepare_weight)
         self._prepared_x = self._prepared_by("prepare_activation", declaration.prepare_activation)
 
@@ -110,16 +126,6 @@ class FunctionKernel(CheckedGemm):
     def read_only(self) -> frozenset[str]:
         return frozenset("x" if self._prepared is not None else "xw")
 
-    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        return self._declared.configs(self.spec.label, gemm)
-
-    def default_config(self, gemm: GemmWorkload) -> Config | None:
-        return next(iter(self.candidates(gemm)), None)
-
-    def machine_code(self, target: str) -> bytes | None:
-        compiled = self._declared.machine_code
-        return None if compiled is None else compiled(target)
-
 
 def _arguments(prepared: Prepared | None, operand: PackedOperand) -> Sequence[object]:
     if prepared is None:
@@ -127,7 +133,7 @@ def _arguments(prepared: Prepared | None, operand: PackedOperand) -> Sequence[ob
     return prepared.arguments((operand.rows, operand.k), operand)
 
 
-class FunctionOperation(OperationKernel):
+class FunctionOperation(_Declared, OperationKernel):
     """Calls the function of another operation with its inputs' tensors, in the declared order.
 
     Tensors without elements are left out. Those that `prepare_weight` and `prepare_state` returned
@@ -135,8 +141,7 @@ class FunctionOperation(OperationKernel):
     """
 
     def __init__(self, declaration: Declaration, backend: Backend) -> None:
-        self._declared = declaration
-        self.spec = declaration.spec(backend)
+        super().__init__(declaration, backend)
         given = {"weight": declaration.prepare_weight, "state": declaration.prepare_state}
         self._prepared = {
             role: Prepared(self.spec.label, f"prepare_{role}", function, f"{role}:")
@@ -187,16 +192,6 @@ class FunctionOperation(OperationKernel):
 
     def read_only(self) -> frozenset[str]:
         return frozenset("x" if self._prepared else "xw")
-
-    def candidates(self, workload: OperationWorkload) -> Sequence[Config]:
-        return self._declared.configs(self.spec.label, workload)
-
-    def default_config(self, workload: OperationWorkload) -> Config | None:
-        return next(iter(self.candidates(workload)), None)
-
-    def machine_code(self, target: str) -> bytes | None:
-        compiled = self._declared.machine_code
-        return None if compiled is None else compiled(target)
 
     def _buffers(self, workload: OperationWorkload, tensor: Input | Output) -> tuple[str, ...]:
         """Names of the buffers of an input or output; empty if it has no elements."""
