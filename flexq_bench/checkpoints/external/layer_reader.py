@@ -155,6 +155,11 @@ class LayerReader(ABC):
         return halved
 
 
+def format_names(weight: NumberFormat, activation: ActivationQuantizer | None) -> str:
+    """The formats of a layer: `int8/row-int8/row`, or that of its weight alone."""
+    return weight.name if activation is None else f"{weight.name}-{activation.format.name}"
+
+
 def matches(name: str, pattern: str) -> bool:
     """Return True if a pattern of a configuration matches from the start of a name.
 

@@ -30,7 +30,7 @@ from flexq_bench.checkpoints.external.floats import (
     small_scales,
     unpack_bytes,
 )
-from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader
+from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader, format_names
 from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.kernels.formats import FLOAT_TYPES, NumberFormat, Operand
 from flexq_bench.schemes.activations import ActivationQuantizer, DynamicActivation
@@ -98,9 +98,7 @@ class ModelOptLayers(LayerReader):
         return (2 * rows, k) if self._algorithms[name] in _INT4 else (rows, k)
 
     def formats(self, name: str) -> str:
-        activation = self._activation(name)
-        parts = [self._number(name), *([] if activation is None else [activation.format])]
-        return "-".join(number.name for number in parts)
+        return format_names(self._number(name), self._activation(name))
 
     def _number(self, name: str) -> NumberFormat:
         match self._algorithms[name]:

@@ -27,7 +27,7 @@ from flexq_bench.checkpoints.external.floats import (
     unpack_bytes,
 )
 from flexq_bench.checkpoints.external.integers import integer_operand
-from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader
+from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader, format_names
 from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.safetensors_io import read_metadata
 from flexq_bench.kernels.formats import NumberFormat, Operand
@@ -82,9 +82,7 @@ class TorchAoLayers(LayerReader):
         return rows, width * 2 if is_packed else width
 
     def formats(self, name: str) -> str:
-        activation = self._activation(name)
-        parts = [self._number(name), *([] if activation is None else [activation.format])]
-        return "-".join(number.name for number in parts)
+        return format_names(self._number(name), self._activation(name))
 
     def _number(self, name: str) -> NumberFormat:
         described, (rows, k) = self._described[name], self.shape(name)
