@@ -87,18 +87,6 @@ class Engine:
         """int32 [slots]: position of each slot's newest token."""
         return self._state.positions
 
-    def check_length(self, prompt: int, new: int) -> None:
-        """Raise UsageError if a sequence would not fit."""
-        if prompt < 1 or new < 1:
-            raise UsageError(
-                f"a prompt and its answer have at least 1 token: got {prompt} and {new}"
-            )
-        if prompt + new > self.capacity:
-            raise UsageError(
-                f"{prompt} prompt and {new} new tokens are more than the {self.capacity} that were "
-                "planned for: ask for fewer"
-            )
-
     @torch.inference_mode()
     def generate(
         self,
@@ -112,7 +100,7 @@ class Engine:
         the logits FP16 [B, vocab]; it may change `tokens`.
         """
         batch, length = prompts.shape
-        self.check_length(length, new)
+        check_length(length, new, self.capacity)
         buckets = [self.bucket(length + step) for step in range(1, new)]
         for bucket in dict.fromkeys(buckets):
             self.prepare(batch, bucket)
@@ -213,6 +201,17 @@ class Engine:
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
         # Unused slots are decoded too, and stay at the last position.
         self._operations.pick(logits, tokens, positions, state.history)
+
+
+def check_length(prompt: int, new: int, capacity: int) -> None:
+    """Raise UsageError if a sequence would not fit."""
+    if prompt < 1 or new < 1:
+        raise UsageError(f"a prompt and its answer have at least 1 token: got {prompt} and {new}")
+    if prompt + new > capacity:
+        raise UsageError(
+            f"{prompt} prompt and {new} new tokens are more than the {capacity} that were "
+            "planned for: ask for fewer"
+        )
 
 
 def bucket_of(length: int, capacity: int) -> int:

@@ -19,7 +19,7 @@ from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import DENSE_KV_BITS
 from flexq_bench.checkpoints.model_source import auto_class, quiet_transformers, read_config
 from flexq_bench.checkpoints.streaming import config_of
-from flexq_bench.decode.engine import Generation
+from flexq_bench.decode.engine import Generation, check_length
 from flexq_bench.decode.kernel_linear import ActivationBuffers, KernelLinear
 from flexq_bench.decode.loading import RESERVE_BYTES, Footprint, packed_bytes
 from flexq_bench.decode.stopwatch import Stopwatch
@@ -162,11 +162,7 @@ class ModuleEngine:
     ) -> Generation:
         """Decode `new` tokens after prompts int32 [B, T]; see Engine.generate."""
         length = prompts.shape[1]
-        if min(length, new) < 1 or length + new > self.capacity:
-            raise UsageError(
-                f"{length} prompt and {new} new tokens are not within the {self.capacity} that "
-                "were planned for"
-            )
+        check_length(length, new, self.capacity)
         watch = Stopwatch(self.model.device)
         watch.mark()
         self._begin()
