@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import import_module, metadata, util
+from typing import Any
 
 from flexq_bench.errors import MissingExtraError
 
@@ -44,6 +45,20 @@ class Missing:
     name: str
     needed_by: str
     requirement: str
+
+
+def exported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its names on first use.
+
+    modules: the module of each name, within the package.
+    """
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{modules[name]}"), name)
+
+    return find
 
 
 def missing_packages() -> list[Missing]:

@@ -6,8 +6,9 @@ start before this process imports torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flexq_bench.packages import exported_on_use
 
 if TYPE_CHECKING:
     from flexq_bench.measure.measured import Measured
@@ -27,8 +28,4 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import an exported name from its module."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = exported_on_use(__name__, _MODULES)

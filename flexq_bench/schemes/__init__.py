@@ -11,8 +11,9 @@ does not import torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from flexq_bench.packages import exported_on_use
 
 if TYPE_CHECKING:
     from flexq_bench.schemes.calibration import Calibration, calibration_segments
@@ -60,8 +61,4 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import an exported name from its module."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+__getattr__ = exported_on_use(__name__, _MODULES)
