@@ -125,7 +125,8 @@ def _choose_layer(controls: Controls, frame: pd.DataFrame) -> _Shape:
     places = places_of_frame(frame)
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     models, _ = models_and_layers(places)
-    shapes_of_models = {shape for shapes in places.values() for shape in shapes}
+    # A label without a model, such as a sweep's, only repeats the size.
+    shapes_of_models = {shape for (m, _), shapes in places.items() if m for shape in shapes}
     shapes_of_no_model = sorted(set(sizes) - shapes_of_models)
     row = st.container(horizontal=True, gap="large")
 
