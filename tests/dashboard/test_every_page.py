@@ -11,8 +11,8 @@ from made_models import a_decode, a_gate, a_score
 from made_results import COMMIT, a_record, a_run, records_of
 
 PAGES = (
-    *("accuracy", "alert", "compare", "decode", "fleet", "history", "kernels", "leaderboard"),
-    *("measurement", "overview", "paper", "pareto", "results", "scoreboard", "sweep", "triage"),
+    *("accuracy", "alert", "compare", "decode", "fleet", "history", "home", "kernels"),
+    *("leaderboard", "measurement", "paper", "pareto", "results", "sweep", "triage"),
 )
 CPU = {"backend": "cpu", "gpu": "A CPU"}
 UNNAMED = {"model": "", "n": 256, "k": 256, "layer": "256x256"}  # a shape of no model
