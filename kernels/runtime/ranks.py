@@ -55,6 +55,8 @@ class ProcessRanks(Ranks):
         self.rank, self.count, self._device = rank, count, device
         os.environ.update(_ENVIRONMENT)
         on_gpu = device.type == "cuda"
+        if not on_gpu:
+            torch.set_num_threads(max(1, torch.get_num_threads() // count))
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             store=distributed.FileStore(str(meeting), count),  # type: ignore[attr-defined]
