@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -14,12 +17,14 @@ from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.kernels.runtime.occupancy import RESERVED_SHARED_BYTES
 from flexq_bench.kernels.runtime.tensor_map import swizzled_rows
 
 _MIN_SM = 90
-_SHARED_BYTES = 227 * 1024  # of an SM's blocks; each block has 1 KB more
+_SHARED_BYTES = 227 * 1024  # that one block may request
+_BARRIERS_BYTES = 16  # of a stage
 _ALIGNMENT = 1024  # of codes in shared memory
-_TOUCHED_BYTES = 16  # of an expert with tokens
+_TOUCHED_BYTES, _LISTED_EXPERTS = 16, 128  # of an expert with tokens; least number in the list
 _COUNT_BYTES = 16
 _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
 _LOADED_TOKENS = (8, 16, 32)  # by one TMA load
@@ -46,7 +51,7 @@ class FewConfig(Config):
         return weights + self.groups * self.col_tiles * MMA_TOKENS * GROUP
 
     def shared_bytes(self, fmt: ExpertFormat, experts: int) -> int:
-        of_stages = self.stages * (self.stage_bytes(fmt) + 16)  # two mbarriers
+        of_stages = self.stages * (self.stage_bytes(fmt) + _BARRIERS_BYTES)
         return of_stages + _COUNT_BYTES + (experts + 1) * _TOUCHED_BYTES
 
     def build(self, fmt: ExpertFormat) -> Build:
@@ -64,11 +69,23 @@ def few_config(
     fmt: ExpertFormat, experts: int, col_tiles: int, groups: int, resident: int
 ) -> FewConfig:
     """Return the configuration with as many stages as fit."""
-    stage = FewConfig(col_tiles, groups, 1, resident).stage_bytes(fmt)
-    of_block = (
-        (_SHARED_BYTES + 1024) // resident - 1024 - (experts + 1) * _TOUCHED_BYTES - _COUNT_BYTES
-    )
-    return FewConfig(col_tiles, groups, of_block // (stage + 16), resident)
+    one = FewConfig(col_tiles, groups, 1, resident)
+    of_block = (_SHARED_BYTES + RESERVED_SHARED_BYTES) // resident - RESERVED_SHARED_BYTES
+    of_stage = one.stage_bytes(fmt) + _BARRIERS_BYTES
+    listed = -(-experts // _LISTED_EXPERTS) * _LISTED_EXPERTS
+    stages = (of_block - one.shared_bytes(fmt, listed) + of_stage) // of_stage
+    return FewConfig(col_tiles, groups, stages, resident)
+
+
+def few_configs(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[FewConfig]:
+    """Return the configurations for a workload of `grouped_linear`; the first is the default."""
+    experts, most = values["experts"], values["tokens"]
+    made = [
+        few_config(fmt, experts, *choice)
+        for choice in product((1, 2, 4), (2, 1, 4), (2, 1, 3))
+        if choice[0] == 1 or choice[0] * MMA_TOKENS // 2 < most
+    ]
+    return [config for config in made if config.stages > 1]
 
 
 def grouped_gemm(
@@ -90,7 +107,7 @@ def grouped_gemm(
     [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
     is_early: sizes were written before the previous kernel of the stream started.
     """
-    (rows, k), (experts, n) = x_codes.shape, w_scales.shape
+    k, (experts, n) = x_codes.shape[1], w_scales.shape
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
     blocks = current_gpu().sms * config.resident
