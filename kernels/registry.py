@@ -32,7 +32,7 @@ from flexq_bench.kernels.cuda.weight_only import minifloat
 from flexq_bench.kernels.decoder import declared as decoder
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
 from flexq_bench.kernels.external import installed
-from flexq_bench.kernels.external_packages import bitsandbytes, humming, torchao
+from flexq_bench.kernels.external_packages import bitsandbytes, experts, humming, torchao
 from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.workloads.case import kernel_label, parse_kernel_label
 from flexq_bench.workloads.probes import floor_kernel
@@ -157,6 +157,7 @@ _ENTRIES: tuple[_Entry, ...] = (
             bitsandbytes.normal_float,
             torchao.tinygemm,
             *humming.KERNELS,
+            *experts.KERNELS,
         )
     ),
     *(

@@ -23,12 +23,13 @@ def int8_experts(
     """
     if not others:
         return codes, scales[..., 0].contiguous()
-    row_scales, *zero_points = others
-    bits = 4 if zero_points else 6
-    weights = [
-        int8_values(Operand(c, s, bits, _GROUP, *zeros, row_scales=rows))
-        for c, s, rows, *zeros in zip(codes, scales, row_scales, *zero_points, strict=True)
-    ]
+    row_scales, zero_points = others[0], others[1] if others[1:] else None
+    bits = 6 if zero_points is None else 4
+    weights = []
+    for e, of_expert in enumerate(codes):
+        zeros = None if zero_points is None else zero_points[e]
+        operand = Operand(of_expert, scales[e], bits, _GROUP, zeros, row_scales=row_scales[e])
+        weights.append(int8_values(operand))
     return torch.stack(weights), row_scales[..., 0].contiguous()
 
 

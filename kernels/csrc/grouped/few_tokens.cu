@@ -12,7 +12,8 @@
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, STAGES and RESIDENT"
 #endif
-constexpr int TOKENS = COL_TILES * 8;
+constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = 1;
+constexpr bool STREAM_K = true;
 #include "grouped/layout.cuh"
 #include "grouped/routing.cuh"
 #include "ptx/launch.cuh"
@@ -76,14 +77,13 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
 
   if (warp == BLOCK_TILES) {
     if (lane == 0) {
-      const uint64_t once = evict_first_policy(), again = evict_last_policy();
+      const uint64_t once = evict_first_policy(), again = evict_normal_policy();
       bool must_wait = true;
       while (parts.next(part)) {
         const int tiles = of.tiles_of(part.row_block), load = tokens_of_load(part.tokens);
         const int loads = (part.tokens + load - 1) / load;
         const TensorMap& x = load == 8 ? x8 : load == 16 ? x16 : x32;
-        const unsigned char* from = w + part.expert * of.bytes() +
-                                    static_cast<long long>(part.row_block * BLOCK_TILES) * of.bytes_before(of.steps);
+        const unsigned char* from = w + of.begin_of(part.expert, part.row_block);
         for (int step = part.from; step < part.to; step += GROUPS) {
           const int groups = min(GROUPS, part.to - step);
           const int begin = of.bytes_before(step) * tiles, bytes = of.bytes_before(step + groups) * tiles - begin;
@@ -132,7 +132,8 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         for (int g = 0; g < GROUPS; ++g) {
           if (g >= groups) break;
           const int mmas = of.mmas_of(step + g);
-          const LaneTile weights(stage + g * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, warp, tiles, mmas, lane);
+          LaneTile weights;
+          weights.load(stage + g * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, warp, tiles, mmas, lane);
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
             if (j >= columns) break;

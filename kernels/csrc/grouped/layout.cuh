@@ -9,6 +9,8 @@
 // A chunk is the tiles of up to BLOCK_TILES adjacent row tiles and one group, then their scales. The chunks of a row
 // block are consecutive, so that one copy loads adjacent groups; row blocks and experts follow each other.
 //   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale and zero point; 8: none
+//
+// The including source defines ROW_BLOCKS first.
 #pragma once
 #ifndef W_BITS
 #error "define W_BITS"
@@ -29,30 +31,34 @@ constexpr int WHOLE_TILE_BYTES = MMAS * MMA_BYTES;
 constexpr int TILE_SCALE_BYTES = W_BITS == 8 ? 0 : MMA_ROWS * (W_BITS == 6 ? 1 : 2);
 constexpr int CHUNK_BYTES = BLOCK_TILES * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
 
-// Sizes of an expert's weights.
+// Sizes of an expert's weights. rows_of_outputs: output tiles along N, of ROW_BLOCKS row blocks each.
 struct Expert {
-  int n, row_tiles, row_blocks, steps, last_mmas;
+  int n, row_tiles, rows_of_outputs, steps, last_mmas;
 
   __device__ inline Expert(int n_, int k)
-      : n(n_), row_tiles((n_ + MMA_ROWS - 1) / MMA_ROWS), row_blocks((row_tiles + BLOCK_TILES - 1) / BLOCK_TILES),
+      : n(n_), row_tiles((n_ + MMA_ROWS - 1) / MMA_ROWS),
+        rows_of_outputs((row_tiles + ROW_BLOCKS * BLOCK_TILES - 1) / (ROW_BLOCKS * BLOCK_TILES)),
         steps((k + GROUP - 1) / GROUP), last_mmas((k - (steps - 1) * GROUP + MMA_K - 1) / MMA_K) {}
 
-  __device__ inline int tiles_of(int row_block) const { return min(BLOCK_TILES, row_tiles - row_block * BLOCK_TILES); }
+  __device__ inline int tiles_of(int row_block) const { return max(0, min(BLOCK_TILES, row_tiles - row_block * BLOCK_TILES)); }
   __device__ inline int mmas_of(int step) const { return step == steps - 1 ? last_mmas : MMAS; }
   // Bytes of a row tile's groups before `step`.
   __device__ inline int bytes_before(int step) const {
     const int bytes = step * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
     return step == steps ? bytes - (MMAS - last_mmas) * MMA_BYTES : bytes;
   }
-  __device__ inline long long bytes() const { return static_cast<long long>(row_tiles) * bytes_before(steps); }
+  // Byte at which a row block begins, of all experts.
+  __device__ inline long long begin_of(int expert, int row_block) const {
+    return (static_cast<long long>(expert) * row_tiles + row_block * BLOCK_TILES) * bytes_before(steps);
+  }
 };
 
 // A lane's operands of a tile.
 struct LaneTile {
   uint32_t a[MMAS][4];
 
-  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs.
-  __device__ inline LaneTile(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
+  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any values.
+  __device__ inline void load(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
 #if W_BITS == 8
     uint32_t words[LANE_WORDS];
 #else

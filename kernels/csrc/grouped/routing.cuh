@@ -1,12 +1,12 @@
 // grouped/routing.cuh: which experts have tokens, and the share of the work of each thread block.
 //
-// An output tile is BLOCK_ROWS rows of an expert's weights and up to TOKENS of its tokens. Output tiles are numbered by
-// expert, row block and block of tokens; each is `steps` groups of k. Thread blocks take equal ranges of all steps
-// (stream-K). The block with the first steps of an output tile adds the partial sums of the others, which are integers:
+// An output tile is ROW_BLOCKS row blocks of an expert and up to TOKENS of its tokens. Output tiles are numbered by
+// expert, rows and block of tokens; each is `steps` groups of k. STREAM_K: thread blocks take equal ranges of all
+// steps. The block with the first steps of an output tile adds the partial sums of the others, which are integers:
 // results don't depend on the division. Blocks are numbered backwards, so that a block waits only for blocks that
-// were scheduled before it.
+// were scheduled before it. Otherwise they take whole output tiles in turn, so that the tiles of one time share weights.
 //
-// The including source defines TOKENS first.
+// The including source defines TOKENS, ROW_BLOCKS and STREAM_K first.
 #pragma once
 #include "grouped/layout.cuh"
 
@@ -57,7 +57,7 @@ __device__ inline int list_touched(Touched* touched, const int* sizes, int exper
 // Steps from .. to - 1 of an output tile.
 struct Part {
   int from, to, output;
-  int expert, row_block, first_row, tokens;  // tokens: at most TOKENS
+  int expert, row_block, first_row, tokens;  // row_block: the first; tokens: at most TOKENS
   bool is_shared;                            // weights are read again for more tokens
 };
 
@@ -65,17 +65,17 @@ struct Part {
 struct Parts {
   const Expert& sizes;
   const Touched* touched;
-  int total, block, blocks, at, end, index;
+  int block, blocks, total, at, end, index;
 
   __device__ inline int begin_of(int b) const { return b * (total / blocks) + min(b, total % blocks); }
 
-  // touched_count: of entries with tokens. block: number of this block, blocks: of all.
-  __device__ inline Parts(const Expert& of, const Touched* list, int touched_count, int block_, int blocks_)
+  // count: of experts with tokens. block_, blocks_: number of this thread block, and of all.
+  __device__ inline Parts(const Expert& of, const Touched* list, int count, int block_, int blocks_)
       : sizes(of), touched(list), block(block_), blocks(blocks_) {
-    total = touched[touched_count].first_item * sizes.row_blocks * sizes.steps;
-    at = begin_of(block), end = begin_of(block + 1);
-    const int item = at / (sizes.row_blocks * sizes.steps);
-    int low = 0, high = touched_count;  // the last entry with first_item <= item
+    total = touched[count].first_item * sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1);
+    at = STREAM_K ? begin_of(block) : block, end = STREAM_K ? begin_of(block + 1) : total;
+    const int item = at / (sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1));
+    int low = 0, high = count;  // the last entry with first_item <= item
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       if (touched[middle].first_item <= item) low = middle;
@@ -86,16 +86,20 @@ struct Parts {
 
   __device__ inline bool next(Part& part) {
     if (at >= end) return false;
-    part.output = at / sizes.steps;
-    part.from = at - part.output * sizes.steps;
-    part.to = min(sizes.steps, part.from + end - at);
-    at += part.to - part.from;
-    if (part.output >= touched[index + 1].first_item * sizes.row_blocks) ++index;
+    if constexpr (STREAM_K) {
+      part.output = at / sizes.steps, part.from = at - part.output * sizes.steps;
+      part.to = min(sizes.steps, part.from + end - at);
+      at += part.to - part.from;
+    } else {
+      part.output = at, part.from = 0, part.to = sizes.steps;
+      at += blocks;
+    }
+    while (part.output >= touched[index + 1].first_item * sizes.rows_of_outputs) ++index;
     const Touched of = touched[index];
     const int token_blocks = touched[index + 1].first_item - of.first_item;
-    const int local = part.output - of.first_item * sizes.row_blocks;
-    part.row_block = local / token_blocks;
-    const int token = (local - part.row_block * token_blocks) * TOKENS;
+    const int local = part.output - of.first_item * sizes.rows_of_outputs, rows = local / token_blocks;
+    const int token = (local - rows * token_blocks) * TOKENS;
+    part.row_block = rows * ROW_BLOCKS;
     part.expert = of.expert, part.first_row = of.first_row + token;
     part.tokens = min(TOKENS, of.tokens - token), part.is_shared = token_blocks > 1;
     return true;

@@ -13,10 +13,10 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
-// L2 policy for data that is read again soon.
-__device__ inline uint64_t evict_last_policy() {
+// The default L2 policy.
+__device__ inline uint64_t evict_normal_policy() {
   uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from flexq_bench.kernels.cpu import grouped as on_cpu
-from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, few_configs, grouped_gemm
+from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, ManyConfig, configs_for, grouped_gemm
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
 from flexq_bench.kernels.external.declare import kernel
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
@@ -29,10 +29,10 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         return pack_experts(codes, *(of_groups if fmt is not EIGHT else ())), row_scales
 
     def configurations(workload: OperationWorkload) -> Sequence[dict[str, Any]]:
-        return [config.as_dict() for config in few_configs(fmt, dict(workload.values))]
+        return [config.as_dict() for config in configs_for(fmt, dict(workload.values))]
 
     def machine_code(target: str) -> bytes | None:
-        build = few_configs(fmt, _TYPICAL)[0].build(fmt)
+        build = configs_for(fmt, _TYPICAL)[0].build(fmt)
         return compile_build(build, target).code if build.runs_on(target) else None
 
     @kernel(
@@ -59,19 +59,10 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
         layout: str,
         **config: int,
     ) -> None:
+        chosen = FewConfig(**config) if "col_tiles" in config else ManyConfig(**config)
+        x = (codes, scales[:, 0])
         rows_apart = tokens if layout == "masked" else 0
-        x_scales = scales[:, 0]
-        grouped_gemm(
-            fmt,
-            FewConfig(**config),
-            codes,
-            x_scales,
-            w_chunks,
-            row_scales,
-            sizes,
-            y,
-            rows_apart=rows_apart,
-        )
+        grouped_gemm(fmt, chosen, *x, w_chunks, row_scales, sizes, y, rows_apart=rows_apart)
 
     return of_cpu, grouped
 
