@@ -1,4 +1,4 @@
-"""Linear layers of experts on a GPU: exact sums of all configurations, any routing, repeated launches."""
+"""Linear layers of experts on a GPU: exact sums with all configurations and any routing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFor
 
 DEVICE = torch.device("cuda")
 GROUP = 128
-# N and K: whole tiles; a last tile of K with some MMAs; rows of less than a tile; K that TMA can't take.
+# Whole tiles; a last tile of K with two MMAs; rows of less than a tile; K that TMA can't take.
 SHAPES = ((192, 256), (176, 704), (40, 300), (513, 96))
 ROUTINGS = (
     (0, 1, 0, 3, 8),
