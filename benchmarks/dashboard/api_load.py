@@ -7,9 +7,9 @@ pages of every list, each with another row to begin after. Prints requests, erro
 server's CPU time per request and its memory, and fails on an error or a 95th percentile of
 --limit-ms or more:
 
-    python benchmarks/dashboard/api_load.py large.sqlite --readers 200 --seconds 60
-    python benchmarks/dashboard/api_load.py large.sqlite --readers 40 --pause 1 --unique --limit-ms 500
-    python benchmarks/dashboard/api_load.py large.sqlite --readers 1 --pause 0 --unique --limit-ms 150
+    python benchmarks/dashboard/api_load.py large.sqlite
+    python benchmarks/dashboard/api_load.py large.sqlite --unique --readers 40 --pause 1
+    python benchmarks/dashboard/api_load.py large.sqlite --unique --readers 1 --pause 0
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import random
+import re
 import socket
 import sys
 import time
@@ -144,9 +145,7 @@ async def _get(
 
 def _kind(path: str) -> str:
     parts = path.partition("?")[0].split("/")
-    return "/".join(
-        "*" if any(map(str.isdigit, part[1:])) or part.isdigit() else part for part in parts
-    )
+    return "/".join("*" if re.search(r"\d\d|^\d", part) else part for part in parts)
 
 
 def peak_memory_mib(pid: int) -> float:

@@ -49,7 +49,7 @@ SERIES = 500
 DRIVERS = ("570.86", "580.65")  # one after the other: each opens an epoch in every series
 
 
-def fill(session: Session, nights: int, series: int, *, with_samples: bool = True) -> int:
+def fill(session: Session, nights: int, series: int = SERIES, *, with_samples: bool = True) -> int:
     """Store everything in one transaction; return the number of measurements.
 
     with_samples: with raw samples and a decision on each measurement, most of the time it takes.
@@ -297,7 +297,7 @@ def main() -> None:
             with database.session() as session:
                 session.execute(text("ANALYZE"))
     seconds = time.perf_counter() - start
-    samples = stored * made_up.SAMPLES
+    samples = stored * made_up.SAMPLES if options.with_samples else 0
     sys.stdout.write(f"{stored:,} measurements, {samples:,} samples in {seconds:.0f} s\n")
 
 

@@ -104,7 +104,7 @@ def nights_page(
 
     filters: suites, gpus, projects, since and until (last change of its state) apply.
     """
-    conditions = [
+    conditions: list[ColumnElement[bool]] = [
         column.in_(values)
         for column, values in (
             (Night.name, names),

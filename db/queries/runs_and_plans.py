@@ -418,18 +418,19 @@ def run_counts(session: Session, run_ids: Sequence[int]) -> dict[int, RunCounts]
 
 def rows_stored(session: Session) -> tuple[int, int]:
     """Return the highest ids of the planned cases and of the results: they grow with each."""
-    highest = (session.scalar(select(func.max(table.id))) for table in (PlannedCase, Measurement))
-    planned, measured = (number or 0 for number in highest)
-    return planned, measured
+    planned = session.scalar(select(func.max(PlannedCase.id)))
+    measured = session.scalar(select(func.max(Measurement.id)))
+    return planned or 0, measured or 0
 
 
 def runs_changed_since(session: Session, rows: tuple[int, int]) -> set[int]:
     """Return the ids of the runs with a planned case or a result added since `rows_stored`."""
+    planned, measured = rows
     changed = (
-        session.scalars(select(table.run_id).where(table.id > highest).distinct())
-        for table, highest in zip((PlannedCase, Measurement), rows, strict=True)
+        select(PlannedCase.run_id).where(PlannedCase.id > planned).distinct(),
+        select(Measurement.run_id).where(Measurement.id > measured).distinct(),
     )
-    return {run_id for run_ids in changed for run_id in run_ids}
+    return {run_id for query in changed for run_id in session.scalars(query)}
 
 
 def _summaries(

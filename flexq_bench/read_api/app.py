@@ -10,9 +10,11 @@ import gzip
 import hashlib
 import json
 import logging
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -249,7 +251,19 @@ def api_app(
         gauges = await run_in_threadpool(gauges_of_database)
         return Response(metrics.text(gauges), headers={"content-type": TEXT})
 
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        threading.Thread(target=count_first_runs, daemon=True).start()
+        yield
+
+    def count_first_runs() -> None:
+        try:
+            count_runs.fill(database)
+        except DatabaseError as error:
+            log.warning("%s", error)
+
     routes = Starlette(
+        lifespan=lifespan,
         routes=[
             *map(route_of, ENDPOINTS),
             fixed("/openapi.json", lambda _: (200, json.dumps(document()).encode(), JSON)),

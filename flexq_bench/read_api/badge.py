@@ -41,7 +41,7 @@ _RADIUS_PX = {"flat-square": 0, "flat": 3}  # of the corners
 class ShieldsBadge:
     """Content of an endpoint badge of shields.io (https://shields.io/badges/endpoint-badge)."""
 
-    schemaVersion: int  # noqa: N815
+    schemaVersion: int  # noqa: N815 (its name there)
     label: str
     message: str
     color: str

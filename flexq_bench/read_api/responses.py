@@ -262,14 +262,13 @@ _TEXT_FILTERS = {
 
 
 def _filters(source: Source, parameters: Parameters) -> Filters:
-    texts = {
+    values: dict[str, Any] = {
         field: _matching(source.session, name, parameters[name])
         for field, name in _TEXT_FILTERS.items()
         if name in parameters
     }
-    others = {name: parameters[name] for name in "mnk" if name in parameters}
-    times = {name: parameters[name] for name in ("since", "until") if name in parameters}
-    return Filters(**texts, **others, **times)
+    same = ("m", "n", "k", "since", "until")
+    return Filters(**values, **{name: parameters[name] for name in same if name in parameters})
 
 
 def _matching(session: Session, name: str, patterns: Sequence[str]) -> tuple[str, ...]:
