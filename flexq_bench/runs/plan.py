@@ -12,7 +12,7 @@ from flexq_bench.kernels.errors import KernelError, UnsupportedError
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.names import listed, nearest_first
-from flexq_bench.workloads.patterns import is_glob
+from flexq_bench.workloads.patterns import is_glob, matches
 from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 from flexq_bench.workloads.suite import Shape, Suite
 
@@ -57,7 +57,7 @@ def build_plan(
     cases = fitting(suite.cases(offered), backend)
     skipped = suite.unmatched(offered)
     if not cases:
-        raise UsageError(_nothing_left(suite, backend, skipped))
+        raise UsageError(_nothing_left(suite, backend, skipped, offered, requested_kernels))
     return Plan(suite.name, backend, with_probes(cases, backend), skipped)
 
 
@@ -190,7 +190,22 @@ def _check_exists(pattern: str, backend: Backend) -> None:
         raise UsageError(str(error)) from None
 
 
-def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
+def _nothing_left(
+    suite: Suite,
+    backend: Backend,
+    skipped: Sequence[str],
+    offered: Sequence[str],
+    requested: Sequence[str],
+) -> str:
+    if (
+        not skipped
+        and all(any(matches(pattern, label) for label in offered) for pattern in requested)
+        and requested
+    ):
+        return (
+            f"no case is left of suite {suite.name} for {', '.join(requested)}: it has none of "
+            "these options together; drop one, or name shapes (--n and --k)"
+        )
     names = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
     return (
         f"nothing to measure: the {backend} backend has none of {names or 'the requested kernels'}"
