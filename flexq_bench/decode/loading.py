@@ -84,7 +84,7 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
     if needed.total > free:
         raise MeasureError(
             f"{what} needs {needed.describe()}, and {free / _GIB:.1f} GiB are free: pick a smaller "
-            "batch, fewer tokens, --kv-bits 8 or another scheme"
+            "batch, fewer tokens, --kv-bits 8, --gpus 2 or another scheme"
         )
 
 

@@ -355,7 +355,7 @@ class DecodeWorkerOperations:
         except torch.OutOfMemoryError as error:
             raise MeasureError(
                 f"{what} ran out of GPU memory, which others use too: free some, or pick a smaller "
-                "batch, fewer tokens, --kv-bits 8 or another scheme"
+                "batch, fewer tokens, --kv-bits 8, --gpus 2 or another scheme"
             ) from error
 
     def _allocated_bytes(self) -> int | None:
