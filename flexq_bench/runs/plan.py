@@ -21,7 +21,7 @@ _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases in the order of measurement: grouped by shape, floors first.
+    """Cases in the order of measurement: by number of GPUs, grouped by shape, floors first.
 
     skipped: labels of the suite that this backend doesn't have.
     """
@@ -92,8 +92,8 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
             probes.setdefault(floor)
     position = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
 
-    def order(case: Case) -> tuple[int, bool]:
-        return (position.get(case.shape, -1), not is_probe(case.kernel))
+    def order(case: Case) -> tuple[int, int, bool]:
+        return (case.gpus, position.get(case.shape, -1), not is_probe(case.kernel))
 
     return tuple(sorted((*probes, *planned), key=order))
 
