@@ -177,6 +177,11 @@ class Meter:
         """Bytes that can be allocated on the device now."""
         return available_memory(self._device)
 
+    def forget_weights(self) -> None:
+        """Free the weights that are kept for later cases."""
+        self._shared.clear()
+        self.release_memory()
+
     def free_mhz(self) -> float | None:
         """SM clock of the device without load, measured once; None: not available."""
         if not self._knows_free_mhz:
@@ -292,7 +297,7 @@ class Meter:
             self._check_supported(kernel.spec, case)
             estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
-                self._shared.clear()
+                self.forget_weights()
             estimate.check(self.free_memory(), case)
             return self._measure_kernel(kernel, case, blank)
         except (RefusedError, WorkerError) as error:  # of the process of an external kernel

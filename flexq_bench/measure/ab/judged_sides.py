@@ -39,9 +39,9 @@ _MOST_CHECKED = (64, 256)  # rows and columns
 MAX_EXCESS_OVERHEAD = 0.05
 _MAX_P_VALUE = 1e-3
 _MIN_TURNS = 12
-# One in this many of head's placements, drawn at random, has its whole result checked, and so has
-# the first. This takes longer than the placement's samples, of which some elements are always
-# checked; base's own worker is believed.
+# In one of this many placements, drawn at random, and in the first, the worker looks at what it
+# kept, and head's whole result is checked. This takes longer than the placement's samples, of which
+# some elements are always checked.
 _PLACEMENTS_PER_WHOLE_CHECK = 8
 
 
@@ -105,7 +105,7 @@ class JudgedSide(CaseSide):
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     turns: list[_Turn] = field(default_factory=list, kw_only=True)
-    _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
+    _is_checked: bool = field(default=False, init=False)  # True after the first placement
 
     @cached_property
     def kernel(self) -> JudgedKernel:
@@ -118,10 +118,15 @@ class JudgedSide(CaseSide):
         )
 
     def begin_prepare(
-        self, worker: Worker, favourite: dict[str, Any] | None, *, check: bool = True
+        self,
+        worker: Worker,
+        favourite: dict[str, Any] | None,
+        *,
+        check: bool = True,
+        shares: bool = False,
     ) -> None:
         self.kernel.worker = worker
-        super().begin_prepare(worker, favourite, check=check)
+        super().begin_prepare(worker, favourite, check=check, shares=shares)
 
     def end_prepare(self, worker: Worker) -> None:
         super().end_prepare(worker)
@@ -141,12 +146,12 @@ class JudgedSide(CaseSide):
         self.wrong = self.wrong or self.kernel.wrong
         return turn
 
-    def begin_leave(self, worker: Worker) -> None:
+    def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
         is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
         if is_drawn and not self.is_trusted:
             self.wrong = self.wrong or self.kernel.check_result().detail
-            self._is_checked = True
-        super().begin_leave(worker)
+        self._is_checked = True
+        super().begin_leave(worker, inspect=inspect and is_drawn)
 
     def end_leave(self, worker: Worker) -> None:
         super().end_leave(worker)

@@ -31,6 +31,7 @@ from flexq_bench.measure.shared_tensors import layout_of, read_tensors, write_te
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
 
+_SIDES = 2  # of a comparison, which are on the device together
 _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 
 
@@ -85,9 +86,9 @@ class WorkerOperations:
 
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
-        check. root: the
-        source folder. kernels: hash of the sources of the kernels; empty: external ones, whose
-        builds it would not cover.
+        check. shares_weights: `prepare` may keep the weights of a layer. root: the source folder.
+        kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
+        cover.
         """
         device = self._meter.device_info
         return {
@@ -95,6 +96,7 @@ class WorkerOperations:
             "judged": JUDGED_VERSION,
             "waits_for_request": True,
             "warms_when_used": True,
+            "shares_weights": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -102,8 +104,10 @@ class WorkerOperations:
         }
 
     def memory(self, case: str) -> dict[str, Any]:
-        """Bytes that the case needs, and free bytes."""
+        """Bytes that the case needs, and free bytes, if need be without the weights kept so far."""
         needed = self._meter.memory_needed(Case.from_key(case))
+        if _SIDES * needed > self._meter.free_memory():
+            self._meter.forget_weights()
         return {"needed": needed, "free": self._meter.free_memory()}
 
     def prepare(
@@ -259,9 +263,9 @@ class WorkerOperations:
         """Check the results of the timed launches."""
         return {"wrong": self._placed(slot).inspect()}
 
-    def leave(self, slot: str) -> dict[str, Any]:
-        """Check the results of the timed launches, and free the placement."""
-        wrong = self._placed(slot).inspect()
+    def leave(self, slot: str, inspect: bool = True) -> dict[str, Any]:
+        """Free the placement. inspect: check the results of the timed launches before."""
+        wrong = self._placed(slot).inspect() if inspect else ""
         self._slots[slot].leave()
         return {"wrong": wrong}
 
