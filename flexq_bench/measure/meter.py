@@ -166,6 +166,10 @@ class Meter:
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
+    def spec_of(self, case: Case) -> KernelSpec:
+        """The spec of a case's kernel. Raises as memory_needed."""
+        return self._find(case).spec
+
     def memory_needed(self, case: Case) -> int:
         """Bytes that preparing and placing the case takes, estimated without allocating.
 

@@ -22,6 +22,7 @@ from flexq_bench.measure.binding import bind
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
+from flexq_bench.measure.given_inputs import Parts
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.tuning import BriefTimer
@@ -287,6 +288,10 @@ class PreparedCase:
             return CheckResult(None, None, f"its code changed the spec of {self._spec.label}")
         seed = derive_seed(self._seed, self.case.workload, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
+
+    def given(self, parts: Parts) -> Any:
+        """The inputs of these parts, as buffers take them. Raises ValueError if one is missing."""
+        return self._subject.given(parts)
 
     def buffers(self, index: int, *, shared_with: Buffers | None = None) -> Buffers:
         """Buffers of placement `index`, allocated now.

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import Kernel
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
@@ -62,11 +62,9 @@ class JudgingDevice:
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
 
-    def kernel_of(self, case: Case) -> LinearKernel:
+    def kernel_of(self, case: Case) -> Kernel:
         """The kernel as this program knows it, with its formats and its required exactness."""
-        kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
-        assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
-        return kernel
+        return resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
 
 
 @contextmanager
@@ -114,8 +112,14 @@ class JudgedSide(CaseSide):
         exchange = judge.exchanges[self.slot]
         return JudgedKernel(
             *(judge.kernel_of(self.case), self.case, self.slot, exchange, judge.device),
-            *(judge.protocol, _MOST_CHECKED),
+            *(judge.protocol, _MOST_CHECKED, self._reference),
         )
+
+    def _reference(self) -> tuple[Worker, Exchange]:
+        """Base's worker, whose code is trusted: it judges operations of a project's own."""
+        base = self if self.is_trusted or self.opponent is None else self.opponent
+        assert base.kernel.worker is not None  # it was prepared
+        return base.kernel.worker, self.judge.exchanges[base.slot]
 
     def begin_prepare(
         self,
@@ -142,7 +146,7 @@ class JudgedSide(CaseSide):
     def sample(self, worker: Worker) -> SampleBatch:
         inputs = self.kernel.give_inputs()
         turn = self._timed(worker)
-        self.kernel.check_cells(inputs)
+        self.kernel.check_turn(inputs)
         self.wrong = self.wrong or self.kernel.wrong
         return turn
 
