@@ -21,10 +21,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flexq_bench.cli.app import main
-from flexq_bench.measure import external_kernels, judged_kernel
+from flexq_bench.measure import external_kernels, judged_kernel, worker_process
 from flexq_bench.measure.ab import experiment, judged_sides, projects
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs
 from flexq_bench.measure.launcher import ForkServer
+from flexq_bench.measure.telemetry import Telemetry
 from flexq_bench.measure.worker_process import WorkerProcess
 
 _START = 19  # field of /proc/PID/stat after the name of the program
@@ -97,7 +98,9 @@ def run() -> None:
     sides = judged_sides.JudgedSide
     watch(sides, "_timed")
     kernel = judged_kernel.JudgedKernel
-    watch(kernel, "give_inputs", "_fill", "_output", "check_cells", "check_result")
+    watch(kernel, "give_inputs", "_fill", "_outputs", "check_turn", "check_result")
+    watch(worker_process, "stop_marked")
+    watch(Telemetry, "__enter__", "__exit__")
     watch(experiment, "confirm", "comparison_of")
     watch(external_kernels, "described")
     watch(projects, "described", "built_tree", "is_same_project")

@@ -186,7 +186,7 @@ def _opened_place(
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.worker_pairs import can_start_beside
     from flexq_bench.measure.external_kernels import adopted, sandbox_of
-    from flexq_bench.measure.launcher import forking_launcher
+    from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
     from flexq_bench.measure.program import program_root
     from flexq_bench.repository.project_builds import folder_of_builds
 
@@ -194,15 +194,16 @@ def _opened_place(
     uuid = device_uuid(name, searched.gpu)
     # The commits of this program need no build, and each has its own program.
     compare: Callable[..., Iterable[CaseComparison]] = partial(compare_commits, folder)
-    build, program = None, None
+    build, program, libraries = None, None, OWN_LIBRARIES
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple
     if opened is not None:
         compare = partial(_compared_in_project, opened.project)
-        program = program_root()
+        program, libraries = program_root(), ()
         kernels = adopted()
         wrap = sandbox_of(kernels.sources, kernels.environment, [folder_of_builds()]).wrap
         build = partial(_build, opened.project) if can_start_beside(name) else None
-    with forking_launcher(program, wrap) as launcher, built_ahead(build) as prepare:
+    forking = forking_launcher(program, wrap, libraries=libraries)
+    with forking as launcher, built_ahead(build) as prepare:
         measure = partial(compare, device=name, seed=seed, launcher=launcher)
         yield _Place(uuid, measure, prepare)
 

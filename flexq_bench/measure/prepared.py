@@ -302,6 +302,10 @@ class PreparedCase:
         self._clock.release_memory()
         return self._subject.place(self.copies, seed=seed, shared_with=shared_with)
 
+    def assume_launches(self, launches: int) -> None:
+        """Give samples so many launches, without timing some to choose the number."""
+        self._launches[self.copies, self.config] = launches
+
     @contextmanager
     def placed(self, index: int, *, buffers: Buffers | None = None) -> Iterator[Placed]:
         """Placement `index`: a rotation over buffers that are freed on leaving.

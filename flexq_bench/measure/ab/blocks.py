@@ -79,7 +79,8 @@ class CaseSide:
     """One side of a case, and its results over all processes so far.
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
-    its machine code. wrong: description of a wrong result; empty: none.
+    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample,
+    which further workers take from the first; None: each determines it.
     """
 
     slot: str
@@ -87,6 +88,7 @@ class CaseSide:
     config: dict[str, Any] | None = None
     binary: str | None = None
     wrong: str = ""
+    launches: int | None = None
 
     def begin_prepare(
         self,
@@ -130,8 +132,10 @@ class CaseSide:
 
         is_warm: the device was just busy; True only for workers that take it into account.
         """
-        warm = {"is_warm": True} if is_warm else {}
-        worker.send("place", slot=self.slot, index=index, beside=beside, **warm)
+        more: dict[str, Any] = {"is_warm": True} if is_warm else {}
+        if self.launches is not None:
+            more["launches"] = self.launches
+        worker.send("place", slot=self.slot, index=index, beside=beside, **more)
 
     def end_place(self, worker: Worker) -> None:
         worker.receive()

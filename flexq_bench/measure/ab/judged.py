@@ -19,7 +19,7 @@ from flexq_bench.measure.ab.same_code import same_code, without_measurement
 from flexq_bench.measure.ab.tree_bytecode import add_bytecode
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
 from flexq_bench.measure.shared_tensors import exchanges
@@ -78,7 +78,9 @@ def compare_judged(
             sandbox = Sandbox(environment, kind, [tree, exchange.inputs], [exchange.outputs])
             # Head's code is not trusted with what its processes are forked from.
             program = tree if slot == "base" else None
-            launcher = stack.enter_context(forking_launcher(program, sandbox.wrap))
+            launcher = stack.enter_context(
+                forking_launcher(program, sandbox.wrap, libraries=OWN_LIBRARIES)
+            )
             return Side(name, tree, environment, launcher=launcher, sandbox=sandbox)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])

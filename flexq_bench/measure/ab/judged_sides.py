@@ -181,6 +181,7 @@ class JudgedSide(CaseSide):
             # During a gap a worker could do work that its samples leave out.
             turn = self.kernel.turn(gap_us=0.0)
             telemetry.note(turn.began, turn.ended)
+        self.launches = turn.launches
         overhead_s = turn.whole_s - turn.timed_s - turn.untimed_s(self.judge.device)
         self.turns.append(_Turn(turn.kept, overhead_s, turn.whole_s))
         state = telemetry.summary()

@@ -39,10 +39,11 @@ _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 class _Slot:
     """A prepared case, and its current placement, if any: its index and buffers.
 
-    placed: warmed up; None: not used so far. free: clocks without the power limit, of the first
-    placement. samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a
-    batch of the current placement doesn't count. given: the latest inputs, of which a new
-    placement gets the weights with its first activations. has_weights: the current one has them.
+    begun: its launches are captured; placed: it is warmed up; None: not so far. free: clocks
+    without the power limit, of the first placement. samples: of a batch; gap_us: idle time before
+    each. least_mhz: clock below which a batch of the current placement doesn't count. given: the
+    latest inputs, of which a new placement gets the weights with its first activations.
+    has_weights: the current one has them.
     """
 
     prepared: PreparedCase
@@ -50,6 +51,7 @@ class _Slot:
     resources: ExitStack = field(default_factory=ExitStack)
     index: int = 0
     buffers: Buffers | None = None
+    begun: Placed | None = None
     placed: Placed | None = None
     samples: int = 1
     gap_us: float = 0.0
@@ -64,7 +66,7 @@ class _Slot:
     def leave(self) -> None:
         """Free the current placement."""
         self.resources.close()
-        self.placed = self.buffers = None
+        self.begun = self.placed = self.buffers = None
         self.has_weights = False
 
 
@@ -150,12 +152,14 @@ class WorkerOperations:
         beside: str | None = None,
         is_warm: bool = False,
         warm_up: bool = True,
+        launches: int | None = None,
     ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
         beside: a slot whose weight copies are shared if they have the same bytes. is_warm: the
         device was just busy, in another process. warm_up: False leaves it to a judge, who then says
-        how many samples a turn has.
+        how many samples a turn has. launches: of a sample, as in an earlier process, so that they
+        are captured now, which takes no measurement; None: their number is determined by timing.
         """
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
@@ -164,13 +168,16 @@ class WorkerOperations:
         mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)
         shared = others is not None and mine.buffers.weights is others.weights
         reply = {"copies": mine.prepared.copies, "shared": shared}
+        if launches is not None:
+            mine.prepared.assume_launches(launches)
+            mine.begun = mine.begin()
         if warm_up:
             return reply
         mine.placed = mine.begin()
         return reply | {"launches": mine.placed.rotation.launches}
 
     def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
-        placed = mine.begin()
+        placed = mine.begun or mine.begin()
         protocol, now = self._meter.protocol, time.perf_counter
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         if boost:
