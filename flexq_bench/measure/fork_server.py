@@ -529,17 +529,16 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def main() -> Request | None:
+def main() -> Request:
     mark, program, *libraries = sys.argv[1:]
     server = Server(socket.socket(fileno=os.dup(0)), mark, program or None, libraries)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     request = server.serve()
     if request is None:
         server.end()
+        os._exit(0)  # without the cleanup of Python and libraries: 0.3 s with torch
     return request
 
 
 if __name__ == "__main__":
-    requested = main()
-    if requested is not None:
-        run(requested)
+    run(main())

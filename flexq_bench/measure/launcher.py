@@ -206,11 +206,15 @@ class ForkServer:
             if not select.select([ours], [], [], _END_S)[0] or not ours.recv(_MESSAGE_BYTES):
                 self.end()  # it hangs, or could not empty them: the next process starts another
 
-    def end(self) -> None:
-        """End the server and all of its processes."""
+    def finish(self) -> None:
+        """Tell the server that no request follows, so that it ends; `end` waits for its end."""
         if self._control is not None:
             self._control.close()
             self._control = None
+
+    def end(self) -> None:
+        """End the server and all of its processes."""
+        self.finish()
         if self._server is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(_END_S)
