@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexq_bench.cli.compare import search_progress
+from flexq_bench.cli.comparison_progress import search_progress
 from flexq_bench.cli.external import KernelSourceOptions, OpenedProject, use_project
 from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
