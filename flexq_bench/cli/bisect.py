@@ -194,11 +194,13 @@ def _opened_place(
     uuid = device_uuid(name, searched.gpu)
     # The commits of this program need no build, and each has its own program.
     compare: Callable[..., Iterable[CaseComparison]] = partial(compare_commits, folder)
-    build, program, libraries = None, None, OWN_LIBRARIES
+    build, program = None, None
+    libraries: Sequence[str] = OWN_LIBRARIES
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple
     if opened is not None:
         compare = partial(_compared_in_project, opened.project)
-        program, libraries = program_root(), ()
+        program = program_root()
+        libraries = ()
         kernels = adopted()
         wrap = sandbox_of(kernels.sources, kernels.environment, [folder_of_builds()]).wrap
         build = partial(_build, opened.project) if can_start_beside(name) else None

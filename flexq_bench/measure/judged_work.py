@@ -1,4 +1,4 @@
-"""What a judge draws for a kernel in another process, and what it expects of its outputs."""
+"""Inputs that a judge draws for a kernel in another process, and the judging of its outputs."""
 
 from __future__ import annotations
 
