@@ -18,7 +18,14 @@ from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import RecordError
 from flexq_bench.db.queries.runs_and_plans import run_info
-from flexq_bench.db.records import RUN_STATUSES, AnyRecord, CommitInfo, RunInfo, RunOwner
+from flexq_bench.db.records import (
+    RUN_STATUSES,
+    AnyRecord,
+    CommitInfo,
+    Record,
+    RunInfo,
+    RunOwner,
+)
 from flexq_bench.db.tables import Run
 from flexq_bench.db.writer import Writer, stored_run_id
 
@@ -91,6 +98,25 @@ def add_records(session: Session, records: Iterable[AnyRecord]) -> int:
     writer = Writer(session)
     writer.add_all(map(canonical, records))
     return writer.added
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """Numbers of results that were added and replaced, and the ids of their series."""
+
+    added: int
+    replaced: int
+    series: frozenset[int]
+
+
+def put_records(session: Session, records: Iterable[Record]) -> Written:
+    """Store measurements; those that differ from a stored one of the same uuid replace it.
+
+    Raises like add_record.
+    """
+    writer = Writer(session, replacing=True)
+    writer.add_all(map(canonical, records))
+    return Written(writer.added, writer.replaced, frozenset(writer.changed_series))
 
 
 def finish_run(

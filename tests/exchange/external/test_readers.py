@@ -153,7 +153,7 @@ def test_real_nvbench_file_is_read():
     path = next(Path(one.locate()) for one in files if one.name == "test_ref.json")
     states = sum(len(b["states"]) for b in json.loads(path.read_text())["benchmarks"])
 
-    reading = read_results("nvbench", str(path))
+    (reading,) = read_results("nvbench", str(path))
 
     assert reading.refused == ()
     assert sum(one.cache == "cold" for one in reading.results) == states
@@ -183,7 +183,7 @@ def iteration(name="BM_gemm/m:8/n:64/k:32/real_time", index=0, **changes):
 
 def test_real_google_benchmark_file_is_read():
     """Of three repetitions a benchmark, made by the Python package google-benchmark 1.9.5."""
-    reading = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
+    (reading,) = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
 
     assert reading.refused == ()
     assert reading.created_at.startswith("2026-11-23T02:43:24")
@@ -260,9 +260,9 @@ def test_old_google_benchmark_aggregates_are_ignored(read):
 
 
 def test_real_pytest_benchmark_file_is_read():
-    raw, summary_only = read_results(
-        "pytest-benchmark", str(MADE_BY_THE_TOOL / "pytest_benchmark.json")
-    ).results
+    path = MADE_BY_THE_TOOL / "pytest_benchmark.json"
+    (reading,) = read_results("pytest-benchmark", str(path))
+    raw, summary_only = reading.results
 
     assert (raw.name, raw.shape) == ("test_b.py::test_sum", (1, 64, 1))
     assert raw.low < raw.median < raw.high
@@ -375,14 +375,16 @@ def test_criterion_folder_has_newest_results(read, tmp_path):
     broken.mkdir(parents=True)
     (broken / "benchmark.json").write_text("{")
 
-    reading = read_results("criterion", str(tmp_path / "criterion"))
+    (reading,) = read_results("criterion", str(tmp_path / "criterion"))
 
     (one,) = reading.results
     assert one == read("criterion", complete()).results[0]
     (refused,) = reading.refused
     assert "benchmark.json is not JSON" in refused.reason
     with pytest.raises(UsageError, match=r"holds no new/benchmark\.json"):
-        read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
+        list(
+            read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
+        )
 
 
 def test_repeated_result_is_refused_once(read):
@@ -397,10 +399,10 @@ def test_repeated_result_is_refused_once(read):
 
 def test_file_with_too_many_results_is_refused(read, monkeypatch):
     monkeypatch.setattr(result, "MAX_RESULTS", 2)
-    rows = "benchmark,value\ngemm,1\nother,2\n"
-    assert len(read("csv", rows).results) == 2
+    runs = [iteration(name=name) for name in ("gemm", "other", "third")]
+    assert len(read("google-benchmark", google(*runs[:2])).results) == 2
     with pytest.raises(UsageError, match="more than 2 results in a file"):
-        read("csv", rows + "third,3\n")
+        read("google-benchmark", google(*runs))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -433,7 +435,7 @@ def test_file_of_another_tool_is_one_line(read):
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_endless_file_is_not_read(format_name):
     with pytest.raises(UsageError, match="no regular file"):
-        read_results(format_name, "/dev/zero")
+        list(read_results(format_name, "/dev/zero"))
 
 
 def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
