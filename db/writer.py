@@ -285,23 +285,26 @@ class Writer:
         self.added += 1
 
     def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
-        runs = [self.run(record.run, self._commit_of(record)) for record in records]
-        keys = [
-            (run, record.case, _repetition(record))
-            for run, record in zip(runs, records, strict=True)
-        ]
+        keys = {
+            record.uuid: (self.run(record.run, self._commit_of(record)), record.case, repetition)
+            for record in records
+            if (repetition := _repetition(record)) is not None
+        }
+        if not keys:
+            return list(records)
         columns = (Measurement.run_id, Measurement.case_key, Measurement.repetition)
         stored = select(*columns).where(
-            Measurement.run_id.in_(set(runs)),
-            Measurement.case_key.in_({record.case for record in records}),
+            Measurement.run_id.in_({run for run, _, _ in keys.values()}),
+            Measurement.case_key.in_({case for _, case, _ in keys.values()}),
             Measurement.repetition.is_not(None),
         )
-        stored_keys = {tuple(row) for row in self._session.execute(stored)} if records else set()
+        stored_keys = {tuple(row) for row in self._session.execute(stored)}
         first = []
-        for key, record in zip(keys, records, strict=True):
+        for record in records:
+            key = keys.get(record.uuid)
             if key not in stored_keys:
                 first.append(record)
-            if key[2] is not None:
+            if key is not None:
                 stored_keys.add(key)
         return first
 

@@ -146,6 +146,7 @@ def import_external(
     Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
     file of another format.
     """
+    from flexq_bench.ci.imported_history import judge_imported
     from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
     from flexq_bench.exchange.external.importing import store_readings
     from flexq_bench.exchange.flashinfer_traces import read_traces
@@ -171,10 +172,8 @@ def import_external(
             done = store_readings(
                 database, _noted(path, readings(path), origin), origin, commits.describe
             )
-            if not done.read and not done.refused:
-                raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
+            verdicts = judge_imported(database, done.series, alerting=options.alert)
             with database.session() as session:
-                verdicts = _judge(session, done.series, alerting=options.alert)
                 begun = _new_breaks(session, done)
             for text in begun:
                 say(console(stderr=True), f"{path}: {text}")
@@ -222,33 +221,20 @@ class _Imported:
 
 def _check(path: str, readings: Iterable[Reading], origin: Origin) -> None:
     """Read a file without storing it. Raises UsageError if nothing of it can be stored."""
-    from flexq_bench.exchange.external.records import external_records, is_future
+    from flexq_bench.exchange.external.records import commit_in_file, is_future
 
-    n_results, n_valid = 0, 0
+    is_empty = True
     for reading in readings:
+        is_empty = is_empty and not reading.results and not reading.refused
         if origin.time is None and reading.created_at and is_future(reading.created_at):
             raise UsageError(
                 f"{path}: its time is {reading.created_at}, in the future: give --time"
             )
-        records, _ = external_records(reading, origin)
-        n_valid += len(records)
-        n_results += len(reading.results) + len(reading.refused)
-        if n_results and not n_valid and origin.commit is None and reading.results:
+        commits = (commit_in_file(result, reading, origin) for result in reading.results)
+        if reading.results and not any(commits):
             raise UsageError(f"{path} names no commits: give --commit SHA with --format")
-    if not n_results:
+    if is_empty:
         raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
-
-
-def _judge(session: Session, series: Collection[int], *, alerting: bool) -> HistoryVerdicts:
-    from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
-    from flexq_bench.ci.notifications import events
-
-    if not series:
-        return HistoryVerdicts()
-    verdicts = judge_histories(session, series, alerting=alerting)
-    if alerting:
-        events.add_history_events(session, verdicts)
-    return verdicts
 
 
 def _new_breaks(session: Session, done: Imported) -> list[str]:
@@ -313,7 +299,7 @@ def _commit(options: ExternalResultOptions, revision: str) -> CommitInfo:
 
 
 class _Commits:
-    """What is known of commits: by the clone, or, of abbreviated ones, by the database."""
+    """Commits as the clone describes them; abbreviated ones as the database has them."""
 
     def __init__(self, database: Database, options: ExternalResultOptions) -> None:
         self._database, self._options = database, options

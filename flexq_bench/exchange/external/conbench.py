@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
-    BadResult,
     ExternalResult,
     Reading,
     by_unit,
@@ -20,8 +19,6 @@ from flexq_bench.exchange.external.result import (
     commit_of,
     iso_time,
     kept,
-    notches,
-    number,
     objects_with,
     of_repeated,
     read_objects,
@@ -50,14 +47,14 @@ def _result(entry: Mapping[str, Any]) -> ExternalResult:
         {key: value for key, value in tags.items() if key not in _IDS and value is not None}
     )
     machine = entry.get("machine_info") or entry.get("hardware") or {}
+    gpus = machine.get("gpu_product_names")
+    gpus = gpus if isinstance(gpus, list) else []
     sha = (entry.get("github") or {}).get("commit") or (entry.get("commit") or {}).get("sha")
     common: dict[str, Any] = {
         "name": str(tags["name"]),
         "variant": variant,
         "shape": shape,
-        "device": cleaned(machine.get("gpu_product_names") or machine.get("cpu_model_name") or "")
-        if not isinstance(machine.get("gpu_product_names"), list)
-        else cleaned((machine["gpu_product_names"] or [machine.get("cpu_model_name", "")])[0]),
+        "device": cleaned((gpus or [machine.get("cpu_model_name") or ""])[0]),
         "environment": {"tool": "conbench", **_texts(entry.get("context") or {})},
         "extra": {
             key: kept(entry[key]) for key in ("info", "run_reason", "run_tags") if entry.get(key)
@@ -66,24 +63,14 @@ def _result(entry: Mapping[str, Any]) -> ExternalResult:
         "created_at": iso_time(entry.get("timestamp")),
         "occasion": str(entry.get("run_id") or ""),
     }
-    stats = entry.get("stats")
-    data = [] if not stats else [value for value in stats.get("data") or () if value is not None]
+    stats = entry.get("stats") or {}
+    data = [value for value in stats.get("data") or () if value is not None]
     if entry.get("error") or not data:
         reason = cleaned(entry.get("error") or "it has no data")
         return ExternalResult(**common, median=None, detail=reason)
     unit = stats["unit"]
     fields = [by_unit(value, unit) for value in data]
     values = fields[0] | of_repeated([one["median"] for one in fields])
-    if (
-        len(data) == 1
-        and stats.get("q1") is not None
-        and number(stats.get("iterations") or 1, "n") > 1
-    ):
-        q1, q3 = (by_unit(stats[key], unit)["median"] for key in ("q1", "q3"))
-        n = int(stats["iterations"])
-        values["low"], values["high"] = notches(values["median"], q1, q3, n)
-    if len(common["occasion"]) > 100:
-        raise BadResult("its run_id has over 100 letters")
     return ExternalResult(**common, **values)
 
 

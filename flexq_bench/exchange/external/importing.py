@@ -19,7 +19,7 @@ Commits = Mapping[str, CommitInfo]  # by the sha in a file
 
 @dataclass(slots=True)
 class Imported:
-    """What became of the results of a file.
+    """Outcome of the import of a file.
 
     read: valid ones; added, replaced: of these; the others were stored before. refused: their
     names and reasons. series: ids of those that changed. runs: uuids. without_device: number, on

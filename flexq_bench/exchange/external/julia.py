@@ -54,7 +54,7 @@ def _entries(name: str, value: Any, environment: dict[str, str], depth: int) -> 
         for key, member in (fields.get("data") or {}).items():
             below = f"{name}/{key}" if name else str(key)
             yield from _entries(below, member, environment, depth - 1)
-    elif kind in ("Trial", "TrialEstimate"):
+    elif kind in ("Trial", "TrialEstimate") and isinstance(fields, dict):
         yield name or "benchmark", partial(_results, name or "benchmark", fields, environment)
 
 

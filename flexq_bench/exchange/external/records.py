@@ -41,11 +41,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where and when a result was measured. time None: nobody says."""
+    """Commit and run of a result; the run has the given time, or the present one."""
 
     commit: CommitInfo
-    time: str | None
-    occasion: str
+    run: RunInfo
+    about: Mapping[str, Any]  # for `extra`
 
 
 def external_records(
@@ -57,10 +57,14 @@ def external_records(
     commit and occasion has the same uuid, whatever its value and whenever the file is imported.
     """
     records, refused = [], []
+    places: dict[tuple[object, ...], _Place] = {}
     for result in reading.results:
+        sha = None if result.commit is None else result.commit.sha
+        key = (sha, result.created_at, result.occasion)
         try:
-            place = _place(result, reading, origin, commits or {})
-            records.append(_record(result, origin, place))
+            if key not in places:
+                places[key] = _place(result, reading, origin, commits or {})
+            records.append(_record(result, origin, places[key]))
         except BadResult as error:
             refused.append(Refused(result.name, str(error)))
     return records, refused
@@ -91,17 +95,27 @@ def _place(
     if time is not None and is_future(time):
         raise BadResult(f"its time is {time}, in the future: give --time")
     occasion = origin.occasion or result.occasion or reading.occasion or in_file or ""
-    return _Place(replace(commit, project=origin.project, branch=branch), time, occasion)
+    about: dict[str, Any] = {"occasion": occasion} if occasion else {}
+    if time is None:
+        about[TIME_OF_IMPORT] = True
+    of_project = replace(commit, project=origin.project, branch=branch)
+    identity = content_uuid(
+        f"{EXTERNAL_BACKEND} {_VERSION} {origin.project} {commit.sha} {occasion}"
+    )
+    run = RunInfo(
+        uuid=identity,
+        suite=origin.project,
+        trigger="import",
+        status="complete",
+        created_at=time or datetime.now(UTC).isoformat(),
+        idempotency_key=identity,
+    )
+    return _Place(of_project, run, about)
 
 
 def _record(result: ExternalResult, origin: Origin, at: _Place) -> Record:
-    created_at = at.time or datetime.now(UTC).isoformat()
-    run = _run(origin.project, at.commit.sha, at.occasion, created_at)
-    about: dict[str, Any] = {"occasion": at.occasion} if at.occasion else {}
-    if at.time is None:
-        about[TIME_OF_IMPORT] = True
-    if result.remarks:
-        about["remarks"] = list(result.remarks)
+    run = at.run
+    remarks = {"remarks": list(result.remarks)} if result.remarks else {}
     sku = origin.device or result.device or UNKNOWN_DEVICE
     m, n, k = result.shape
     label = kernel_label(result.name, result.variant)
@@ -142,25 +156,17 @@ def _record(result: ExternalResult, origin: Origin, at: _Place) -> Record:
         accepted=ok,
         config={},
         binary_hash=None,
-        created_at=created_at,
+        created_at=run.created_at,
         run=run,
         commit=at.commit,
-        device=DeviceInfo(uuid=f"{EXTERNAL_BACKEND} {sku}", sku=sku, backend=EXTERNAL_BACKEND),
+        device=_device(sku),
         environment=dict(result.environment),
-        extra={**result.extra, **about},
+        extra={**result.extra, **at.about, **remarks},
         project=origin.project,
-        **(UNTIMED | {"sm_clock_mhz": result.sm_clock_mhz}),
+        **{**UNTIMED, "sm_clock_mhz": result.sm_clock_mhz},
     )
 
 
 @lru_cache(maxsize=1024)
-def _run(project: str, sha: str, occasion: str, created_at: str) -> RunInfo:
-    identity = content_uuid(f"{EXTERNAL_BACKEND} {_VERSION} {project} {sha} {occasion}")
-    return RunInfo(
-        uuid=identity,
-        suite=project,
-        trigger="import",
-        status="complete",
-        created_at=created_at,
-        idempotency_key=identity,
-    )
+def _device(sku: str) -> DeviceInfo:
+    return DeviceInfo(uuid=f"{EXTERNAL_BACKEND} {sku}", sku=sku, backend=EXTERNAL_BACKEND)

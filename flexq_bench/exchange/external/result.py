@@ -345,6 +345,7 @@ def _checked(result: ExternalResult) -> ExternalResult:
         ("its parameters", result.variant),
         ("its device", result.device),
         ("its metric", result.metric),
+        ("its occasion", result.occasion),
         ("its unit", result.unit),
         ("its operation's parameters", result.operation + result.parameters),
     ):
