@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.output import console, print_json, say
-from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session, open_database
 from flexq_bench.db.exchange import replacing
 from flexq_bench.db.records import CommitInfo, Record
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external.importing import COMMIT_DIGITS, full_commits, store_readings
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.repository.ancestry import measured_branch
 from flexq_bench.repository.provenance import commits_at
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of exchange.external
 OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
 STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
-_COMMIT_DIGITS = (40, 64)  # hexadecimal, of a whole SHA-1 and SHA-256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
@@ -148,7 +147,6 @@ def import_external(
     """
     from flexq_bench.ci.imported_history import judge_imported
     from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
-    from flexq_bench.exchange.external.importing import store_readings
     from flexq_bench.exchange.flashinfer_traces import read_traces
 
     if format_name not in (*FORMATS, TRACES, _AUTO):
@@ -287,7 +285,7 @@ def _commit(options: ExternalResultOptions, revision: str) -> CommitInfo:
         return CommitInfo(sha, None, None, dirty=False)
     except UsageError:
         # A whole id is good without the clone having it: it is ordered by time.
-        if options.repository is not None and len(revision) not in _COMMIT_DIGITS:
+        if options.repository is not None and len(revision) not in COMMIT_DIGITS:
             raise
     sha = revision.lower()
     if not _SHA.fullmatch(sha):
@@ -336,20 +334,15 @@ class _Commits:
 
     def _whole(self, commit: CommitInfo) -> CommitInfo:
         """Return an abbreviated commit in full if the database has it; else print a warning."""
-        if len(commit.sha) in _COMMIT_DIGITS:
-            return commit
-        with self._database.session() as session:
-            known = queries.recent_commits(
-                session, limit=0, prefixes=[commit.sha], project=self._options.project or ""
+        whole = full_commits(self._database, self._options.project or "", [commit])[commit.sha]
+        if len(whole.sha) not in COMMIT_DIGITS:
+            say(
+                console(stderr=True),
+                f"commit {commit.sha} is abbreviated, and neither a repository here nor the "
+                "database has it: give the full id, or results with the full id will belong to "
+                "another commit",
             )
-        if known:
-            return replace(commit, sha=known[0].sha)
-        say(
-            console(stderr=True),
-            f"commit {commit.sha} is abbreviated, and neither a repository here nor the database "
-            "has it: give the full id, or results with the full id will belong to another commit",
-        )
-        return commit
+        return whole
 
 
 def _noted(path: str, readings: Iterable[Reading], origin: Origin) -> Iterator[Reading]:

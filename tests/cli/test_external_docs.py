@@ -84,7 +84,7 @@ def test_every_command_of_page_runs(cli, files):
         )
     }
     assert wrong == {}
-    assert len(ran) == 14
+    assert len(ran) == 12
     assert json.loads(Path("bmf.json").read_text())
     assert Path("theirs.toml").read_text().count("[[group]]") == 1
 

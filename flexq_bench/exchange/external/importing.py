@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import put_records
 from flexq_bench.exchange.external.records import Origin, commit_in_file, external_records
 from flexq_bench.exchange.external.result import Reading, Refused
 
+COMMIT_DIGITS = (40, 64)  # hexadecimal, of a whole SHA-1 and SHA-256
 _A_TRANSACTION = 1_000  # results
 
 Commits = Mapping[str, CommitInfo]  # by the sha in a file
@@ -36,6 +38,21 @@ class Imported:
     without_device: int = 0
     machine: str = ""
     remarks: Counter[str] = field(default_factory=Counter)
+
+
+def full_commits(database: Database, project: str, commits: Collection[CommitInfo]) -> Commits:
+    """Complete abbreviated commits by those that are stored; describe of `store_readings`."""
+    known = {}
+    with database.session() as session:
+        for commit in commits:
+            known[commit.sha] = commit
+            if len(commit.sha) not in COMMIT_DIGITS:
+                stored = queries.recent_commits(
+                    session, limit=0, prefixes=[commit.sha], project=project
+                )
+                if stored:
+                    known[commit.sha] = replace(commit, sha=stored[0].sha)
+    return known
 
 
 def store_readings(
