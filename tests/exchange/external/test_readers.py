@@ -445,3 +445,55 @@ def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkey
 
     with pytest.raises(UsageError, match="has over 100 values: split it"):
         result.read_json(str(path), "an nvbench file")
+
+
+# Quality data
+
+
+def test_nvbench_clock_below_the_device_is_stored_and_remarked(read):
+    clock = summary("nv/cold/sm_clock_rate/mean", 1035.3e6)
+    own = summary("acme/bytes", 12.5)
+    file = nvbench(state(clock, own))
+    file["devices"][0]["sm_default_clock_rate"] = 1785000000
+
+    (one,) = read("nvbench", file).results
+
+    assert one.sm_clock_mhz == pytest.approx(1035.3)
+    assert one.remarks == ("the SM clock was 58% of the device's 1785 MHz",)
+    assert one.extra["summaries"] == {"acme/bytes": {"value": "12.5"}}
+
+
+def test_cub_axes_are_the_shape(read):
+    axes = [
+        {"name": "M{io}", "type": "int64", "value": "64"},
+        {"name": "T{ct}", "type": "type", "input_string": "I32"},
+    ]
+
+    (one,) = read("nvbench", nvbench(state(axis_values=axes))).results
+
+    assert (one.shape, one.variant) == ((64, 1, 1), "T{ct}=I32")
+
+
+def test_pytest_benchmark_with_shortened_samples_keeps_its_median(read):
+    stats = {"median": 1.5e-5, "q1": 1e-5, "q3": 2e-5, "rounds": 900, "data": [1e-5, "… 898 more"]}
+    entry = {"fullname": "a.py::test", "stats": stats, "extra_info": {"flops": 12}}
+    file = {"benchmarks": [entry], "commit_info": {"id": "c" * 40, "dirty": True}}
+
+    (one,) = read("pytest-benchmark", file).results
+
+    assert (one.median, one.samples, one.n_samples) == (15.0, (), 900)
+    assert one.extra["extra_info"] == {"flops": 12}
+    assert one.remarks == ("measured with uncommitted changes",)
+
+
+def test_google_benchmark_keeps_counters_and_remarks_scaling(read):
+    file = google(iteration(bytes_per_second=2e9))
+    file["context"] = {"cpu_scaling_enabled": True, "library_build_type": "debug"}
+
+    (one,) = read("google-benchmark", file).results
+
+    assert one.extra["counters"] == {"bytes_per_second": [2e9]}
+    assert [remark.partition(":")[0] for remark in one.remarks] == [
+        "the clock of the CPU varied",
+        "the benchmark library is a debug build",
+    ]
