@@ -84,7 +84,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         _Entry(
             f"flexq-w6a{a_bits}[{variant}]",
             cuda=partial(btc.BinaryTensorCoreSums, a_bits)
-            if variant == "-dequant"
+            if not btc.VARIANTS[variant].dequant
             else partial(btc.BinaryTensorCoreGemm, a_bits, variant),
         )
         for a_bits in (6, 8)

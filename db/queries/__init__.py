@@ -75,7 +75,6 @@ from flexq_bench.db.queries.nightly import (
     verdicts_of_commit,
 )
 from flexq_bench.db.queries.records import commit_info, run_records, stored_records
-from flexq_bench.db.queries.references import reference_values
 from flexq_bench.db.queries.results import (
     SCHEDULED,
     SWEEP,

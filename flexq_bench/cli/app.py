@@ -33,6 +33,7 @@ from flexq_bench.cli import (
     notify,
     quantize,
     quickstart,
+    reproduce,
     run,
     sensitivity,
     serve_api,
@@ -71,6 +72,7 @@ app.command("accuracy")(accuracy.accuracy)
 app.command("quantize")(quantize.quantize)
 app.command("sensitivity")(sensitivity.sensitivity)
 app.command("decode")(decode.decode)
+app.command("reproduce")(reproduce.reproduce)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("nightly")(nightly.nightly)

@@ -43,15 +43,12 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     with (
         engine.open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("upgrading"),
     ):
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
-        store_published_numbers(database)
         if as_json:
             print_json({"database": database.url, "before": before, "after": after})
         elif before == after:
@@ -82,8 +79,6 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     if format_name is not None:
         import_external(files, format_name, origin, db, as_json)
         return
@@ -93,7 +88,6 @@ def import_(
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("importing", len(files)) as bar,
     ):
-        store_published_numbers(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))

@@ -62,13 +62,15 @@ def _rounded(new: torch.Tensor, bits: int) -> torch.Tensor:
     """Keys or values of each head as a cache of codes stores them: between their extremes."""
     low, high = (end.half().double() for end in new.aminmax(dim=-1, keepdim=True))
     step = ((high - low) / (2**bits - 1)).half().double().clamp_min(2.0**-24)
-    return ((new - low) / step).round().clamp(0, 2**bits - 1) * step + low
+    rounded: torch.Tensor = ((new - low) / step).round().clamp(0, 2**bits - 1) * step + low
+    return rounded
 
 
 def _with_rounded_minima(cached: torch.Tensor) -> torch.Tensor:
     """Values whose codes count from a minimum in FP16: the smallest of a head has code 0."""
     low = cached.amin(dim=-1, keepdim=True)
-    return cached + (low.half().double() - low)
+    as_stored: torch.Tensor = cached + (low.half().double() - low)
+    return as_stored
 
 
 _CACHE = ("batch", "context", "kv_heads", "head_dim")
