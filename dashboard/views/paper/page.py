@@ -7,7 +7,12 @@ from collections import Counter
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
+<<<<<<< HEAD
 from flexq_bench.dashboard.pages import app_page
+=======
+from flexq_bench.dashboard.pages import EXPLORE, app_page
+from flexq_bench.dashboard.shared.charts import draw_chart
+>>>>>>> main
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
@@ -29,7 +34,7 @@ _ALL = "overview"
 _SHARE = "share of the memory bandwidth at which the weights are read; above 100 %: from the cache"
 
 
-@app_page("Paper", icon=":material/menu_book:")
+@app_page("Paper", section=EXPLORE, icon=":material/menu_book:")
 def page(database: Database) -> None:
     """Show an overview of all published tables, or one of them."""
     with database.session() as session:
