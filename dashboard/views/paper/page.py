@@ -7,12 +7,7 @@ from collections import Counter
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
-<<<<<<< HEAD
-from flexq_bench.dashboard.pages import app_page
-=======
 from flexq_bench.dashboard.pages import EXPLORE, app_page
-from flexq_bench.dashboard.shared.charts import draw_chart
->>>>>>> main
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
