@@ -270,6 +270,12 @@ class OperationWorkload:
         return definition.evaluate(definition.operations, dict(self.values))
 
     @property
+    def gpus(self) -> int:
+        """Number of GPUs: its parameter `gpus`; 1 without one."""
+        gpus = dict(self.values).get("gpus", 1)
+        return gpus if isinstance(gpus, int) else 1
+
+    @property
     def key(self) -> str:
         """Part of a case's key: `attention_decode:batch=1,heads=32`."""
         return f"{self.operation}:{format_values(self.values, ',')}"

@@ -42,7 +42,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
-from flexq_bench.runs.command_lines import command
+from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
@@ -153,7 +153,7 @@ def perf(
         _check_compared(
             report, judged, out, is_isolated=sources.project is not None and not trust_head
         )
-    _print(report, out)
+    _print(report, out, database_arguments(database))
     raise typer.Exit(code_with_failures(int(report.exit_code)))
 
 
@@ -341,7 +341,7 @@ def _check_compared(
     )
 
 
-def _print(report: GateReport, out: Console) -> None:
+def _print(report: GateReport, out: Console, options: tuple[str, ...]) -> None:
     from flexq_bench.ci.reports.perf import findings_table, headline
 
     table = findings_table(report)
@@ -351,5 +351,5 @@ def _print(report: GateReport, out: Console) -> None:
         say(out, note)
     for change in ("opened", "joined", "fixed"):
         for alert in getattr(report, change):
-            say(out, f"{change} alert {alert}: {command('explain', str(alert))}")
+            say(out, f"{change} alert {alert}: {command('explain', str(alert), *options)}")
     say(out, headline(report))

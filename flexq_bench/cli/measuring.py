@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from flexq_bench.cli.external import OpenedProject
@@ -35,6 +37,8 @@ from flexq_bench.sweeps.plot import write_plot
 from flexq_bench.workloads.suite import Suite
 
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
+
+_MANY_CASES = 100  # of a sweep, above which a person is asked first
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +125,11 @@ def announce(database: Database, planned: Sequence[PlannedRun], options: RunOpti
         unknown = "nothing like it was measured before"
         took = unknown if seconds is None else f"about {seconds / kind.workers:.0f} s"
         say(options.console, f"{len(run.cases)} cases on {kind.workers} × {kind.gpu}: {took}")
+    cases = sum(len(run.cases) for run in planned)
+    if cases > _MANY_CASES:
+        say(options.console, "fewer: name kernels (--kernels), layers (--layers) or sizes (--m)")
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            typer.confirm(f"measure {cases} cases?", default=True, abort=True)
 
 
 def carry_out(
@@ -163,12 +172,12 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = options.console
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
-    # Ratios of reference implementations on a CPU are meaningless.
+    are_own = any("." in result.kernel for result in results)  # of a file or package
+    # Ratios of times on a CPU say nothing of a GPU.
     print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
-        see = command("dashboard", "--examples")
-        say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
-        say(out, f"times of an NVIDIA H200: {see}")
+        what = "" if are_own else "reference implementations, and not fast: "
+        say(out, f"no GPU was used: {what}times of this CPU say nothing of a GPU's")
     for line in problem_lines(results):
         say(out, line)
     if missing:

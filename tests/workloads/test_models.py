@@ -170,3 +170,12 @@ def test_a_family_file_with_a_slip_is_refused(tmp_path, old, new, complaint):
         read_family(path)
 
     assert complaint in str(caught.value)
+
+
+def test_name_in_upper_case_is_the_catalog_model():
+    assert get_model("Qwen3-0.6B") == get_model("qwen3-0.6b")
+
+
+def test_unknown_model_is_pointed_to_its_configuration():
+    with pytest.raises(WorkloadError, match=r"sweep --config PATH"):
+        get_model("no-such-model")
