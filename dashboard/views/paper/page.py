@@ -134,8 +134,8 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
         setting = [f"{key}: {value}" for key, value in table.setting.items()]
         repaired = [f"read from damaged text: {place}" for place in table.repaired]
         inferred = [f"named by its position: {column}" for column in table.columns_inferred]
-        means = ["its means weight the columns"] if table.weighted_mean else []
-        for line in (*setting, *table.notes, *repaired, *inferred, *means):
+        weighted = ["its means weight the columns"] if table.weighted_mean else []
+        for line in (*setting, *table.notes, *repaired, *inferred, *weighted):
             st.caption(as_text(str(line)))
 
 
