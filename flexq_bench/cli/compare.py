@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -14,6 +13,7 @@ import typer
 from rich.table import Table
 
 from flexq_bench.cli.cases import CaseOptions, layers_of_option
+from flexq_bench.cli.comparison_progress import progress
 from flexq_bench.cli.external import (
     KernelSourceOptions,
     code_with_failures,
@@ -37,7 +37,6 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import RunSummary
 from flexq_bench.errors import UsageError
-from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.provenance import commit_at, current_commit
 from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.command_lines import command
@@ -48,10 +47,8 @@ from flexq_bench.workloads.suite import Shape, Suite
 from flexq_bench.workloads.suites import load_suite
 
 if TYPE_CHECKING:
-    from flexq_bench.cli.progress import Progress
     from flexq_bench.kernels.contract import Backend, Capability
     from flexq_bench.measure.ab import InterleaveRules
-    from flexq_bench.measure.ab.rules import OnProgress, ShownProgress
     from flexq_bench.verdicts import CaseComparison
 
 
@@ -467,51 +464,3 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
     suite = ("--suite", *common_suites) if common_suites else ()
     arguments = ("compare", *(run.commit[:10] for run in runs), *suite)
     return f"to be sure: {command(*arguments)}"
-
-
-@contextmanager
-def progress() -> Iterator[OnProgress]:
-    """Show the state of a comparison; within the context SIGTERM raises KeyboardInterrupt."""
-    from flexq_bench.cli.progress import progress as shown_progress
-
-    with ended_by_terminate(), shown_progress("comparing") as bar:
-        yield lambda state: bar.update(
-            state.done, state.expected, state.in_words, left_s=state.left_s
-        )
-
-
-class SearchProgress:
-    """Progress of a bisection: comparisons of one commit after the other.
-
-    comparisons: expected; skipped commits add more. processes: pairs of processes of a comparison.
-    """
-
-    def __init__(self, bar: Progress, comparisons: int, processes: int) -> None:
-        self._bar, self._left, self._processes = bar, comparisons, processes
-        self._before = self._done = 0  # pairs of earlier comparisons, and with the current one's
-
-    def skip(self, comparisons: int) -> None:
-        """Count comparisons whose results are known."""
-        self._left = max(self._left - comparisons, 1)
-
-    def of_commit(self, commit: str) -> OnProgress:
-        """Begin a comparison; return the function to call with its states."""
-        self._left = max(self._left - 1, 0)
-        self._before = self._done
-
-        def show(state: ShownProgress) -> None:
-            self._done = self._before + state.done
-            expected = self._before + state.expected + self._left * self._processes
-            self._bar.update(self._done, expected, f"{commit[:10]}: {state.in_words}")
-
-        return show
-
-
-@contextmanager
-def search_progress(commits: int, processes: int) -> Iterator[SearchProgress]:
-    """Show the progress of a search among commits, as `progress`."""
-    from flexq_bench.cli.progress import progress as shown_progress
-
-    with ended_by_terminate(), shown_progress("comparing") as bar:
-        # The comparison of the ends, and a binary search between them.
-        yield SearchProgress(bar, 1 + (commits - 1).bit_length(), processes)

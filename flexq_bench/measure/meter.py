@@ -166,6 +166,10 @@ class Meter:
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
+    def spec_of(self, case: Case) -> KernelSpec:
+        """The spec of a case's kernel. Raises as memory_needed."""
+        return self._find(case).spec
+
     def memory_needed(self, case: Case) -> int:
         """Bytes that preparing and placing the case takes, estimated without allocating.
 
@@ -176,6 +180,11 @@ class Meter:
     def free_memory(self) -> int:
         """Bytes that can be allocated on the device now."""
         return available_memory(self._device)
+
+    def forget_weights(self) -> None:
+        """Free the weights that are kept for later cases."""
+        self._shared.clear()
+        self.release_memory()
 
     def free_mhz(self) -> float | None:
         """SM clock of the device without load, measured once; None: not available."""
@@ -292,7 +301,7 @@ class Meter:
             self._check_supported(kernel.spec, case)
             estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
-                self._shared.clear()
+                self.forget_weights()
             estimate.check(self.free_memory(), case)
             return self._measure_kernel(kernel, case, blank)
         except (RefusedError, WorkerError) as error:  # of the process of an external kernel

@@ -37,7 +37,7 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
     sizes = all(row.result.operation == "linear" for row in rows)
     if not sizes:
         table.add_column("shape", no_wrap=True)
-    for name in (*(("M", "N", "K") if sizes else ()), "time µs", "± %", "% of floor", *over):
+    for name in (*(("M", "N", "K") if sizes else ()), "time µs", "± %", "% of read", *over):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("correct", no_wrap=True)
     for i, row in enumerate(rows):
@@ -124,7 +124,7 @@ def result_line(record: Record) -> str:
     """Format a result as one line."""
     if record.median_us is None:
         return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
-    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"
+    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of read"
     regime = f", {record.regime}" if record.regime == "sustained" else ""
     return (
         f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}{regime}"
