@@ -85,7 +85,9 @@ _ENTRIES: tuple[_Entry, ...] = (
     *(
         _Entry(
             f"flexq-w6a{a_bits}[{variant}]",
-            cuda=partial(btc.BinaryTensorCoreGemm, a_bits, variant),
+            cuda=partial(btc.BinaryTensorCoreSums, a_bits)
+            if not btc.VARIANTS[variant].dequant
+            else partial(btc.BinaryTensorCoreGemm, a_bits, variant),
         )
         for a_bits in (6, 8)
         for variant in btc.VARIANTS

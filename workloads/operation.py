@@ -129,11 +129,12 @@ class Operation:
     `weight_bytes(rows, columns)`, `activation_bytes`, `cache_bytes` and `dtype_bytes`, of matrices
     in the kernel's formats. operations: expression of its multiplications and additions; empty: not
     counted.
-    reference: computes the outputs from the inputs in float64 and from parameters, all by name; a
-    dict of tensors, NaN where any result is right, or of pairs with the magnitude of the terms that
-    were added, to which a result is compared where they cancel. draw(values, generator): returns
-    inputs that have no distribution, by name. accepts: from inputs, outputs and parameters by name,
-    returns for outputs by name which elements are right, instead of comparing them.
+    reference: computes the outputs from the inputs in float64, from parameters and the kernel's
+    number formats (FORMATS), all by name; a dict of tensors, NaN where any result is right, or of
+    pairs with the magnitude of the terms that were added, to which a result is compared where they
+    cancel. draw(values, generator): returns inputs that have no distribution, by name. accepts:
+    from inputs, outputs and parameters by name, returns for outputs by name which elements are
+    right, instead of comparing them.
     Raises WorkloadError if names are of the wrong form, repeat or are unknown to an expression.
     """
 

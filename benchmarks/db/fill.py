@@ -39,7 +39,6 @@ from flexq_bench.db.tables import (
     Sample,
 )
 from flexq_bench.db.writer import Writer
-from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
@@ -292,7 +291,6 @@ def main() -> None:
             stored = fill(
                 session, options.nights, options.series, with_samples=options.with_samples
             )
-        store_published_numbers(database)
         if database.path is None:  # what a server does by itself within minutes
             with database.session() as session:
                 session.execute(text("ANALYZE"))

@@ -78,7 +78,6 @@ from flexq_bench.db.queries.nightly import (
 )
 from flexq_bench.db.queries.pages import Page
 from flexq_bench.db.queries.records import commit_info, run_records, stored_records
-from flexq_bench.db.queries.references import reference_values
 from flexq_bench.db.queries.results import (
     SCHEDULED,
     SWEEP,

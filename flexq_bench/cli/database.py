@@ -45,15 +45,12 @@ app.add_typer(tokens.app, name="token")
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     with (
         engine.open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("upgrading"),
     ):
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
-        store_published_numbers(database)
         if as_json:
             print_json({"database": database.url, "before": before, "after": after})
         elif before == after:
@@ -84,8 +81,6 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     if format_name is not None:
         import_external(files, format_name, origin, db, as_json)
         return
@@ -95,7 +90,6 @@ def import_(
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("importing", len(files)) as bar,
     ):
-        store_published_numbers(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))

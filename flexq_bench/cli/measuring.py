@@ -26,16 +26,14 @@ from flexq_bench.fleet.pool_choice import PoolOptions, open_pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
-from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, exit_code_of_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
+from flexq_bench.runs.table import problem_lines, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
 from flexq_bench.sweeps.plot import write_plot
-from flexq_bench.workloads.published import published_speedups
 from flexq_bench.workloads.suite import Suite
 
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
@@ -75,14 +73,12 @@ def measure_suite(
 ) -> int:
     """Measure a suite as new runs, one per kind of device; returns the exit code."""
     commit = options.measured_commit
-    with open_database(options.db) as database:
-        store_published_numbers(database)
-        with open_pool(database, options.pool, commit) as pool:
-            if options.opened is not None:
-                options.opened.check_loaded()
-            planned = plan_runs(pool, suite, requested_kernels, trigger)
-            announce(database, planned, options)
-            return carry_out(database, pool, planned, commit, options)
+    with open_database(options.db) as database, open_pool(database, options.pool, commit) as pool:
+        if options.opened is not None:
+            options.opened.check_loaded()
+        planned = plan_runs(pool, suite, requested_kernels, trigger)
+        announce(database, planned, options)
+        return carry_out(database, pool, planned, commit, options)
 
 
 def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
@@ -182,9 +178,6 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     if on_cpu:
         what = "" if are_own else "reference implementations, and not fast: "
         say(out, f"no GPU was used: {what}times of this CPU say nothing of a GPU's")
-    published = None if on_cpu else published_table(results, published_speedups(run.suite))
-    if published is not None:
-        print_unbroken(out, published)
     for line in problem_lines(results):
         say(out, line)
     if missing:

@@ -63,6 +63,11 @@ VERBS = {
         "decode",
         "Decode a model end to end under each scheme; store and compare times, memory and energy.",
     ),
+    "reproduce": Verb(
+        "reproduce",
+        "reproduce",
+        "Measure what published tables need; print their numbers beside ours, with a verdict.",
+    ),
     "compare": Verb("compare", "compare", "Show which cases are slower in HEAD than in BASE."),
     "detect": Verb(
         "detect",
