@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
@@ -210,6 +210,7 @@ def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
 BOOST = "boost"
 SCHEDULED = "nightly"  # trigger of scheduled runs
 SWEEP = "sweep"  # trigger of one-off runs by users
+BACKFILL = "backfill"  # trigger of runs at earlier commits, which are later than newer results
 _GPU_BACKEND = "cuda"
 _NEWEST_RUNS = 5  # more than one: the newest may have no result yet
 
@@ -243,7 +244,7 @@ def latest_results_page(
         conditions.append(or_(is_time, Series.backend == EXTERNAL_BACKEND))
     query = _with_newest(newest).where(*conditions)
     rows = rows_of(session, ResultRow, _BY_SERIES.page(session, query, page))
-    counted = select(Series.id).where(*conditions, exists(newest.correlate(Series)))
+    counted = select(Series.id).where(*conditions, newest.is_not(None))
     return rows, count_of(session, counted)
 
 
@@ -306,7 +307,7 @@ def results_at_commit(
     return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
 
 
-_newest = aliased(Measurement)
+_newest, _at = aliased(Measurement), aliased(Commit)
 
 
 def _newest_of_series(
@@ -321,32 +322,44 @@ def _newest_of_series(
     return rows_of(session, ResultRow, query)
 
 
-def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
-    """Return the query of the newest accepted measurement of a series that filters match."""
-    run_conditions = []
+def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> ColumnElement[Any]:
+    """Return the id of the newest accepted measurement of a series that filters match; or null.
+
+    Of a backfilled history, only if there is no other: that at the newest commit.
+    """
+    run_conditions = [Run.trigger != BACKFILL]
     if filters.suites:
         run_conditions.append(Run.suite.in_(filters.suites))
     if filters.without_triggers:
         run_conditions.append(Run.trigger.not_in(filters.without_triggers))
-    on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
     in_time = []
     if filters.since is not None:
         in_time.append(_newest.created_at >= filters.since)
     if filters.until is not None:
         in_time.append(_newest.created_at <= filters.until)
-    return (
-        select(_newest.id)
-        .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *on_run, *in_time)
-        .order_by(_newest.created_at.desc(), _newest.id.desc())
-        .limit(1)
-    )
+
+    def first_of(run_conditions: Sequence[ColumnElement[bool]], *order: Any) -> ScalarSelect[Any]:
+        of_runs = _newest.run_id.in_(select(Run.id).where(*run_conditions))
+        return (
+            select(_newest.id)
+            .join(_at, _newest.commit_id == _at.id)
+            .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *in_time)
+            .where(of_runs)
+            .order_by(*order, _newest.created_at.desc(), _newest.id.desc())
+            .limit(1)
+            .correlate(Series)
+            .scalar_subquery()
+        )
+
+    backfilled = [Run.trigger == BACKFILL, *run_conditions[1:]]
+    return func.coalesce(first_of(run_conditions), first_of(backfilled, _at.position.desc()))
 
 
-def _with_newest(newest: Select[Any]) -> Select[Any]:
+def _with_newest(newest: ColumnElement[Any]) -> Select[Any]:
     return (
         select(*_RESULT_COLUMNS)
         .select_from(Series)
-        .join(Measurement, Measurement.id == newest.correlate(Series).scalar_subquery())
+        .join(Measurement, Measurement.id == newest)
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
     )
