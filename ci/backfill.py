@@ -117,10 +117,12 @@ def measure_commit(
     commit: CommitInfo,
     options: Mapping[str, Any],
     *,
+    is_newest: bool,
     progress: Callable[[int], AbstractContextManager[OnRecord]],
 ) -> list[CommitResult]:
     """Measure the missing cases of a suite at a commit on every available kind of GPU.
 
+    is_newest: its results are the latest of their series; those of a backfill never are.
     Without comparisons and alerts: those are of nights. Interrupted, it goes on where it was.
     """
     works: list[Work] = []
@@ -128,7 +130,8 @@ def measure_commit(
         for kind in pool.kinds:
             plan = build_plan(suite, kind.backend, kind.capability)
             key = run_key(suite.name, kind.gpu, commit)
-            named = replace(new_run(suite.name, BACKFILL, plan.keys), idempotency_key=key)
+            trigger = "manual" if is_newest else BACKFILL
+            named = replace(new_run(suite.name, trigger, plan.keys), idempotency_key=key)
             run = runs.enter_context(open_run(database, named, commit, options))
             with database.session() as session:
                 missing = set(queries.cases_to_measure(session, run.info.uuid))

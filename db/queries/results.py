@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -226,7 +226,8 @@ def latest_results(
     regime: only times of this regime; protocol 1, without regimes, counts as `boost`.
     """
     on_main = [is_on_main(_newest.commit_id.expression)]
-    return _newest_of_series(session, filters or Filters(), on_main, regime)
+    latest = _without_backfill(filters or Filters())
+    return _newest_of_series(session, latest, on_main, regime)
 
 
 def latest_results_page(
@@ -237,7 +238,8 @@ def latest_results_page(
     As latest_results, with the results of other tools, whatever they count; and with filters on
     measurements: the newest result that these match. filters.metrics: instead of the regime's time.
     """
-    newest = _newest_id(filters, [is_on_main(_newest.commit_id.expression)])
+    on_main = [is_on_main(_newest.commit_id.expression)]
+    newest = _newest_id(_without_backfill(filters), on_main)
     conditions = [*filters.on_series()]
     if not filters.metrics:
         is_time = Series.metric == TIME_METRICS[regime]
@@ -307,7 +309,7 @@ def results_at_commit(
     return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
 
 
-_newest, _at = aliased(Measurement), aliased(Commit)
+_newest = aliased(Measurement)
 
 
 def _newest_of_series(
@@ -322,37 +324,32 @@ def _newest_of_series(
     return rows_of(session, ResultRow, query)
 
 
-def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> ColumnElement[Any]:
-    """Return the id of the newest accepted measurement of a series that filters match; or null.
-
-    Of a backfilled history, only if there is no other: that at the newest commit.
-    """
-    run_conditions = [Run.trigger != BACKFILL]
+def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> ScalarSelect[Any]:
+    """Return the id of the newest accepted measurement of a series that filters match; or null."""
+    run_conditions = []
     if filters.suites:
         run_conditions.append(Run.suite.in_(filters.suites))
     if filters.without_triggers:
         run_conditions.append(Run.trigger.not_in(filters.without_triggers))
+    on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
     in_time = []
     if filters.since is not None:
         in_time.append(_newest.created_at >= filters.since)
     if filters.until is not None:
         in_time.append(_newest.created_at <= filters.until)
+    return (
+        select(_newest.id)
+        .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *on_run, *in_time)
+        .order_by(_newest.created_at.desc(), _newest.id.desc())
+        .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
+    )
 
-    def first_of(run_conditions: Sequence[ColumnElement[bool]], *order: Any) -> ScalarSelect[Any]:
-        of_runs = _newest.run_id.in_(select(Run.id).where(*run_conditions))
-        return (
-            select(_newest.id)
-            .join(_at, _newest.commit_id == _at.id)
-            .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *in_time)
-            .where(of_runs)
-            .order_by(*order, _newest.created_at.desc(), _newest.id.desc())
-            .limit(1)
-            .correlate(Series)
-            .scalar_subquery()
-        )
 
-    backfilled = [Run.trigger == BACKFILL, *run_conditions[1:]]
-    return func.coalesce(first_of(run_conditions), first_of(backfilled, _at.position.desc()))
+def _without_backfill(filters: Filters) -> Filters:
+    """Results of earlier commits, measured later, are not the latest."""
+    return replace(filters, without_triggers=(*filters.without_triggers, BACKFILL))
 
 
 def _with_newest(newest: ColumnElement[Any]) -> Select[Any]:

@@ -112,9 +112,7 @@ def compare(
     if place.is_local:
         place.device_name()  # reports a missing device first
     if sources.project is not None:
-        comparison = _of_project(
-            sources, base, head, own or suite, cases, builds=place.is_local
-        )
+        comparison = _of_project(sources, base, head, own or suite, cases, builds=place.is_local)
         code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
         raise typer.Exit(code_with_failures(code))
     if kind is Kind.AUTO:

@@ -344,6 +344,7 @@ def _measure_history(
                             opened.suite(suite),
                             opened.revision.commit,
                             given_options(NIGHTLY),
+                            is_newest=not known and sha == commits[-1],
                             progress=progress,
                         )
                 except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
