@@ -39,7 +39,7 @@ def write_csv(records: Iterable[Record]) -> tuple[str, int]:
 
 
 def write_xlsx(records: Iterable[Record]) -> tuple[bytes, int]:
-    """As write_csv, as a workbook with one sheet for each million results.
+    """Format the same as a workbook with a sheet for each million results.
 
     Raises MissingPackageError without openpyxl.
     """
