@@ -227,6 +227,7 @@ def test_bisect_from_a_tag_names_the_slower_commit(cli, library, benchmarks):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_backfill_measures_commits_once_and_says_whose_files(cli, library, benchmarks, database):
     command = (
         *("nightly", "--project", str(library), "--project-file", str(benchmarks)),
