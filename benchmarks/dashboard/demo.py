@@ -145,7 +145,21 @@ def add_records(db: Path) -> None:
 
 def pack(db: Path, out: Path) -> None:
     """Compress the database; fails if it is too large for a wheel."""
+    folder = f"{db.parent}/"
     with connected(db) as connection:
+        # Of this checkout and machine: branches, processes, folders.
+        connection.execute("DELETE FROM branch WHERE project = '' AND NOT is_main")
+        connection.execute("UPDATE branch SET name = 'main' WHERE project = ''")
+        owner = "owner_host = NULL, owner_pid = NULL, owner_start = NULL, options = NULL"
+        connection.execute(f"UPDATE run SET {owner}")
+        stored = connection.execute("SELECT weights FROM decode_result").fetchall()
+        sources = {words.partition("examples/models")[0] for (words,) in stored}
+        for prefix in {folder, *(source for source in sources if source.startswith("/"))}:
+            connection.execute(
+                "UPDATE decode_result SET weights = replace(weights, ?, ''), "
+                "case_key = replace(case_key, ?, '')",
+                (prefix, prefix),
+            )
         connection.execute("DELETE FROM delivery")
         connection.execute("DELETE FROM event")
     with closing(sqlite3.connect(db, isolation_level=None)) as connection:

@@ -19,7 +19,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH_PX = 1500
 # Name: the page with its controls, and the height that is shown, pixels.
 PAGES = {
-    "home": ("", 1300),
+    "home": ("?project=acme", 1300),
     "alert": ("alert", 1500),
     "leaderboard": ("leaderboard?model=llama-2-7b&layer=down_proj", 1300),
     "kernels": ("kernels?view=heat+map", 1100),
