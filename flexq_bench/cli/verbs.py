@@ -136,7 +136,7 @@ VERBS = {
     "serve-api": Verb(
         "serve_api",
         "serve_api",
-        "Serve stored results as JSON, read-only, until Ctrl-C. /openapi.json describes it.",
+        "Serve stored results as JSON until Ctrl-C. /openapi.json describes it.",
     ),
 }
 

@@ -146,7 +146,7 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
 def _one_of_each_kernel_first(chosen: Sequence[SeriesName]) -> list[SeriesName]:
     """Sort series so that as many kernels as possible are among the first, in their order."""
     seen: Counter[str] = Counter()
-    turns = []
+    turns: list[tuple[int, int, SeriesName]] = []
     for series in chosen:
         label = kernel_label(series.kernel, series.variant)
         turns.append((seen[label], len(turns), series))
