@@ -91,10 +91,10 @@ def test_kuberay_names_the_image_of_the_dockerfile():
     assert set(re.findall(r"image: (\S+)", text)) == {f"flexq-bench:{VERSION}"}
 
 
-def test_task_of_the_slurm_array_measures_its_size(recorder):
+def test_task_of_the_slurm_array_measures_its_size(recorder, tmp_path):
     given = {"FLEXQ_BENCH_DB": "postgresql://host/name", "SLURM_ARRAY_TASK_ID": "2"}
 
-    subprocess.run(["bash", str(SLURM)], env={**os.environ, **given}, check=True)
+    subprocess.run(["bash", str(SLURM)], env={**os.environ, **given}, check=True, cwd=tmp_path)
 
     words = recorder.read_text().splitlines()
     assert words[words.index("--m") + 1] == "8"
