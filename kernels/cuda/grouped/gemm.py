@@ -24,33 +24,59 @@ _MIN_SM = 90
 _SHARED_BYTES = 227 * 1024  # that one block may request
 _BARRIERS_BYTES = 16  # of a stage
 _ALIGNMENT = 1024  # of codes in shared memory
-_TOUCHED_BYTES, _COUNT_BYTES = 16, 16  # of an expert with tokens, and of their number
+_LISTED_BYTES, _STATE_BYTES = 20, 16  # of an expert in the list of those with tokens; of its length
 _LISTED = 128  # experts, of which a multiple decides the number of stages
 _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
+_FRAGMENT_BYTES = 512  # of a warp's accumulators of 8 tokens, and of its outputs of 16 tokens
 _ROW_BLOCKS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
-_OUT_BYTES = _ROW_BLOCKS * BLOCK_TILES * 512
 _LEAST_MANY = 16  # tokens
+# Groups, sets, resident and launched blocks of few_tokens.cu.
+_CHOICES = (
+    (4, 1, 3, 3),
+    (2, 1, 3, 3),
+    (1, 1, 3, 3),
+    (4, 2, 2, 2),
+    (2, 2, 2, 2),
+    (4, 4, 2, 2),
+    (4, 4, 2, 1),
+    (4, 2, 2, 1),
+    (3, 3, 2, 1),
+    (4, 4, 1, 1),
+    (4, 2, 3, 1),
+    (4, 2, 3, 2),
+    (4, 1, 3, 2),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FewConfig(Config):
     """Parameters of csrc/grouped/few_tokens.cu.
 
-    col_tiles: eights of tokens of an output tile. groups: of k in a stage. resident: blocks of an
-    SM. stages: of the ring.
+    col_tiles: eights of tokens of an output tile. groups: of k in a stage. sets: of consumer warps.
+    resident: blocks that fit on an SM. blocks: that are launched for each SM. stages: of the ring.
     """
 
     col_tiles: int
     groups: int
-    stages: int
+    sets: int
     resident: int
+    blocks: int
+    stages: int = 0
 
     source, function = "grouped/few_tokens.cu", "grouped_few"
-    threads = BLOCK_TILES * 32 + 32
+
+    @property
+    def threads(self) -> int:
+        return (self.sets * BLOCK_TILES + 1) * 32
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
         weights = _aligned(self.groups * fmt.chunk_bytes)
         return weights + self.groups * self.col_tiles * MMA_TOKENS * GROUP
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of sums that sets of warps exchange."""
+        return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -58,7 +84,11 @@ class FewConfig(Config):
             min_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
-            **self.defines(),
+            COL_TILES=self.col_tiles,
+            GROUPS=self.groups,
+            SETS=self.sets,
+            STAGES=self.stages,
+            RESIDENT=self.resident,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -75,11 +105,12 @@ class ManyConfig(Config):
     """Parameters of csrc/grouped/many_tokens.cu. tokens: of an output tile. stages: of the ring."""
 
     tokens: int
-    stages: int
+    stages: int = 0
 
     source, function = "grouped/many_tokens.cu", "grouped_many"
     threads = _ROW_BLOCKS * BLOCK_TILES * 32 + 128
-    resident = 1
+    resident = blocks = 1
+    sums_bytes = _ROW_BLOCKS * BLOCK_TILES * _FRAGMENT_BYTES
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
         return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tokens * GROUP
@@ -107,9 +138,8 @@ GroupedConfig = FewConfig | ManyConfig
 
 def shared_bytes(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> int:
     """Return the dynamic shared memory of a block."""
-    out = _OUT_BYTES if isinstance(config, ManyConfig) else 0
     of_stages = config.stages * (config.stage_bytes(fmt) + _BARRIERS_BYTES)
-    return of_stages + out + _COUNT_BYTES + (experts + 1) * _TOUCHED_BYTES
+    return of_stages + config.sums_bytes + _STATE_BYTES + (experts + 1) * _LISTED_BYTES
 
 
 def with_most_stages(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> GroupedConfig:
@@ -123,10 +153,12 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for a workload of `grouped_linear`; the first is the default."""
     experts, most = values["experts"], values["tokens"]
     made: list[GroupedConfig] = [
-        FewConfig(col_tiles, groups, 0, resident)
-        for col_tiles, groups, resident in product((1, 2, 4), (2, 1, 4), (2, 1, 3))
+        FewConfig(col_tiles, *choice)
+        for col_tiles, choice in product((1, 2, 4), _CHOICES)
         if col_tiles == 1 or col_tiles * MMA_TOKENS // 2 < most
     ]
+    if most > _LEAST_MANY:
+        made += [ManyConfig(tokens) for tokens in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
     return [config for config in staged if config.stages > 1]
 
@@ -146,18 +178,17 @@ def grouped_gemm(
     y: torch.Tensor,
     *,
     rows_apart: int = 0,
-    is_early: bool = False,
 ) -> None:
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
     x_codes: int8 [rows, K], scales FP32 [rows]. chunks: of `pack_experts`, w_scales FP16
     [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
-    is_early: sizes were written before the previous kernel of the stream started.
+    Weights are loaded before the previous kernel has ended.
     """
     k, (experts, n) = x_codes.shape[1], w_scales.shape
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
-    blocks = current_gpu().sms * config.resident
+    blocks = current_gpu().sms * config.blocks
     load_function(config.build(fmt), config.function).launch(
         (blocks, 1, 1),
         config.threads,
@@ -172,8 +203,8 @@ def grouped_gemm(
             experts,
             n,
             k,
+            len(x_codes),
             rows_apart,
-            int(is_early),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,
