@@ -2,6 +2,7 @@
 //   w      chunks of grouped/layout.cuh          sn  half [EXPERTS, N], scales of output features
 //   x      int8 [ROWS, K], row-major             sx  float [ROWS], scales of rows
 //   sizes  int [EXPERTS], rows of each           y   half [ROWS, N], row-major
+// ELEMENT 1 and 2: w, x and y are FP16 or BF16, without scales (grouped/layout.cuh).
 // Rows are sorted by expert: one after the other, or, with rows_apart > 0, those of expert e from e * rows_apart on.
 // Only experts with rows are read, once for each TOKENS of their rows.
 //
@@ -48,6 +49,16 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], uint32_t codes, int la
     const uint32_t at = codes + lane % 8 * GROUP + ((half * 4 + lane / 8) ^ (lane % 8)) * 16;
     load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], at);
   }
+}
+
+__device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if ELEMENT == 0
+  mma_s8_m16n8k32(sums, a, b);
+#elif ELEMENT == 1
+  mma_f16_m16n8k16(sums, a, b);
+#else
+  mma_bf16_m16n8k16(sums, a, b);
+#endif
 }
 
 // Position in the ring.
@@ -176,7 +187,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     const bool has_rows = tile < tiles, is_owner = part.from == 0;
     float feature_scale[2] = {};
     float2 token_scale[COL_TILES] = {};
-    if (set == 0 && has_rows && is_owner) {
+    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (feature + 8 * i < n)
@@ -188,7 +199,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         if (token + 1 < part.tokens) token_scale[j].y = load_written(sx + part.first_row + token + 1);
       }
     }
-    int total[COL_TILES][4] = {};
+    Sum total[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
@@ -207,7 +218,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
             load_codes(b, stage + CODES_AT + (g + set) * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
 #pragma unroll
             for (int i = 0; i < MMAS; ++i)
-              if (i < mmas) mma_s8_m16n8k32(total[j], weights.a[i], b[i]);
+              if (i < mmas) multiply(total[j], weights.a[i], b[i]);
           }
         }
       }
@@ -216,19 +227,21 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     }
     if (!has_rows) continue;
     if constexpr (SETS > 1) {
-      int4* sums = reinterpret_cast<int4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
+      float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
       if (set > 0)
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j)
-          sums[(set - 1) * (SET_SUMS_BYTES / 16) + j * 32] = make_int4(total[j][0], total[j][1], total[j][2], total[j][3]);
+          sums[(set - 1) * (SET_SUMS_BYTES / 16) + j * 32] =
+              make_float4(bits_of(total[j][0]), bits_of(total[j][1]), bits_of(total[j][2]), bits_of(total[j][3]));
       named_barrier_sync(1 + tile, SETS * 32);
       if (set > 0) continue;
 #pragma unroll
       for (int other = 0; other < SETS - 1; ++other)
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j) {
-          const int4 v = sums[other * (SET_SUMS_BYTES / 16) + j * 32];
-          total[j][0] += v.x, total[j][1] += v.y, total[j][2] += v.z, total[j][3] += v.w;
+          const float4 v = sums[other * (SET_SUMS_BYTES / 16) + j * 32];
+          total[j][0] += sum_of(v.x), total[j][1] += sum_of(v.y);
+          total[j][2] += sum_of(v.z), total[j][3] += sum_of(v.w);
         }
     }
     const auto warp_partials = [&](int block) { return partial_sums + (block * BLOCK_TILES + tile) * MARKS + lane; };
@@ -237,8 +250,8 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       for (int j = 0; j < COL_TILES; ++j) {
         if (j >= columns) break;
         Marked* to = warp_partials(parts.block) + j * 64;
-        store_marked(to, Marked(__int_as_float(total[j][0]), __int_as_float(total[j][1]), launch));
-        store_marked(to + 32, Marked(__int_as_float(total[j][2]), __int_as_float(total[j][3]), launch));
+        store_marked(to, Marked(bits_of(total[j][0]), bits_of(total[j][1]), launch));
+        store_marked(to + 32, Marked(bits_of(total[j][2]), bits_of(total[j][3]), launch));
       }
       continue;
     }
@@ -252,8 +265,8 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
           do {
             low = load_marked(from), high = load_marked(from + 32);
           } while (!low.has(launch) || !high.has(launch));
-          total[j][0] += __float_as_int(low.value(0)), total[j][1] += __float_as_int(low.value(1));
-          total[j][2] += __float_as_int(high.value(0)), total[j][3] += __float_as_int(high.value(1));
+          total[j][0] += sum_of(low.value(0)), total[j][1] += sum_of(low.value(1));
+          total[j][2] += sum_of(high.value(0)), total[j][3] += sum_of(high.value(1));
         }
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
@@ -261,9 +274,10 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       for (int e = 0; e < 4; ++e) {
         const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
         if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
-        const float scaled = static_cast<float>(total[j][e]) * feature_scale[e / 2];
+        float value = static_cast<float>(total[j][e]);
+        if constexpr (ELEMENT == 0) value = value * feature_scale[e / 2] * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y);
         y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
-            float_to_half(scaled * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y));
+            ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
       }
   }
 }

@@ -84,6 +84,7 @@ class FewConfig(Config):
             min_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
+            ELEMENT=fmt.element,
             COL_TILES=self.col_tiles,
             GROUPS=self.groups,
             SETS=self.sets,
@@ -157,7 +158,7 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
         for col_tiles, choice in product((1, 2, 4), _CHOICES)
         if col_tiles == 1 or col_tiles * MMA_TOKENS // 2 < most
     ]
-    if most > _LEAST_MANY:
+    if most > _LEAST_MANY and not fmt.element:
         made += [ManyConfig(tokens) for tokens in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
     return [config for config in staged if config.stages > 1]
@@ -171,9 +172,9 @@ def grouped_gemm(
     fmt: ExpertFormat,
     config: GroupedConfig,
     x_codes: torch.Tensor,
-    x_scales: torch.Tensor,
+    x_scales: torch.Tensor | None,
     chunks: torch.Tensor,
-    w_scales: torch.Tensor,
+    w_scales: torch.Tensor | None,
     sizes: torch.Tensor,
     y: torch.Tensor,
     *,
@@ -183,9 +184,10 @@ def grouped_gemm(
 
     x_codes: int8 [rows, K], scales FP32 [rows]. chunks: of `pack_experts`, w_scales FP16
     [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
-    Weights are loaded before the previous kernel has ended.
+    Weights are loaded before the previous kernel has ended. FP16 and BF16: x_codes are the values
+    viewed as int8 [rows, 2 * K], without scales; y has their type.
     """
-    k, (experts, n) = x_codes.shape[1], w_scales.shape
+    k, experts, n = x_codes.shape[1], len(sizes), y.shape[1]
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
     blocks = current_gpu().sms * config.blocks
