@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.kernels.cuda.grouped.packing import pack_experts
+from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, pack_experts, packed_bytes
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
 
@@ -92,6 +92,7 @@ def test_lanes_find_every_weight_in_the_chunks(bits, n, k):
 
     packed = pack_experts(*parts)
 
+    assert packed.shape[1] == packed_bytes({8: EIGHT, 6: SIX, 4: FOUR}[bits], n, k)
     for expert in range(2):
         found = unpacked(packed[expert], bits, n, k)
         assert torch.equal(found[:n, :k], weights[expert])

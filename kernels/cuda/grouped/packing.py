@@ -46,6 +46,12 @@ SIX, FOUR, EIGHT = ExpertFormat(6), ExpertFormat(4), ExpertFormat(8)
 FP16, BF16 = ExpertFormat(8, 1), ExpertFormat(8, 2)
 
 
+def packed_bytes(fmt: ExpertFormat, n: int, k: int) -> int:
+    """Return the bytes of an expert's chunks: K is padded to a multiple of 32, N of 16."""
+    tile_bytes = -(-k // _MMA_K) * fmt.mma_bytes + -(-k // GROUP) * fmt.tile_scale_bytes
+    return -(-n // MMA_ROWS) * tile_bytes
+
+
 def pack_experts(
     codes: torch.Tensor,
     scales: torch.Tensor | None = None,
