@@ -134,9 +134,8 @@ def time_shape(pool: Pool, mixture: Mixture, fmt: ExpertFormat, n: int, k: int) 
     scales, features = torch.rand(rows, device=DEVICE), torch.rand(experts, n, device=DEVICE).half()
     y = torch.empty(rows, n, device=DEVICE, dtype=torch.float16)
     weights = n * k * fmt.w_bits // 8 + (0 if fmt is EIGHT else n * -(-k // 128) * 2)
-    configs = configs_for(
-        fmt, {"experts": experts, "tokens": mixture.tokens, "top_k": mixture.top_k}
-    )
+    sizes_of_layer = {"tokens": mixture.tokens, "top_k": mixture.top_k, "n": n, "k": k}
+    configs = configs_for(fmt, {"experts": experts, **sizes_of_layer})
     compile_ahead([config.build(fmt) for config in configs])
 
     def launches(config: GroupedConfig) -> list[Launch]:

@@ -21,6 +21,14 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
   __shared__ float largest_of[WARPS];
   const int token = blockIdx.x, routed = gridDim.x * top_k;
   wait_for_previous_kernel();
+  // Four adjacent k of each word; past K zeros.
+  uint2 values[MOST_CODES];
+  const uint2* row = reinterpret_cast<const uint2*>(x + static_cast<long long>(token) * k);
+#pragma unroll
+  for (int i = 0; i < MOST_CODES; ++i) {
+    const int word = i * THREADS + threadIdx.x;
+    values[i] = word * 4 < k ? load_written(row + word) : make_uint2(0u, 0u);
+  }
   if (threadIdx.x < MOST_TOP_K) before[threadIdx.x] = 0;
   if (token == 0)
     for (int e = threadIdx.x; e < experts; e += THREADS) counts[e] = 0;
@@ -42,14 +50,9 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
       const int sum = __reduce_add_sync(0xFFFFFFFFu, earlier[j]);
       if (threadIdx.x % 32 == 0) atomicAdd(before + j, sum);
     }
-  // Four adjacent k of each word; past K zeros.
-  uint2 values[MOST_CODES];
   float largest = 0.0f;
-  const uint2* row = reinterpret_cast<const uint2*>(x + static_cast<long long>(token) * k);
 #pragma unroll
   for (int i = 0; i < MOST_CODES; ++i) {
-    const int word = i * THREADS + threadIdx.x;
-    values[i] = word * 4 < k ? load_written(row + word) : make_uint2(0u, 0u);
     const uint32_t pair[2] = {values[i].x & 0x7FFF7FFFu, values[i].y & 0x7FFF7FFFu};
 #pragma unroll
     for (int h = 0; h < 4; ++h) largest = fmaxf(largest, half_to_float(static_cast<half_bits>(pair[h / 2] >> (h % 2 * 16))));

@@ -24,7 +24,7 @@ from flexq_bench.kernels.runtime.nvrtc import compile_build
 from flexq_bench.workloads.operation import OperationWorkload
 
 _OF_CPU = {SIX: on_cpu.dual_w6a8, FOUR: on_cpu.dgq_w4a8, EIGHT: on_cpu.w8a8}
-_TYPICAL = {"tokens": 64, "experts": 128}  # for static metrics
+_TYPICAL = {"tokens": 64, "experts": 128, "top_k": 8, "n": 1408, "k": 2816}  # for static metrics
 
 
 def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat
+from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat, packed_bytes
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
@@ -30,22 +29,20 @@ _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
 _FRAGMENT_BYTES = 512  # of a warp's accumulators of 8 tokens, and of its outputs of 16 tokens
 _ROW_BLOCKS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
-# Groups, sets, resident and launched blocks of few_tokens.cu.
-_CHOICES = (
+# Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
+# in some case, without spills.
+_ONE_COLUMN = (
     (4, 1, 3, 3),
-    (2, 1, 3, 3),
-    (1, 1, 3, 3),
-    (4, 2, 2, 2),
-    (2, 2, 2, 2),
-    (4, 4, 2, 2),
-    (4, 4, 2, 1),
-    (4, 2, 2, 1),
-    (3, 3, 2, 1),
-    (4, 4, 1, 1),
-    (4, 2, 3, 1),
-    (4, 2, 3, 2),
     (4, 1, 3, 2),
+    (4, 2, 2, 2),
+    (4, 2, 3, 2),
+    (4, 2, 2, 1),
+    (2, 1, 3, 3),
+    (2, 2, 2, 2),
 )
+_MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
+# Of the choice without tuning, by tokens of an expert (their mean) and bytes of all weights.
+_FEW_TOKENS, _SOME_TOKENS, _SHORT_BYTES = 6, 24, 32e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,18 +147,36 @@ def with_most_stages(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> 
     return replace(config, stages=free // (config.stage_bytes(fmt) + _BARRIERS_BYTES))
 
 
-def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
-    """Return the configurations for a workload of `grouped_linear`; the first is the default."""
-    experts, most = values["experts"], values["tokens"]
-    made: list[GroupedConfig] = [
-        FewConfig(col_tiles, *choice)
-        for col_tiles, choice in product((1, 2, 4), _CHOICES)
-        if col_tiles == 1 or col_tiles * MMA_TOKENS // 2 < most
-    ]
-    if most > _LEAST_MANY and not fmt.element:
-        made += [ManyConfig(tokens) for tokens in (64, 128, 256)]
+def candidates(fmt: ExpertFormat, experts: int, tokens: int) -> list[GroupedConfig]:
+    """Return all configurations for up to `tokens` tokens of an expert."""
+    made: list[GroupedConfig] = [FewConfig(1, *choice) for choice in _ONE_COLUMN]
+    for col_tiles in (2, 4):
+        if col_tiles * MMA_TOKENS // 2 < tokens:
+            made += [FewConfig(col_tiles, *choice) for choice in _MORE_COLUMNS]
+    if tokens > _LEAST_MANY and not fmt.element:
+        made += [ManyConfig(of_tile) for of_tile in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
     return [config for config in staged if config.stages > 1]
+
+
+def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
+    """Return the configurations for parameters of `grouped_linear`; the first is the default.
+
+    The default follows from the mean number of tokens of an expert that has some, and from the
+    bytes of all such experts, if tokens are routed evenly: where they are few, a block more per SM
+    would delay the next launch's first loads.
+    """
+    experts, rows = values["experts"], values["tokens"] * values["top_k"]
+    touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
+    mean, size = rows / touched, touched * packed_bytes(fmt, values["n"], values["k"])
+    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if size < _SHORT_BYTES else 3)
+    if mean > _SOME_TOKENS and not fmt.element:
+        default = ManyConfig(128)
+    elif mean > _FEW_TOKENS:
+        default = FewConfig(4, 4, 2, 2, 2)
+    first = with_most_stages(default, fmt, experts)
+    others = candidates(fmt, experts, values["tokens"])
+    return [first, *(config for config in others if config != first)]
 
 
 def _aligned(size: int) -> int:

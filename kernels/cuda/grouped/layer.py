@@ -61,10 +61,10 @@ class ExpertLayer:
             )
         self._gate_up, self._down, self._top_k = gate_up, down, top_k
         experts, rows, device = len(gate_up.scales), tokens * top_k, gate_up.chunks.device
-        values = {"experts": experts, "tokens": tokens}
+        values = {"experts": experts, "tokens": tokens, "top_k": top_k}
         self._configs = configs or (
-            configs_for(gate_up.fmt, values)[0],
-            configs_for(down.fmt, values)[0],
+            configs_for(gate_up.fmt, values | {"n": gate_up.scales.shape[1], "k": gate_up.k})[0],
+            configs_for(down.fmt, values | {"n": gate_up.k, "k": down.k})[0],
         )
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
