@@ -109,7 +109,7 @@ class Pool:
     def floor_us(self, size: int, bits: int, *, overlap: bool) -> float:
         """The fastest read of `size` bytes, from other memory in each of the launches."""
         probe, words = ReadWeights(NumberFormat(bits, 128), overlap=overlap), size // 16 * 4
-        count = max(2, min(16, self._words.numel() // words))
+        count = max(1, min(16, self._words.numel() // words))
         parts = [
             PackedOperand({"words": self._words[i * words : (i + 1) * words]}, 1, 1)
             for i in range(count)

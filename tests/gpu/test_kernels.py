@@ -11,7 +11,7 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.contract import Config, LinearKernel, Probe
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import Operand
