@@ -19,6 +19,7 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def graph_us(launches: Sequence[Launch], repetitions: int = 7) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(launches))
-    return statistics.median(times[2:])
+    return float(statistics.median(times[2:]))
 
 
 class Pool:
@@ -115,8 +116,7 @@ class Pool:
             for i in range(count)
         ]
         return min(
-            graph_us([lambda p=part, c=config: probe.launch(p, c) for part in parts])
-            for config in READS
+            graph_us([partial(probe.launch, part, config) for part in parts]) for config in READS
         )
 
 
@@ -140,8 +140,8 @@ def time_shape(pool: Pool, mixture: Mixture, fmt: ExpertFormat, n: int, k: int) 
 
     def launches(config: GroupedConfig) -> list[Launch]:
         return [
-            lambda i=i: grouped_gemm(
-                fmt, config, x, scales, chunks[i % copies], features, on_device[i], y
+            partial(
+                grouped_gemm, fmt, config, x, scales, chunks[i % copies], features, on_device[i], y
             )
             for i in range(count)
         ]
@@ -177,7 +177,7 @@ def time_layer(pool: Pool, mixture: Mixture, fmt: ExpertFormat, k: int, inner: i
     out = torch.empty_like(x)
     routings = mixture.routings(16 if mixture.tokens == 1 else 4, 2)
     chosen = [torch.tensor(routing, dtype=torch.int32, device=DEVICE) for routing in routings]
-    return graph_us([lambda c=c: layer(x, c, shares, out) for c in chosen])
+    return graph_us([partial(layer, x, of_launch, shares, out) for of_launch in chosen])
 
 
 def shown(row: dict[str, Any]) -> str:
