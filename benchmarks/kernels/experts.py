@@ -77,7 +77,7 @@ class Mixture:
 
 def graph_us(launches: Sequence[Launch], repetitions: int = 7) -> float:
     """Microseconds of a launch in a graph of these: the median over replays."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for launch in launches:
             launch()
@@ -88,7 +88,8 @@ def graph_us(launches: Sequence[Launch], repetitions: int = 7) -> float:
                 launch()
     times = []
     for _ in range(repetitions + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
