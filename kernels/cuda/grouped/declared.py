@@ -80,7 +80,9 @@ def _dense(fmt: ExpertFormat, dtype: str) -> tuple[FunctionDefinition, FunctionD
         return pack_experts(w.contiguous().view(torch.int8))
 
     def configurations(workload: OperationWorkload) -> Sequence[dict[str, Any]]:
-        return [config.as_dict() for config in configs_for(fmt, dict(workload.values))]
+        values = dict(workload.values)
+        in_bytes = values | {"k": 2 * int(values["k"])}
+        return [config.as_dict() for config in configs_for(fmt, in_bytes)]
 
     of_cpu = on_cpu.dense(dtype)
 
