@@ -113,6 +113,7 @@ extern "C" __global__ void write_late(int* sizes, const int* routing, int expert
 """
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated")
 def test_sizes_written_while_weights_are_loaded_early_count():
     """A kernel that lets the next one start before it writes the sizes."""
     import cupy
