@@ -100,9 +100,12 @@ class FewConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class ManyConfig(Config):
-    """Parameters of csrc/grouped/many_tokens.cu. tokens: of an output tile. stages: of the ring."""
+    """Parameters of csrc/grouped/many_tokens.cu.
 
-    tokens: int
+    tile_tokens: of an output tile. stages: of the ring.
+    """
+
+    tile_tokens: int
     stages: int = 0
 
     source, function = "grouped/many_tokens.cu", "grouped_many"
@@ -111,7 +114,7 @@ class ManyConfig(Config):
     sums_bytes = _ROW_BLOCKS * BLOCK_TILES * _FRAGMENT_BYTES
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tokens * GROUP
+        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -119,7 +122,8 @@ class ManyConfig(Config):
             only_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
-            **self.defines(),
+            TOKENS=self.tile_tokens,
+            STAGES=self.stages,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -175,6 +179,8 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     elif mean > _FEW_TOKENS:
         default = FewConfig(4, 4, 2, 2, 2)
     first = with_most_stages(default, fmt, experts)
+    if first.stages == 1:  # of 8 bits
+        first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
     others = candidates(fmt, experts, values["tokens"])
     return [first, *(config for config in others if config != first)]
 
