@@ -59,7 +59,7 @@ class HasSize(Protocol):
 class Parameter:
     """A named number of an operation, or one of several words.
 
-    choices: the words; empty: a number from `minimum` to 2^24. default None: it must be given.
+    choices: the words; empty: a number from `minimum` to `maximum`. default None: it must be given.
     is_axis: pages draw results over it.
     """
 
@@ -69,6 +69,7 @@ class Parameter:
     default: Value | None = None
     is_axis: bool = False
     choices: tuple[str, ...] = ()
+    maximum: int = MAX_DIMENSION
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -85,10 +86,10 @@ class Parameter:
             if not isinstance(value, str) or value not in self.choices:
                 raise WorkloadError(unknown(self.name, str(value), self.choices))
             return value
-        if type(value) is not int or not self.minimum <= value <= MAX_DIMENSION:
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
             shown = f"{value:,}" if type(value) is int else repr(value)
             raise WorkloadError(
-                f"{self.name} must be from {self.minimum} to {MAX_DIMENSION:,}, got {shown}: "
+                f"{self.name} must be from {self.minimum} to {self.maximum:,}, got {shown}: "
                 f"it is {self.summary or 'a number'}"
             )
         return value

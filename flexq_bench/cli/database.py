@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli import tokens
 from flexq_bench.cli.external_results import (
     OWN_PROJECT,
     STATEMENT_TIMEOUT_S,
@@ -38,6 +39,7 @@ from flexq_bench.sweeps.text import split_names, split_sizes
 from flexq_bench.workloads.names import unknown
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
+app.add_typer(tokens.app, name="token")
 
 
 @app.command()
