@@ -117,7 +117,7 @@ def _step_ms(engine: Engine, batch: int) -> float:
         times.append((start, stop))
     torch.cuda.synchronize()
     engine.close()
-    return round(statistics.median(a.elapsed_time(b) for a, b in times[10:]), 4)
+    return round(float(statistics.median(a.elapsed_time(b) for a, b in times[10:])), 4)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def invariant_kernel(label: str, backend: Backend) -> LinearKernel:
     if not is_exact(spec.weight, spec.activation):
         raise UsageError(
             f"{label} adds rounded products, so its sums depend on their order: --invariant takes "
-            "dual-w6a8, dgq-w4a8, smoothquant-w8a8 and abq"
+            "fp16, dual-w6a8, dgq-w4a8, smoothquant-w8a8 and abq"
         )
     return kernel
 
