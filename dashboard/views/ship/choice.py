@@ -1,4 +1,4 @@
-"""Which checkpoints of a model may be shipped, in which order, and why others may not."""
+"""Checkpoints of a model that may be shipped, in their order; reasons why others may not."""
 
 from __future__ import annotations
 

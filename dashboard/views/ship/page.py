@@ -1,4 +1,4 @@
-"""What should I ship? Checkpoints of a model that keep a tolerated loss, fastest first."""
+"""Page of the checkpoints of a model that keep a tolerated loss, fastest first."""
 
 from __future__ import annotations
 
