@@ -93,6 +93,15 @@ def coded_operands(
     x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
     if a.is_integer:
         x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
+    elif a.kind == "float":  # whose codes are integers of 4 bits
+        numbers = operands.random_codes(m, k, 4, seed=m * n + k).to(a.float_type.dtype)
+        x = Operand(
+            numbers,
+            operands.unit_operand(x_codes, a.bits, a.group, x_scale).scales,
+            a.bits,
+            a.group,
+            element=a.element,
+        )
     else:
         x = Operand((x_codes * x_scale).half(), None, a.bits, None)
     return x, w
@@ -169,15 +178,22 @@ def test_scales_over_eight_decades_keep_error_below_0_001(
     assert relative_error(multiply(kernel, x, w), x, w) <= 1e-3
 
 
-@pytest.mark.parametrize("label", [label for label in CODED_WEIGHTS if label.startswith("fp")])
+@pytest.mark.parametrize(
+    "label",
+    [label for label in CODED_WEIGHTS if resolve(label, "cuda").spec.weight.kind == "float"],
+)
 def test_every_minifloat_counts_for_its_number(label: str) -> None:
     kernel = linear_kernel(label)
     weight = kernel.spec.weight
     numbers = weight.float_type.numbers()
     codes = len(numbers)
     rolled = torch.stack([numbers.roll(i) for i in range(codes)])  # each code at each k and row
-    w = operands.unit_operand(rolled.half(), weight.bits, weight.group)
-    x = Operand(torch.eye(codes).half(), None, 16, None)
+    w = operands.float_operand(weight, rolled)
+    eye = torch.eye(codes)
+    if kernel.spec.activation.is_dense:
+        x = Operand(eye.half(), None, 16, None)
+    else:
+        x = operands.unit_operand(eye.to(torch.int8), 8, None)
 
     assert torch.equal(multiply(kernel, x, w).double(), rolled.T)
 

@@ -2,7 +2,8 @@
 //   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values); in_mma_order:
 //                   each 128 k in the order of imma/mma_order.cuh, K_PAD a multiple of 128
 //   scale_sums      sums [M, SUMS_STRIDE] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
-// Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float.
+// Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float. HALVES 1: codes are halves of the same
+// values, for FP16 tensor cores; in_mma_order is not available.
 #include "common/quantize.cuh"
 #include "imma/mma_order.cuh"
 #include "ptx/launch.cuh"
@@ -10,6 +11,9 @@
 
 #ifndef E4M3
 #define E4M3 0
+#endif
+#ifndef HALVES
+#define HALVES 0
 #endif
 #if E4M3 && __CUDA_ARCH__ < 890
 #error "E4M3 needs compute capability 8.9"
@@ -51,6 +55,25 @@ __device__ inline uint32_t row_code(float value, const RowDivisor& divisor) {
 }
 #endif
 
+#if HALVES
+using Code = half_bits;
+
+__device__ inline uint32_t stored_code(uint32_t code) {
+#if E4M3
+  uint32_t pair;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(code)));
+  return pair & 0xFFFFu;
+#else
+  return float_to_half(static_cast<float>(static_cast<int8_t>(code)));
+#endif
+}
+#else
+using Code = uint8_t;
+
+__device__ inline uint32_t stored_code(uint32_t code) { return code; }
+#endif
+constexpr int CODE_BITS = 8 * sizeof(Code);
+
 __device__ inline half_bits half_of(const uint4& v, int i) {
   const uint32_t word = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
   return static_cast<half_bits>(i % 2 == 0 ? word : word >> 16);
@@ -58,7 +81,7 @@ __device__ inline half_bits half_of(const uint4& v, int i) {
 
 // One scale per row, or *fixed_scale for all rows unless it is null. grid: M.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded,
+quantize_rows(const half_bits* x, Code* codes, float* scales, int k, int k_padded,
               const float* fixed_scale, int in_mma_order) {
   __shared__ float partial[ROW_THREADS / 32];
   let_next_kernel_start();
@@ -82,23 +105,27 @@ quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_pa
   for (int warp = 0; warp < ROW_THREADS / 32; ++warp) largest = fmaxf(largest, partial[warp]);
   const float scale = fixed_scale == nullptr ? row_scale(largest) : *fixed_scale;
   const RowDivisor divisor = row_divisor(scale);
-  uint8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
+  Code* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
   for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {
     const uint4 v = row_vectors[at];
-    uint32_t words[2] = {};
+    uint32_t words[CODE_BITS / 4] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      words[i / 4] |= row_code(half_to_float(half_of(v, i)), divisor) << (i % 4 * 8);
+      words[i * CODE_BITS / 32] |= stored_code(row_code(half_to_float(half_of(v, i)), divisor)) << i * CODE_BITS % 32;
+#if HALVES
+    reinterpret_cast<uint4*>(out)[at] = make_uint4(words[0], words[1], words[2], words[3]);
+#else
     if (in_mma_order) {
       uint32_t* group = reinterpret_cast<uint32_t*>(out) + at / 16 * 32;
       group[mma_word(at % 16 * 2)] = words[0], group[mma_word(at % 16 * 2 + 1)] = words[1];
     } else {
       reinterpret_cast<uint2*>(out)[at] = make_uint2(words[0], words[1]);
     }
+#endif
   }
   for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS) {
     const int to = in_mma_order ? at / 128 * 128 + mma_word(at % 128 / 4) * 4 + at % 4 : at;
-    out[to] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), divisor) : 0u);
+    out[to] = static_cast<Code>(at < k ? stored_code(row_code(half_to_float(row[at]), divisor)) : 0u);
   }
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }

@@ -15,7 +15,7 @@ _ROW_THREADS = 1024  # of quantize_rows, one block per token
 
 @dataclass(frozen=True, slots=True)
 class RowKernels:
-    """The two kernels for one kind of codes: int8, or FP8 (E4M3)."""
+    """The two kernels for one kind of codes: int8 or FP8 (E4M3), or either as halves."""
 
     build: Build
 
@@ -28,7 +28,9 @@ class RowKernels:
         *,
         in_mma_order: bool = False,
     ) -> None:
-        """Quantize x FP16 [M,K] to codes [>= M, padded K] of one byte and scales FP32 [M].
+        """Quantize x FP16 [M,K] to codes [>= M, padded K] and scales FP32 [M].
+
+        Codes have one byte, or are halves of the same values.
 
         static_scale: FP32 [1], of all rows. None: one scale per row. in_mma_order: each 128 k in
         the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128.
@@ -60,3 +62,8 @@ class RowKernels:
 
 INT8_ROWS = RowKernels(Build.of("cublas/rows.cu"))
 FP8_ROWS = RowKernels(Build.of("cublas/rows.cu", min_sm=89, E4M3=1))
+# The same codes as halves, by the kind of the format.
+CODES_AS_HALVES = {
+    "symmetric": RowKernels(Build.of("cublas/rows.cu", HALVES=1)),
+    "float": RowKernels(Build.of("cublas/rows.cu", min_sm=89, E4M3=1, HALVES=1)),
+}
