@@ -128,9 +128,12 @@ struct BlockScales {
   __device__ inline void load(uint32_t tile, int lane) {
     const int at = ON_OPERANDS ? lane / 2 : lane / 4;
     const uint32_t from = tile + CODE_BYTES + at * SCALE_WORDS * 4;
-    if constexpr (SCALE_WORDS == 4) {
-      const uint4 q = load_shared(from);
-      words[0] = q.x, words[1] = q.y, words[2] = q.z, words[3] = q.w;
+    if constexpr (SCALE_WORDS % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < SCALE_WORDS; i += 4) {
+        const uint4 q = load_shared(from + 4 * i);
+        words[i] = q.x, words[i + 1] = q.y, words[i + 2] = q.z, words[i + 3] = q.w;
+      }
     } else if constexpr (SCALE_WORDS == 2) {
       const uint2 q = load_shared_words(from);
       words[0] = q.x, words[1] = q.y;
