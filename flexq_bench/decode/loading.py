@@ -135,7 +135,7 @@ def load(
     def pack(name: str, within: str, layer: QuantizedLayer) -> PackedLinear:
         kernel = find(label_of(f"{name} of {within}", layer.formats), backend)
         config = choose(kernel, batches[0], layer.weight.rows, layer.weight.k)
-        packed = kernel.narrow(kernel.pack_weight(layer.weight.with_half_scales()), config)
+        packed = kernel.narrow(layer.packed_for(kernel), config)
         return PackedLinear(name, kernel, packed, layer.bias)
 
     def norm_of(part: Affine) -> Norm:

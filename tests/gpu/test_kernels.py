@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -90,21 +91,15 @@ def coded_operands(
     w = operands.random_weight(b, n, k, seed=m + n * k)
     if a.kind == "mixed":
         return operands.random_mixed(m, k, seed=m * n + k, scale=x_scale), w
-    x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
-    if a.is_integer:
-        x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
-    elif a.kind == "float":  # whose codes are integers of 4 bits
-        numbers = operands.random_codes(m, k, 4, seed=m * n + k).to(a.float_type.dtype)
-        x = Operand(
-            numbers,
-            operands.unit_operand(x_codes, a.bits, a.group, x_scale).scales,
-            a.bits,
-            a.group,
-            element=a.element,
-        )
-    else:
-        x = Operand((x_codes * x_scale).half(), None, a.bits, None)
-    return x, w
+    # FP8 has all integers of 4 bits.
+    x_bits = 4 if a.kind == "float" else min(a.bits, 8)
+    x_codes = operands.random_codes(m, k, x_bits, seed=m * n + k)
+    if a.is_dense:
+        return Operand((x_codes * x_scale).half(), None, a.bits, None), w
+    x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
+    if a.kind == "float":
+        x = replace(x, values=x_codes.to(a.float_type.dtype), element=a.element)
+    return replace(x, block_rows=a.block_rows), w
 
 
 def exact_product(x: Operand, w: Operand) -> torch.Tensor:
