@@ -55,7 +55,8 @@ class QuantizedLayer:
 
         Raises ShapeError for scales past FP16, and as the kernel's pack_weight.
         """
-        packed = kernel.pack_weight(self.weight.with_half_scales())
+        takes_halves = kernel.spec.weight.scale == "fp16"
+        packed = kernel.pack_weight(self.weight.with_half_scales() if takes_halves else self.weight)
         if not isinstance(self.activation, StaticActivation):
             return packed
         scale = [self.activation.scale]

@@ -100,7 +100,9 @@ def test_formats_without_kernel_are_refused_with_the_layer():
     static = QuantizedLayer(
         quantize(torch.ones(N, K), NumberFormat(8)), StaticActivation(NumberFormat(8), 0.1)
     )
-    with pytest.raises(QuantizeError, match="fc: no kernel multiplies int8/row weights with int8/tensor"):
+    with pytest.raises(
+        QuantizeError, match="fc: no kernel multiplies int8/row weights with int8/tensor"
+    ):
         KernelLinear("fc", static)
 
 

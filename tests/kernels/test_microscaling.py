@@ -8,7 +8,7 @@ import torch
 
 from flexq_bench.kernels.cuda.weight_only.microscaling import (
     tile_byte_scales,
-    tile_two_bit_exponents,
+    tile_halves,
 )
 from flexq_bench.kernels.formats import FLOAT_TYPES, FP16, NumberFormat, Operand, quantize
 from flexq_bench.schemes.kernel_choice import kernel_label
@@ -32,28 +32,40 @@ def e2m3_register(words, mma, register):
     return (high & HIGH | low & ~HIGH) & LOW
 
 
-def values_of(bits):
-    """The two weights of an operand register: halves that are 2^-14 of the numbers."""
+def e4m3_register(words, mma, register):
+    word = words[..., 2 * mma + register // 2]
+    bits = word if register % 2 == 0 else word << 7 & 0x3F803F80 | word << 1 & ~0x3F803F80
+    return bits & 0xBF80BF80
+
+
+def values_of(bits, unit):
+    """The two weights of an operand register: halves that are `unit` of the numbers."""
     halves = torch.stack([bits & 0xFFFF, bits >> 16 & 0xFFFF])
-    return list(halves.to(torch.int16).view(torch.float16).double() * 2.0**14)
+    return list(halves.to(torch.int16).view(torch.float16).double() / unit)
 
 
 @pytest.mark.parametrize(
-    ("element", "register_of"), [("e2m1", e2m1_register), ("e2m3", e2m3_register)]
+    ("element", "register_of", "unit"),
+    [
+        ("e2m1", e2m1_register, 2.0**-14),
+        ("e2m3", e2m3_register, 2.0**-14),
+        ("e4m3", e4m3_register, 2.0**-8),
+    ],
 )
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_the_numbers_of_its_fragments(element, register_of, n, k):
+def test_every_lane_finds_the_numbers_of_its_fragments(element, register_of, unit, n, k):
     numbers = FLOAT_TYPES[element].numbers()
+    numbers = numbers[numbers.isfinite()]
     codes = torch.randint(len(numbers), (n, k), generator=torch.Generator().manual_seed(n))
     if n * k >= len(numbers):
         codes.view(-1)[: len(numbers)] = torch.arange(len(numbers))  # every code is there
     values = numbers[codes].half()
-    tiles = tile_two_bit_exponents(values, FLOAT_TYPES[element].bits)
+    tiles = tile_halves(values, FLOAT_TYPES[element])
     vectors = tiles.view(torch.int32).view(*tiles.shape[:2], -1, 32, 4).long() & MASK32
 
     def of_lane(lane):
         words = vectors[:, :, :, lane].reshape(*tiles.shape[:2], -1)
-        return lambda mma, register: values_of(register_of(words, mma, register) & MASK32)
+        return lambda mma, register: values_of(register_of(words, mma, register) & MASK32, unit)
 
     assert torch.equal(operands.weights_of_lanes(n, k, of_lane), values.double())
 
@@ -84,6 +96,7 @@ def test_every_lane_finds_the_scales_of_its_rows(group):
         ("uint4/64", "fp16", "w4a16[zeros,g64]"),
         ("int8/64", "fp16", "w8a16[g64]"),
         ("int4/128", "fp8/row", "w4afp8"),
+        ("fp8/128x128", "fp8/128", "fp8-w8a8[blocks]"),
     ],
 )
 def test_layers_of_these_formats_have_a_kernel(weight, activation, label):
@@ -92,7 +105,9 @@ def test_layers_of_these_formats_have_a_kernel(weight, activation, label):
     assert kernel_label(*formats) == label
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "mxfp6-e2m3", "mxfp6-e3m2", "nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["mxfp4", "mxfp6-e2m3", "mxfp6-e3m2", "mxfp8", "nvfp4", "fp8/row", "fp8/128x128"]
+)
 @pytest.mark.parametrize(("n", "k"), [(24, 200), (1, 1)])
 def test_the_cpu_multiplies_what_the_codes_stand_for(name, n, k):
     generator = torch.Generator().manual_seed(n)

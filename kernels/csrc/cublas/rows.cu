@@ -1,6 +1,8 @@
 // cublas/rows.cu: quantization before cuBLAS's 8-bit GEMMs and scaling after them, row by row.
 //   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values); in_mma_order:
 //                   each 128 k in the order of imma/mma_order.cuh, K_PAD a multiple of 128
+//   quantize_groups E4M3 and HALVES only: a scale for each 128 k, scales float [K/128, M_PAD], the sources' rows past M
+//                   get scales of zero
 //   scale_sums      sums [M, SUMS_STRIDE] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
 // Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float. HALVES 1: codes are halves of the same
 // values, for FP16 tensor cores; in_mma_order is not available.
@@ -129,6 +131,31 @@ quantize_rows(const half_bits* x, Code* codes, float* scales, int k, int k_padde
   }
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
+
+#if E4M3 && HALVES
+// A warp quantizes 128 k of a token. grid: (K/128 rounded up, M_PAD), one warp a block.
+extern "C" __global__ void __launch_bounds__(32)
+quantize_groups(const half_bits* x, Code* codes, float* scales, int m, int k, int k_padded) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x, token = blockIdx.y;
+  float value[4] = {}, largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = blockIdx.x * 128 + i * 32 + lane;
+    if (token < m && at < k) value[i] = half_to_float(x[static_cast<long long>(token) * k + at]);
+    largest = fmaxf(largest, fabsf(value[i]));
+  }
+  const float scale = row_scale(warp_maximum(largest));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = blockIdx.x * 128 + i * 32 + lane;
+    if (token < m && at < k_padded)
+      codes[static_cast<long long>(token) * k_padded + at] = static_cast<Code>(stored_code(row_code(value[i], scale)));
+  }
+  if (lane == 0) scales[blockIdx.x * gridDim.y + token] = scale;
+}
+#endif
 
 // True if FEATURES adjacent halves of a row of n can be one access.
 __device__ inline bool is_aligned(const half_bits* row, int n) {

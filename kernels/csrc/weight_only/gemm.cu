@@ -1,12 +1,13 @@
 // weight_only/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on FP16 tensor cores, weights of W_BITS: integers of 8 or 4 bits,
-// floats of 6 (E3M2, E2M3), 5 (E3M1) or 4 (E2M1).
+// floats of 8 (E4M3), 6 (E3M2, E2M3), 5 (E3M1) or 4 (E2M1).
 //   w     tiles [N/16, K/128] of weight_only/layout.cuh, with the scales of blocks of less than 128 k
 //   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
-//   sx    float [M]: TOKEN_SCALES 1 only, where x has codes as halves, which multiply exactly
+//   sx    TOKEN_SCALES 1: float [M]; 2: float [K/128, M_PAD], M_PAD a multiple of 8. x has codes as halves, which
+//         multiply exactly
 //   sw    GROUPED 0: half [N], one scale per row; GROUPED 1: half [N/16, K/128, 8, 2], one per row and
 //         128 k, rows r and r + 8 adjacent; ZEROS 1: half [N/16, K/128, 8, 4], these two scales and the
-//         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8; SCALES 2: float [N]; unused
-//         for other scales in tiles
+//         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8; SCALES 2: float [N]; SCALES 3:
+//         float [N/128, K/128]; unused for other scales in tiles
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
 //
@@ -23,6 +24,9 @@
 #ifndef BIAS_SHIFT
 #define BIAS_SHIFT 1
 #endif
+#ifndef RESIDENT
+#define RESIDENT 1  // blocks per SM that must have enough registers
+#endif
 #ifndef TOKEN_SCALES
 #define TOKEN_SCALES 0
 #endif
@@ -36,8 +40,9 @@ static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while t
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
-// Factor of the sums: float operands are scaled by 2^-12 or 2^-14, with E4M3 scales by 2^-7.
-constexpr float FLOAT_UNIT = ON_OPERANDS ? 128.0f : EXPONENT_BITS == 2 ? 16384.0f : 4096.0f;
+// Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
+constexpr int UNIT_EXPONENT = ON_OPERANDS ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
+constexpr float FLOAT_UNIT = 1 << UNIT_EXPONENT;
 constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
 constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;
 constexpr bool SCALES_AT_STEP = GROUPED && !IN_TILE;  // are loaded from sw
@@ -49,6 +54,7 @@ struct Operands {
   const unsigned char* w;
   const half_bits* sw;
   const half_bits* x;
+  const float* sx;
   int m, x_stride, steps, row_tiles, first_tile, first_token, lane;
 };
 
@@ -68,6 +74,7 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 struct StepOperands {
   uint4 x[COL_TILES][X_VECTORS];
   BlockScales scales[SCALES_AT_STEP ? ROW_TILES : 1];
+  float2 of_tokens[TOKEN_SCALES == 2 ? COL_TILES : 1];  // scales of the two tokens of a lane's sums
 };
 
 __device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
@@ -83,11 +90,25 @@ __device__ inline void load_step_operands(StepOperands& s, const Operands& op, i
       s.x[j][v] = inside ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
     }
   }
+  if constexpr (TOKEN_SCALES == 2) {
+    const int m_padded = (op.m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) {
+      const int token = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
+      const float2* pairs = reinterpret_cast<const float2*>(op.sx + static_cast<long long>(step) * m_padded + token);
+      s.of_tokens[j] = token < m_padded ? load_written(pairs) : make_float2(0.0f, 0.0f);
+    }
+  }
   if constexpr (SCALES_AT_STEP) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      const long long at = tile_at(op, r, step) * (ON_OPERANDS ? 16 : 8) + op.lane / (ON_OPERANDS ? 2 : 4);
-      if constexpr (SCALE_WORDS == 2) {
+      if constexpr (OF_ROW_BLOCKS) {
+        const int row_block = min(op.first_tile + r, op.row_tiles - 1) * MMA_ROWS / 128;
+        s.scales[r].words[0] = __ldg(reinterpret_cast<const uint32_t*>(op.sw) + row_block * op.steps + step);
+        continue;
+      }
+      const long long at = tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4;
+      if constexpr (ZEROS) {
         const uint2 of_rows = __ldg(reinterpret_cast<const uint2*>(op.sw) + at);
         s.scales[r].words[0] = of_rows.x, s.scales[r].words[1] = of_rows.y;
       } else {
@@ -129,8 +150,12 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e)
-        total[j][e] = SCALES_SUMS ? total[j][e] + sums[j][e] * (e < 2 ? top : bottom) : sums[j][e];
+      for (int e = 0; e < 4; ++e) {
+        const float2 of_tokens = operands.of_tokens[TOKEN_SCALES == 2 ? j : 0];
+        const float of_row = e < 2 ? top : bottom, of_token = e % 2 == 0 ? of_tokens.x : of_tokens.y;
+        const float factor = TOKEN_SCALES == 2 ? of_row * of_token : of_row;
+        total[j][e] = SCALES_SUMS ? total[j][e] + sums[j][e] * factor : sums[j][e];
+      }
   }
 }
 
@@ -158,10 +183,10 @@ __device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int f
 
 // Scale of a token; 1 if there are none.
 __device__ inline float token_scale(const float* sx, int token, int m) {
-  return TOKEN_SCALES && token < m ? load_written(sx + token) : 1.0f;
+  return TOKEN_SCALES == 1 && token < m ? load_written(sx + token) : 1.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
 weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, const half_bits* bias,
             half_bits* y, int m, int n, int k, int x_stride
 #if TOKEN_SCALES
@@ -178,6 +203,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   const Operands op{w,
                     sw,
                     x,
+                    sx,
                     m,
                     x_stride,
                     steps,
@@ -202,7 +228,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
   // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
   constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
-  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES) && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
+  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
   [[maybe_unused]] Row rows[2];
   [[maybe_unused]] float token_scales[2];
   if constexpr (SCALES_AHEAD) {

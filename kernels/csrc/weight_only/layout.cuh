@@ -13,6 +13,7 @@
 //   W_BITS 6   E3M2 and
 //   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
 //   EXPONENT_BITS 2   E2M1 numbers of W_BITS 4, E2M3 of W_BITS 6
+//   EXPONENT_BITS 4   E4M3 numbers of W_BITS 8
 //
 // Integers are converted exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
 // nibbles, one fused multiply-add) gives the code. The same instruction subtracts a zero point.
@@ -38,6 +39,10 @@
 //              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
 //              right by 4·(i%2) + o
 //
+// EXPONENT_BITS 4: the half is the number times 2^-8, sign in bit 15, exponent and mantissa in bits 13 .. 7.
+//   W_BITS 8   uint4 [4][32 lanes]: word 2i + o/2 of a lane has register o of MMA i where o is even; that of o + 1 has
+//              its exponents and mantissas in bits 6 .. 0 and its signs in bit 14
+//
 // GROUPED with BLOCK_K below 128: the scales of a tile's blocks follow its codes, so that they are loaded with them.
 //   SCALES 0   FP16: uint32 [8][128 / BLOCK_K], lane quads, blocks: rows r and r + 8; ZEROS: two words, as for gemm.cu
 //   SCALES 1   E8M0, BLOCK_K 32: bytes [8][2][4], lane quads, rows r and r + 8, blocks
@@ -55,27 +60,27 @@
 #define BLOCK_K 128  // k that share a scale, if GROUPED
 #endif
 #ifndef SCALES
-#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3
+#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too
 #endif
 #ifndef ZEROS
 #define ZEROS 0  // 1: 4-bit codes with a zero point per row and block
 #endif
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
 static_assert(!ZEROS || (GROUPED && W_BITS == 4 && SCALES == 0), "ZEROS needs GROUPED, W_BITS 4 and SCALES 0");
-static_assert(SCALES == 0 || BLOCK_K == (SCALES == 1 ? 32 : 16), "E8M0 scales have blocks of 32, E4M3 of 16");
+static_assert(SCALES != 1 || BLOCK_K == 32, "E8M0 scales have blocks of 32");
+static_assert(SCALES != 2 || BLOCK_K == 16, "E4M3 scales have blocks of 16");
+static_assert(SCALES != 3 || BLOCK_K == 128, "FP32 scales have blocks of 128");
 
 constexpr bool IS_FLOAT = EXPONENT_BITS > 0;
 constexpr int STEP_K = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 16;
 constexpr int MMAS = STEP_K / MMA_K;  // per step
 constexpr int CODE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
 constexpr int CODE_VECTORS = CODE_BYTES / 512;  // of 16 bytes, per lane
-#ifndef SCALES_APART
-#define SCALES_APART 0
-#endif
-constexpr bool IN_TILE = GROUPED && BLOCK_K < STEP_K && !SCALES_APART;
+constexpr bool IN_TILE = GROUPED && BLOCK_K < STEP_K;
+constexpr bool OF_ROW_BLOCKS = SCALES == 3;
 constexpr bool ON_OPERANDS = SCALES == 2;  // scales multiply operands, not sums
 constexpr int SUM_BLOCKS = GROUPED && !ON_OPERANDS ? STEP_K / BLOCK_K : 1;  // of a step, that are summed apart
-constexpr int SCALE_WORDS = SCALES > 0 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
+constexpr int SCALE_WORDS = SCALES == 1 || SCALES == 2 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
 constexpr int SCALE_BYTES = (ON_OPERANDS ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
 constexpr int TILE_BYTES = CODE_BYTES + (IN_TILE ? SCALE_BYTES : 0);
 constexpr int WHOLE_VECTORS = TILE_BYTES / 512;
@@ -146,6 +151,7 @@ struct BlockScales {
       const uint32_t shifted = block < 3 ? words[row] << (23 - 8 * block) : words[row] >> 1;
       return __uint_as_float(shifted & 0x7F800000u);
     }
+    if constexpr (OF_ROW_BLOCKS) return __uint_as_float(words[0]);
     return half_to_float(static_cast<half_bits>(words[block * (1 + ZEROS)] >> (16 * row)));
   }
 
@@ -174,7 +180,14 @@ struct WeightTile {
 
   // A operand registers of MMA i, a constant after unrolling; each has two weights as halves.
   __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& offsets) const {
-    if constexpr (W_BITS == 8) {
+    if constexpr (EXPONENT_BITS == 4) {
+#pragma unroll
+      for (int o = 0; o < 4; o += 2) {
+        const uint32_t word = words[2 * i + o / 2];
+        a[o] = word & 0xBF80BF80u;
+        a[o + 1] = selected_bits<0x3F803F80u>(word << 7, word << 1) & 0xBF80BF80u;
+      }
+    } else if constexpr (W_BITS == 8) {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {
         const uint32_t selector = o % 2 == 0 ? 0x4140u : 0x4342u;

@@ -10,6 +10,7 @@ from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Build
 
 _THREADS, _FEATURES = 128, 4  # of scale_sums: per block, per thread
+_GROUP = 128  # of quantize_groups
 _ROW_THREADS = 1024  # of quantize_rows, one block per token
 
 
@@ -40,6 +41,19 @@ class RowKernels:
         arguments = (x.contiguous(), codes, scales, *sizes, static_scale, int(in_mma_order))
         function = load_function(self.build, "quantize_rows")
         function.launch((m, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
+
+    def quantize_groups(
+        self, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, group: int
+    ) -> None:
+        """Quantize x FP16 [M,K] to E4M3 as halves, [>= M, padded K], and scales FP32 [groups, M_PAD].
+
+        group: 128. M_PAD: at least M.
+        """
+        assert group == _GROUP
+        m, k = x.shape
+        arguments = (x.contiguous(), codes, scales, m, k, codes.shape[1])
+        function = load_function(self.build, "quantize_groups")
+        function.launch((*scales.shape, 1), 32, arguments, overlap_previous=True)
 
     def scale(
         self,

@@ -214,7 +214,9 @@ class WeightOnlyGemm(HalfActivationKernel):
         packed = super().empty_activation(m, k, device)
         if self.spec.activation.is_dense:
             return packed
-        return packed.with_buffers(scales=torch.zeros(m, dtype=torch.float32, device=device))
+        group = self.spec.activation.group
+        shape = (m,) if group is None else (-(-k // group), -(-m // MMA_TOKENS) * MMA_TOKENS)
+        return packed.with_buffers(scales=torch.zeros(shape, dtype=torch.float32, device=device))
 
     def pack_activation(self, x: Operand) -> PackedOperand:
         if self.spec.activation.is_dense:
@@ -222,15 +224,19 @@ class WeightOnlyGemm(HalfActivationKernel):
         scales = checked_scales(x, self.spec.activation)
         packed = self.empty_activation(x.rows, x.k, x.values.device)
         packed.buffers["values"][: x.rows, : x.k] = x.values.half()
-        packed.buffers["scales"].copy_(scales[:, 0])
+        packed.buffers["scales"][..., : x.rows] = scales.T if x.group else scales[:, 0]
         return packed
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        if self.spec.activation.is_dense:
+        activation, buffers = self.spec.activation, packed.buffers
+        if activation.is_dense:
             super().activate(x, packed)
+            return
+        rows = CODES_AS_HALVES[activation.kind]
+        if activation.group is None:
+            rows.quantize(x, buffers["values"], buffers["scales"])
         else:
-            rows = CODES_AS_HALVES[self.spec.activation.kind]
-            rows.quantize(x, packed.buffers["values"], packed.buffers["scales"])
+            rows.quantize_groups(x, buffers["values"], buffers["scales"], activation.group)
 
     def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
         if self.spec.activation.is_dense:
@@ -267,7 +273,7 @@ class WeightOnlyGemm(HalfActivationKernel):
         if weight.group is not None and weight.group != STEP_K:
             defines["BLOCK_K"] = weight.group
         if not self.spec.activation.is_dense:
-            defines["TOKEN_SCALES"] = 1
+            defines["TOKEN_SCALES"] = 1 if self.spec.activation.group is None else 2
         return defines
 
     def compute(self, call: GemmCall, config: Config | None) -> None:

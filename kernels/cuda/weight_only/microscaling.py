@@ -1,9 +1,10 @@
-"""Microscaling floats: MXFP4, MXFP6 and NVFP4 weights, FP16 or INT8 activations.
+"""Floats with scales of blocks: MX formats, NVFP4, FP8; FP16, INT8 or FP8 activations.
 
 `mxfp4-w4a16`, `mxfp6-w6a16` (E2M3; `[e3m2]`) and `nvfp4-w4a16` convert each weight exactly to FP16
 times a power of two. E8M0 scales, powers of two, multiply the sums of 32 k in FP32; E4M3 scales
 multiply the weights, exactly too. With INT8 activations, one scale per token, the sums of 32 k are
-exact. The kernel is csrc/weight_only/gemm.cu, the layout is in csrc/weight_only/layout.cuh.
+exact. `fp8-w8a16` has one scale per output feature, `[blocks]` one for 128 rows and 128 k. The
+kernel is csrc/weight_only/gemm.cu, the layout is in csrc/weight_only/layout.cuh.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flexq_bench.kernels.cuda.weight_only.minifloat import (
     tile_minifloats,
 )
 from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats.floats import FloatType
 
 # Formats of weights and activations by label.
 KERNELS = {
@@ -36,10 +38,13 @@ KERNELS = {
     "mxfp4-w4a8": ("mxfp4", "int8/row"),
     "mxfp6-w6a8": ("mxfp6-e2m3", "int8/row"),
     "mxfp6-w6a8[e3m2]": ("mxfp6-e3m2", "int8/row"),
+    "mxfp8-w8a16": ("mxfp8", "fp16"),
+    "fp8-w8a16": ("fp8/row", "fp16"),
+    "fp8-w8a16[blocks]": ("fp8/128x128", "fp16"),
+    "fp8-w8a8[blocks]": ("fp8/128x128", "fp8/128"),
 }
-_SCALES = {"e8m0": 1, "e4m3": 2}  # of csrc/weight_only/layout.cuh
+_SCALES = {"fp16": 0, "e8m0": 1, "e4m3": 2, "fp32": 3}  # of csrc/weight_only/layout.cuh
 _LANES = 32
-_TWO_BIT_EXPONENTS = ("e2m1", "e2m3")
 
 
 class MicroscalingGemm(WeightOnlyGemm):
@@ -47,7 +52,7 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     def __init__(self, label: str, weight: str, activation: str = "fp16") -> None:
         super().__init__(label, weight, activation)
-        if self.spec.weight.bits > 4:
+        if self.spec.weight.bits == 6:
             self.timed = FINE_MINIFLOATS
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
@@ -65,41 +70,46 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
         number = self.spec.weight
-        if number.element in _TWO_BIT_EXPONENTS:
-            return tile_two_bit_exponents(values, number.bits)
-        return tile_minifloats(values, number.bits)
+        if number.float_type.exponent_bits == 3:
+            return tile_minifloats(values, number.bits)
+        return tile_halves(values, number.float_type)
 
     def tile_blocks(self, weight: Operand) -> torch.Tensor:
-        assert weight.scales is not None  # checked by pack_weight
+        assert weight.scales is not None and weight.block_scales is not None
+        if weight.scales.dtype == torch.float32:
+            return weight.block_scales
         return tile_byte_scales(weight.scales.view(torch.uint8), STEP_K // weight.group_length)
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         number = self.spec.weight
-        return super().configs(col_tiles) if number.bits == 4 else minifloat_configs(col_tiles)
+        return minifloat_configs(col_tiles) if number.bits == 6 else super().configs(col_tiles)
 
     def defines(self) -> dict[str, int]:
         number = self.spec.weight
-        defines = super().defines() | {"SCALES": _SCALES[number.scale]}
-        return defines | ({"EXPONENT_BITS": 2} if number.element in _TWO_BIT_EXPONENTS else {})
+        own = {"SCALES": _SCALES[number.scale], "EXPONENT_BITS": number.float_type.exponent_bits}
+        return super().defines() | own
 
 
-def tile_two_bit_exponents(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Reorder E2M1 (4 bits) or E2M3 (6) numbers FP16 [N,K] into tiles.
+def tile_halves(values: torch.Tensor, kind: FloatType) -> torch.Tensor:
+    """Reorder E2M1, E2M3 or E4M3 numbers [N,K] into tiles.
 
     The tiles of csrc/weight_only/layout.cuh are uint8 [N/16, K/128, bytes of a tile]; N and K are
     padded with zeros.
     """
     row_tiles, steps = -(-values.shape[0] // MMA_ROWS), -(-values.shape[1] // STEP_K)
-    padded_values = padded(values, row_tiles * MMA_ROWS, steps * STEP_K)
+    padded_values = padded(values.half(), row_tiles * MMA_ROWS, steps * STEP_K)
     # Scaling by a power of two is exact, also to FP16 subnormals.
-    halves = (padded_values.float() * 2.0**-14).half().view(torch.int16)
+    halves = (padded_values.float() * 2.0 ** (kind.bias - 15)).half().view(torch.int16)
     # A row is half·8 + lane_row; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
     split = halves.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
     tile, half, lane_row, step, vector, quarter, odd, pair, value = range(9)
     ordered = split.permute(tile, step, lane_row, quarter, vector, odd, pair, half, value)
     registers = ordered.reshape(row_tiles, steps, _LANES, 8, 4, 2).int() & 0xFFFF
     r = registers.unbind(dim=4)
-    if bits == 4:
+    if kind.name == "e4m3":
+        pairs = [r[o] | (r[o + 1] & 0x3F80) >> 7 | (r[o + 1] & 0x8000) >> 1 for o in (0, 2)]
+        planes = [_vectors(torch.stack(pairs, dim=4).flatten(3, 4))]
+    elif kind.name == "e2m1":
         word_halves = r[0] | r[1] >> 3
         word_halves |= (r[2] & 0x0E00) >> 9 | (r[2] & 0x8000) >> 2
         word_halves |= (r[3] & 0x0E00) >> 6 | (r[3] & 0x8000) >> 1
