@@ -11,7 +11,7 @@ import torch
 from flexq_bench.kernels.contract import Backend, LinearKernel
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.mixed import GROUP, default_order, joined, tail_start
-from flexq_bench.kernels.formats.scales import SCALE_TYPES
+from flexq_bench.kernels.formats.scales import SCALE_TYPES, per_row
 from flexq_bench.kernels.registry import resolve
 
 BALANCED_TOP = 2  # the largest code of ABQ-LLM's W2*
@@ -35,24 +35,33 @@ def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0
 
 
 def random_floats(fmt: NumberFormat, rows: int, k: int, *, seed: int) -> Operand:
-    """Floats of up to 6 bits: every code is as likely; scales are small powers of two."""
+    """Floats: every number is as likely; scales are small powers of two."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(1 << fmt.bits, (rows, k), generator=generator)
-    return float_operand(fmt, fmt.float_type.numbers()[codes], seed=seed)
+    numbers = fmt.float_type.numbers()
+    numbers = numbers[numbers.isfinite()]
+    at = torch.randint(len(numbers), (rows, k), generator=generator)
+    return float_operand(fmt, numbers[at], seed=seed)
 
 
 def float_operand(fmt: NumberFormat, numbers: torch.Tensor, *, seed: int | None = None) -> Operand:
     """Numbers [rows, K] as an operand of a format; scales of 1, or with a seed 1/2, 1 or 2."""
     rows, k = numbers.shape
     groups = 1 if fmt.group is None else -(-k // fmt.group)
-    powers = torch.zeros(rows, groups)
+    blocks = 1 if fmt.block_rows is None else -(-rows // fmt.block_rows)
+    powers = torch.zeros(blocks, groups)
     if seed is not None and fmt.scale != "fp16":
         generator = torch.Generator().manual_seed(seed)
-        powers = torch.randint(-1, 2, (rows, groups), generator=generator).float()
-    scales = torch.exp2(powers).to(SCALE_TYPES[fmt.scale])
+        powers = torch.randint(-1, 2, (blocks, groups), generator=generator).float()
+    scales = per_row(torch.exp2(powers).to(SCALE_TYPES[fmt.scale]), fmt.block_rows, rows)
     of_rows = torch.ones(rows, 1) if fmt.scale == "e4m3" else None
     return Operand(
-        numbers.half(), scales, fmt.bits, fmt.group, row_scales=of_rows, element=fmt.element
+        numbers.to(fmt.float_type.dtype),
+        scales,
+        fmt.bits,
+        fmt.group,
+        row_scales=of_rows,
+        element=fmt.element,
+        block_rows=fmt.block_rows,
     )
 
 
