@@ -45,9 +45,9 @@ class RowKernels:
     def quantize_groups(
         self, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, group: int
     ) -> None:
-        """Quantize x FP16 [M,K] to E4M3 as halves, [>= M, padded K], and scales FP32 [groups, M_PAD].
+        """Quantize x FP16 [M,K] to E4M3 as halves, [>= M, padded K], with a scale for each group.
 
-        group: 128. M_PAD: at least M.
+        scales: FP32 [groups, >= M]. group: 128.
         """
         assert group == _GROUP
         m, k = x.shape

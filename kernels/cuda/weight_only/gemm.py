@@ -25,7 +25,7 @@ from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.cublas.rows import CODES_AS_HALVES
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
@@ -38,6 +38,8 @@ STEP_K = 128  # of a tile
 MMA_ROWS, MMA_TOKENS = 16, 8
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
+# Kernels whose builds are all listed: one for each way to convert weights and to scale.
+_USUAL = ("w8a16", "w4a16", "fp6-w6a16", "mxfp4-w4a16", "mxfp6-w6a16", "nvfp4-w4a16")
 # Formats of weights and activations by label.
 KERNELS = {
     "w8a16": ("int8/row", "fp16"),
@@ -160,9 +162,10 @@ def tile_scales_and_offsets(
     A block has the scales of rows r and r + 8, 1024 + z of row r and -(64 + z) of row r + 8.
     """
     z = padded(zeros, -(-zeros.shape[0] // MMA_ROWS) * MMA_ROWS, zeros.shape[1]).half()
-    z_pairs = tile_scales(z, blocks).unflatten(3, (blocks, 2))
+    shape = (z.shape[0] // MMA_ROWS, -(-z.shape[1] // blocks), 8, blocks, 2)
+    z_pairs = tile_scales(z, blocks).view(*shape)
     offsets = torch.stack((1024 + z_pairs[..., 0], -(64 + z_pairs[..., 1])), dim=-1)
-    pairs = tile_scales(scales, blocks).unflatten(3, (blocks, 2))
+    pairs = tile_scales(scales, blocks).view(*shape)
     return torch.cat((pairs, offsets), dim=-1).flatten(3).contiguous()
 
 
@@ -319,10 +322,12 @@ class WeightOnlyGemm(HalfActivationKernel):
         return choose_by_timed_shapes(can_run, gemm, current_device(), self.timed)
 
     def builds(self) -> Sequence[Build]:
-        """Return all builds; for a variant only those of the most tokens."""
-        col_tiles = COL_TILES[-1:] if self.spec.variant else COL_TILES
-        builds = [self.build(c) for tiles in col_tiles for c in self.configs(tiles)]
-        return [*self._activation_builds(), *builds]
+        """Return all builds of the usual kernels; of the others only the largest one."""
+        if self.spec.label in _USUAL:
+            configs = [c for tiles in COL_TILES for c in self.configs(tiles)]
+        else:
+            configs = self.configs(COL_TILES[-1])[-1:]
+        return [*self._activation_builds(), *map(self.build, configs)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)

@@ -45,6 +45,8 @@ KERNELS = {
 }
 _SCALES = {"fp16": 0, "e8m0": 1, "e4m3": 2, "fp32": 3}  # of csrc/weight_only/layout.cuh
 _LANES = 32
+# Configurations of w4a16 in which some of these kernels spill registers.
+_SPILLING = (WeightOnlyConfig(2, 8, 2, 2, 1, 1), WeightOnlyConfig(1, 16, 2, 1, 0, 4))
 
 
 class MicroscalingGemm(WeightOnlyGemm):
@@ -75,14 +77,16 @@ class MicroscalingGemm(WeightOnlyGemm):
         return tile_halves(values, number.float_type)
 
     def tile_blocks(self, weight: Operand) -> torch.Tensor:
-        assert weight.scales is not None and weight.block_scales is not None
+        assert weight.scales is not None
+        assert weight.block_scales is not None
         if weight.scales.dtype == torch.float32:
             return weight.block_scales
         return tile_byte_scales(weight.scales.view(torch.uint8), STEP_K // weight.group_length)
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         number = self.spec.weight
-        return minifloat_configs(col_tiles) if number.bits == 6 else super().configs(col_tiles)
+        configs = minifloat_configs if number.bits == 6 else super().configs
+        return [config for config in configs(col_tiles) if config not in _SPILLING]
 
     def defines(self) -> dict[str, int]:
         number = self.spec.weight

@@ -8,8 +8,6 @@ csrc/weight_only/gemm.cu, the layout of weights is in csrc/weight_only/layout.cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from flexq_bench.kernels.cuda.cublas.dense import padded
@@ -21,7 +19,6 @@ from flexq_bench.kernels.cuda.weight_only.gemm import (
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
-from flexq_bench.kernels.runtime.nvrtc import Build
 from flexq_bench.workloads.case import kernel_label
 
 MINIFLOATS = TimedShapes("weight_only", "minifloats")
@@ -80,12 +77,6 @@ class MinifloatGemm(WeightOnlyGemm):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         return minifloat_configs(col_tiles)
-
-    def builds(self) -> Sequence[Build]:
-        """Return all builds of `fp6-w6a16`; for the others only the largest."""
-        if self.spec.label == "fp6-w6a16":
-            return super().builds()
-        return [self.build(self.configs(max(_CHOICES))[-1])]
 
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"
