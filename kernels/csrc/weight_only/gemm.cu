@@ -24,9 +24,6 @@
 #ifndef BIAS_SHIFT
 #define BIAS_SHIFT 1
 #endif
-#ifndef RESIDENT
-#define RESIDENT 1  // blocks per SM that must have enough registers
-#endif
 #ifndef TOKEN_SCALES
 #define TOKEN_SCALES 0
 #endif
@@ -186,7 +183,12 @@ __device__ inline float token_scale(const float* sx, int token, int m) {
   return TOKEN_SCALES == 1 && token < m ? load_written(sx + token) : 1.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT)
+extern "C" __global__ void 
+#ifdef RESIDENT  // blocks per SM that must have enough registers
+__launch_bounds__(WARPS * 32, RESIDENT)
+#else
+__launch_bounds__(WARPS * 32)
+#endif
 weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, const half_bits* bias,
             half_bits* y, int m, int n, int k, int x_stride
 #if TOKEN_SCALES
