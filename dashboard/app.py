@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from flexq_bench.dashboard.database import current_database
+from flexq_bench.dashboard.pages import SECTIONS
+from flexq_bench.dashboard.shared.project import show_place
 from flexq_bench.dashboard.shared.search import show_search
 from flexq_bench.dashboard.views.accuracy import page as accuracy
 from flexq_bench.dashboard.views.alert import page as alert
@@ -16,14 +18,13 @@ from flexq_bench.dashboard.views.compare import page as compare
 from flexq_bench.dashboard.views.decode import page as decode
 from flexq_bench.dashboard.views.fleet import page as fleet
 from flexq_bench.dashboard.views.history import page as history
+from flexq_bench.dashboard.views.home import page as home
 from flexq_bench.dashboard.views.kernels import page as kernels
 from flexq_bench.dashboard.views.leaderboard import page as leaderboard
 from flexq_bench.dashboard.views.measurement import page as measurement
-from flexq_bench.dashboard.views.overview import page as overview
 from flexq_bench.dashboard.views.paper import page as paper
 from flexq_bench.dashboard.views.pareto import page as pareto
 from flexq_bench.dashboard.views.results import page as results
-from flexq_bench.dashboard.views.scoreboard import page as scoreboard
 from flexq_bench.dashboard.views.sweep import page as sweep
 from flexq_bench.dashboard.views.triage import page as triage
 from flexq_bench.db.errors import DatabaseError
@@ -42,17 +43,24 @@ def _installed_kernels() -> Iterable[LinearKernel]:
 # Kernels from outside are described in a subprocess, because this process serves all viewers
 # and writes to the database.
 installed.find_by(_installed_kernels)
-# The app opens on the first page. All pages are expanded, which saves a click, and in one list:
-# screen readers do not announce Streamlit's sections.
-pages = (
-    *(scoreboard, leaderboard, overview, triage, alert, history, compare, measurement),
-    *(kernels, results, sweep, paper, accuracy, pareto, decode, fleet),
+# The first page of each section stands for it in the navigation; the others of the section are
+# linked above the title of each of its pages, but for details, to which only links lead.
+views = (
+    *(home, triage, alert, leaderboard, kernels, history, measurement, accuracy, pareto, decode),
+    *(results, fleet, sweep, compare, paper),
 )
+by_section = {name: [v.page for v in views if v.page.section == name] for name in SECTIONS}
+links = {
+    id(page): page.as_link(opens_section=page is pages[0])
+    for pages in by_section.values()
+    for page in pages
+}
 # Called before the navigation, which else loads a page's icon from the network, and again for
 # titles.
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
-shown = st.navigation([view.page.as_link() for view in pages], expanded=True)
-st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
+shown = st.navigation(list(links.values()), expanded=True)
+current = next(view.page for view in views if links[id(view.page)] == shown)
+st.set_page_config(page_title=f"{current.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
 # Streamlit's grey captions have a contrast below 4.5; here they explain how numbers are computed.
 st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 }"
         "[data-testid=stCaptionContainer] { color: inherit; opacity: 1 }"
@@ -60,5 +68,11 @@ st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 
         "[data-testid=stMainBlockContainer] { padding: 4rem clamp(1rem, 2vw, 3rem) }"
         "</style>")  # fmt: skip
 with suppress(DatabaseError):  # the page shows the error
+    show_place(current_database())
     show_search(current_database())
+siblings = [page for page in by_section[current.section] if not page.is_detail]
+if len(siblings) > 1:
+    row = st.container(horizontal=True, key="section")
+    for page in siblings:
+        row.page_link(links[id(page)], label=page.title, icon=page.icon)
 shown.run()

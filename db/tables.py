@@ -878,3 +878,47 @@ class Delivery(Base):
     due_at: Mapped[datetime]  # earliest time of the next attempt; while sending: of another claim
     sent_at: Mapped[datetime | None]  # null: not yet
     detail: Mapped[str]  # error of the last attempt; empty: none failed
+
+
+# The ingest API
+
+
+class ApiToken(Base):
+    """A token of the ingest API: what its bearer may do in one project.
+
+    A rotated token is a new row of the same name; the earlier one expires.
+    """
+
+    __tablename__ = "api_token"
+    __table_args__ = (Index(None, "project", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str]  # empty: this repository
+    name: Mapped[str]  # of its bearer, for example nightly
+    rights: Mapped[str]  # read | write | admin; each includes those before it
+    secret_hash: Mapped[str] = mapped_column(unique=True)  # SHA-256 of the token
+    created_at: Mapped[datetime]
+    expires_at: Mapped[datetime | None]  # null: never
+    revoked_at: Mapped[datetime | None]  # null: it is not
+
+
+class ApiRequest(Base):
+    """Audit of what bearers of tokens did, and the answers that repeated requests get again."""
+
+    __tablename__ = "api_request"
+    __table_args__ = (
+        UniqueConstraint("project", "idempotency_key"),
+        Index(None, "project", "created_at"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    project: Mapped[str]  # that was asked for; empty: this repository
+    token_id: Mapped[int | None] = mapped_column(ForeignKey("api_token.id"))  # null: command line
+    action: Mapped[str]  # import, token-create, token-rotate, token-revoke
+    status: Mapped[int]  # of HTTP
+    idempotency_key: Mapped[str | None]  # null: none was given, or nothing was stored
+    content_hash: Mapped[str]  # SHA-256 of what was asked for; empty: no content
+    content_bytes: Mapped[int] = mapped_column(BigInteger)
+    client: Mapped[str]  # address; empty: command line
+    answer: Mapped[dict[str, Any]] = mapped_column(JSON)
+    created_at: Mapped[datetime]

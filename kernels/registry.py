@@ -24,6 +24,7 @@ from flexq_bench.kernels.cuda import abq, btc, flexq, fp16
 from flexq_bench.kernels.cuda import probes as cuda_probes
 from flexq_bench.kernels.cuda.cublas import dense as cuda_dense
 from flexq_bench.kernels.cuda.cublas import fp8, gemmex, int8_sums
+from flexq_bench.kernels.cuda.grouped import declared as grouped
 from flexq_bench.kernels.cuda.imma import atom, dual_grained, four_bit, two_level
 from flexq_bench.kernels.cuda.imma import gemm as imma
 from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
@@ -31,7 +32,7 @@ from flexq_bench.kernels.cuda.weight_only import microscaling, minifloat
 from flexq_bench.kernels.decoder import declared as decoder
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
 from flexq_bench.kernels.external import installed
-from flexq_bench.kernels.external_packages import bitsandbytes, humming, torchao
+from flexq_bench.kernels.external_packages import bitsandbytes, experts, humming, torchao
 from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.workloads.case import kernel_label, parse_kernel_label
 from flexq_bench.workloads.probes import floor_kernel
@@ -153,6 +154,7 @@ _ENTRIES: tuple[_Entry, ...] = (
             bitsandbytes.normal_float,
             torchao.tinygemm,
             *humming.KERNELS,
+            *experts.KERNELS,
         )
     ),
     *(
@@ -162,6 +164,10 @@ _ENTRIES: tuple[_Entry, ...] = (
             cuda=partial(declared.kernel, "cuda"),
         )
         for declared in decoder.KERNELS
+    ),
+    *(
+        _Entry(of_cpu.name, cpu=partial(of_cpu.kernel, "cpu"), cuda=partial(of_cuda.kernel, "cuda"))
+        for of_cpu, of_cuda in grouped.KERNELS
     ),
     *(
         _Entry(

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
 from browsing import dashboard_on, headless, show_in
 
 VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
-FIRST = "scoreboard"
+FIRST = "home"
 BAD = ("serious", "critical")
 THEMES = ("light", "dark")
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"

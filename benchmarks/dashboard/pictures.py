@@ -1,6 +1,6 @@
 """Create the pictures of the dashboard in the documentation.
 
-Leaderboard, Kernels and Accuracy show the repository's example records. Scoreboard and Alert show a
+Leaderboard, Kernels and Accuracy show the repository's example records. Home and Alert show a
 database created by benchmarks/db/fill.py, because the examples have no alerts and no nightly runs.
 
     python benchmarks/db/fill.py made-up.sqlite --nights 20
@@ -28,7 +28,7 @@ OF_EXAMPLES = {
     "linear": ("kernels?view=gemm+against+linear&tokens=8", 1150),
     "accuracy": ("accuracy?model=tiny-llama", 1650),
 }
-MADE_UP = {"scoreboard": ("", 1100), "alert": ("alert", 1500)}
+MADE_UP = {"home": ("", 1100), "alert": ("alert", 1500)}
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
 _PATIENCE_S = 240
 

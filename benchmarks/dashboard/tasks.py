@@ -49,9 +49,14 @@ class Task:
 
 
 def page(address: str) -> Callable[[Any], Any]:
-    """A page's link in the side bar."""
-    css = f"[data-testid=stSidebarNav] a[href$='/{address}']"
+    """A page's link in the side bar, or among the pages of a section."""
+    css = f"[data-testid=stSidebarNav] a[href$='/{address}'], .st-key-section a[href$='/{address}']"
     return lambda browser: browser.find_element("css selector", css)
+
+
+def alert_link(browser: Any) -> Any:
+    """The first open alert on Home."""
+    return browser.find_element("css selector", "[data-testid=stPageLink] a[href*='alert=']")
 
 
 def button(words: str) -> Callable[[Any], Any]:
@@ -77,7 +82,7 @@ def option(words: str) -> Callable[[Any], Any]:
 TASKS = (
     Task(
         "Which commit made it slower, how much, and is it real?",
-        (page("alert"),),
+        (alert_link,),
         ("the worst of", "Machine code", "Reproduce"),
     ),
     Task(
@@ -85,15 +90,23 @@ TASKS = (
         (page("leaderboard"), select("Layer"), option("o_proj")),
         ("o_proj", "is fastest"),
     ),
-    Task("How fast does a model decode at batch 4?", (page("decode"),), ("Latency",)),
+    Task(
+        "How fast does a model decode at batch 4?", (page("accuracy"), page("decode")), ("Latency",)
+    ),
     Task("What does quantization cost in accuracy?", (page("accuracy"),), ("Perplexity",)),
     Task(
         "What differs between two commits?",
         (page("compare"), button("commits")),
         ("against", "Cases"),
     ),
-    Task("Do we reach what the paper says?", (page("paper"),), ("Published numbers", "Not here")),
-    Task("Measure these shapes for me.", (page("sweep"),), ("Sweep",), charted=False),
+    Task(
+        "Do we reach what the paper says?",
+        (page("compare"), page("paper")),
+        ("Published numbers", "Not here"),
+    ),
+    Task(
+        "Measure these shapes for me.", (page("results"), page("sweep")), ("Sweep",), charted=False
+    ),
 )
 
 

@@ -37,7 +37,7 @@ MAIN = {
     "sweep": "[data-testid=stForm], [data-testid=stAlert]",
 }
 LIMIT_S = 2.5
-WITHOUT_FIGURE = ("scoreboard", "overview", "triage", "sweep")
+WITHOUT_FIGURE = ("home", "triage", "sweep")
 _HEADLINE = "h1, h2"
 _PATIENCE_S = 300  # several browsers on two cores that others use, too
 # A message that is posted before a frame is drawn arrives after it.
@@ -68,7 +68,7 @@ def viewer() -> Iterator[Any]:
 
 def link(page: str, query: dict[str, str | list[str]]) -> str:
     options = "&".join(f"{name}={value}" for name, value in query.items()).replace(" ", "+")
-    return f"{'' if page == 'scoreboard' else page}?{options}".replace("%", "%25").rstrip("?")
+    return f"{'' if page == 'home' else page}?{options}".replace("%", "%25").rstrip("?")
 
 
 def seconds_to_paint(browser: Any, url: str, what: Sequence[str] = ("main",)) -> list[float]:
@@ -107,7 +107,7 @@ def show_paints(url: str, views: Sequence[View], repetitions: int) -> bool:
             median = np.median(times, axis=0)
             passed &= bool(median[0] < LIMIT_S)
             figure = f"{median[1]:.2f}" if len(what) > 1 else "–"
-            out(f"| {link(page, query) or 'scoreboard'} | {median[0]:.2f} | ")
+            out(f"| {link(page, query) or 'home'} | {median[0]:.2f} | ")
             out(f"{times[:, 0].max():.2f} | {figure} | {of_server:.2f} | {of_browser:.2f} |\n")
             sys.stdout.flush()
     loads = " ".join(f"{load:.1f}" for load in os.getloadavg())

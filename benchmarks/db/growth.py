@@ -8,7 +8,7 @@ a process of its own:
 
 - `night`: what a nightly run does with the history of its series: candidates, and change points
 - `detect`: the change points of one series, as the command prints them
-- `overview`: the dashboard's first page, opened for the first time
+- `home`: the dashboard's first page, opened for the first time
 - `export`: everything as Parquet, without raw samples
 
 Prints CPU seconds and peak memory of each, and exponents e of cost ~ results^e from the first
@@ -107,7 +107,7 @@ def main() -> None:
         verbs: dict[str, Callable[[], None]] = {
             "night": partial(night, path, nights),
             "detect": partial(_verb, "detect", "1", *database),
-            "overview": partial(view, "overview", {}),
+            "home": partial(view, "home", {}),
             "export": partial(_verb, "db", "export", str(path.with_suffix(".parquet")), *database),
         }
         os.environ[ENVIRONMENT_VARIABLE] = str(path)

@@ -32,9 +32,8 @@ from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 LIMIT_MS = 300.0
 # Page: parameters of its link.
 VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
-    ("scoreboard", {}),
+    ("home", {}),
     ("leaderboard", {}),
-    ("overview", {}),
     ("triage", {}),
     ("alert", {}),
     ("history", {}),

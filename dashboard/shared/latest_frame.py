@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells, typed
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -62,7 +63,7 @@ def read_latest(
             gpus=(gpu,),
             operations=(operation,),
             without_triggers=() if sweeps else (SWEEP,),
-            projects=(queries.main_project(session),),
+            projects=(current_project(session),),
         )
         stored = queries.latest_results(session, filters, regime=regime)
         results = tuple(r for r in stored if not is_probe(r.kernel))

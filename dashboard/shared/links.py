@@ -7,8 +7,11 @@ import re
 from typing import Protocol
 from urllib.parse import urlencode
 
+import streamlit as st
+
 from flexq_bench.dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
 
+PROJECT = "project"  # the parameter that selects a project on all pages
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 
@@ -55,5 +58,7 @@ def history_address(row: HasPlace, **more: str) -> str:
 
 
 def page_address(page: str, **query: str) -> str:
-    """Return the relative URL of a page. query: its parameters."""
+    """Return the relative URL of a page, of the selected project. query: its parameters."""
+    if PROJECT in st.query_params:
+        query = {PROJECT: st.query_params[PROJECT], **query}
     return f"{page}?{urlencode(query)}"

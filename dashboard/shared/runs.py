@@ -14,6 +14,7 @@ from flexq_bench import accuracy, decode
 from flexq_bench.dashboard.database import command_on
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, local_time, short_commit
+from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import NotFoundError
@@ -125,7 +126,7 @@ def first_runs(
 
     Runs of other projects are returned only if the main one has none.
     """
-    for project in (queries.main_project(session), None):
+    for project in (current_project(session), None):
         for preferred in preferences:
             runs = queries.latest_runs(
                 session, without_suites=OTHER_SUITES, project=project, **filters, **preferred

@@ -10,6 +10,7 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.formatting import as_text, short_commit
 from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError, NotFoundError
@@ -38,7 +39,7 @@ def search(database: Database, text: str) -> list[SearchHit]:
         return []
     with database.session() as session:
         series = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
-        project = queries.main_project(session)  # the linked page compares commits of this project
+        project = current_project(session)  # the linked page compares commits of this project
         commits = queries.recent_commits(session, limit=_MAX_COMMITS, project=project)
         runs = []
         if _HEX.fullmatch(words):

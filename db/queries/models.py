@@ -9,8 +9,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from sqlalchemy import Select, func, select, union
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, func, select, tuple_, union
+from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import GateLimit
@@ -248,10 +248,13 @@ def scored_schemes(session: Session) -> tuple[str, ...]:
 
 
 def _of_model(
-    row: type[Any], table: type[AccuracyResult | AccuracyGate], model: str
+    row: type[Any], table: type[AccuracyResult | AccuracyGate], model: str | None
 ) -> Select[Any]:
-    """Select the columns of a row from a table's entries of a model, with commit, GPU and run."""
-    return (
+    """Select the columns of a row from a table's entries of a model, with commit, GPU and run.
+
+    model None: of all models.
+    """
+    query = (
         select(
             *columns_of(
                 *(row, table, Commit),
@@ -264,8 +267,8 @@ def _of_model(
         .join(Commit, table.commit_id == Commit.id)
         .join(Device, table.device_id == Device.id)
         .join(Run, table.run_id == Run.id)
-        .where(table.model == model)
     )
+    return query if model is None else query.where(table.model == model)
 
 
 def model_scores(session: Session, model: str) -> list[Score]:
@@ -302,9 +305,28 @@ class GateRow:
     dirty: bool
     gpu: str  # SKU
     run: str  # uuid
+    model: str = ""
     reference: str | None = None
     reference_hash: str | None = None
     diagnosis: dict[str, Any] | None = None
+
+
+def latest_gates(session: Session, model: str | None = None) -> list[GateRow]:
+    """Return the newest verdict on each checkpoint or scheme by each policy, newest first.
+
+    model None: of all models.
+    """
+    later = aliased(AccuracyGate)
+    same = (AccuracyGate.model, AccuracyGate.scheme, AccuracyGate.policy)
+    is_same = [column == getattr(later, column.key) for column in same]
+    is_later = tuple_(later.created_at, later.id) > tuple_(AccuracyGate.created_at, AccuracyGate.id)
+    of_same = AccuracyGate.content_hash.is_not_distinct_from(later.content_hash)
+    query = (
+        _of_model(GateRow, AccuracyGate, model)
+        .where(~select(later.id).where(*is_same, of_same, is_later).exists())
+        .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
+    )
+    return _gate_rows(session, query)
 
 
 def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
@@ -314,6 +336,10 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
         .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
         .limit(limit)
     )
+    return _gate_rows(session, query)
+
+
+def _gate_rows(session: Session, query: Select[Any]) -> list[GateRow]:
     return [
         GateRow(**{**row, "limits": tuple(GateLimit(**limit) for limit in row["limits"])})
         for row in session.execute(query).mappings()

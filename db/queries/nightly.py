@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.queries.filters import is_latest_attempt
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import ChangePoint, Commit, Decision, Measurement, Night, Run, Series
+
+RECENT_DAYS = 30  # before the newest decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,16 @@ class OutcomeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class NightRow:
-    """The last verdicts on one GPU model.
+class Judgement:
+    """Verdicts of one night, or of one gate, on one GPU model.
 
+    project: of the commits; empty: this repository. watched: of the watched branch, as nights are.
     heads: shas of the judged commits. verdicts: number of decisions by verdict.
     """
 
+    project: str
     gpu: str
+    watched: bool
     created_at: datetime
     heads: tuple[str, ...]
     verdicts: dict[str, int]
@@ -173,50 +178,42 @@ def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]
     return rows_of(session, OutcomeRow, query)
 
 
-def latest_nights(session: Session) -> list[NightRow]:
-    """Return the last stored set of verdicts per GPU model, ordered by GPU name.
+def judgements(session: Session, *, gate_detector: str, days: int = RECENT_DAYS) -> list[Judgement]:
+    """Return what nights and gates decided, newest first, then by project and GPU.
 
-    Includes only decisions on the watched branch of this repository. Comparisons of a commit with
-    itself are left out.
+    gate_detector: that of gates, whose decisions are not on the watched branch; those of other
+    detectors there, such as change points found in retrospect, are left out, as are comparisons of
+    a commit with itself. days: before the newest decision.
     """
-    is_verdict = (
-        Series.project == "",
-        Decision.watched.is_(True),
-        Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
+    newest = session.scalar(select(func.max(Decision.created_at)))
+    if newest is None:
+        return []
+    query = (
+        select(
+            *(Series.project, Series.gpu, Decision.watched, Decision.created_at),
+            *(Commit.sha, Decision.verdict, func.count().label("decisions")),
+        )
+        .select_from(Decision)
+        .join(Series, Decision.series_id == Series.id)
+        .join(Commit, Decision.head_commit_id == Commit.id)
+        .where(Decision.created_at >= newest - timedelta(days=days))
+        .where(Decision.base_commit_id.is_distinct_from(Decision.head_commit_id))
+        .where(or_(Decision.watched.is_(True), Decision.detector == gate_detector))
+        .group_by(Series.project, Series.gpu, Decision.watched, Decision.created_at)
+        .group_by(Commit.id, Commit.sha, Commit.position, Decision.verdict)
+        .order_by(Decision.created_at.desc(), Series.project, Series.gpu)
+        .order_by(Commit.position, Commit.sha, Decision.verdict)
     )
-    # One index lookup per series: a GPU model has few series, and many decisions.
-    last = (
-        select(Decision.created_at)
-        .where(Decision.series_id == Series.id, *is_verdict)
-        .order_by(Decision.created_at.desc())
-        .limit(1)
-        .correlate(Series)
-        .scalar_subquery()
-    )
-    by_series = select(Series.gpu, last.label("at")).subquery()
-    latest = (
-        select(by_series.c.gpu, func.max(by_series.c.at))
-        .where(by_series.c.at.is_not(None))
-        .group_by(by_series.c.gpu)
-        .order_by(by_series.c.gpu)
-    )
-    nights = []
-    for gpu, at in session.execute(latest).all():
-        verdicts: dict[str, int] = defaultdict(int)
-        heads: dict[str, None] = {}
-        for sha, verdict, count in session.execute(
-            select(Commit.sha, Decision.verdict, func.count())
-            .select_from(Decision)
-            .join(Series, Decision.series_id == Series.id)
-            .join(Commit, Decision.head_commit_id == Commit.id)
-            .where(*is_verdict, Series.gpu == gpu, Decision.created_at == at)
-            .group_by(Commit.sha, Commit.position, Decision.verdict)
-            .order_by(Commit.position, Commit.sha, Decision.verdict)
-        ):
-            heads[sha] = None
-            verdicts[verdict] += count
-        nights.append(NightRow(gpu, at, tuple(heads), dict(verdicts)))
-    return nights
+    verdicts: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    heads: dict[tuple[Any, ...], dict[str, None]] = defaultdict(dict)
+    for project, gpu, watched, at, sha, verdict, decisions in session.execute(query):
+        key = (project, gpu, watched, at)
+        heads[key][sha] = None
+        verdicts[key][verdict] += decisions
+    return [
+        Judgement(project, gpu, watched, at, tuple(shas), dict(verdicts[project, gpu, watched, at]))
+        for (project, gpu, watched, at), shas in heads.items()
+    ]
 
 
 def verdicts_of_commit(session: Session, sha: str | None, *, project: str = "") -> dict[str, int]:

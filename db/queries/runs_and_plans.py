@@ -99,6 +99,7 @@ def runs(
     suite: str | None = None,
     status: str | None = None,
     gpu: str | None = None,
+    trigger: str | None = None,
     without_suites: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[RunSummary]:
@@ -112,6 +113,8 @@ def runs(
         query = query.where(Run.status == status)
     if gpu is not None:
         query = query.where(_measured_on(gpu))
+    if trigger is not None:
+        query = query.where(Run.trigger == trigger)
     return _summaries(session, session.scalars(query).all())
 
 

@@ -215,6 +215,17 @@ def main_project(session: Session) -> str:
     return session.scalar(query) or ""
 
 
+def project_names(session: Session) -> list[str]:
+    """Return the projects with series, sorted; "" is this repository. Reads no measurement."""
+    return list(session.scalars(select(Series.project).distinct().order_by(Series.project)))
+
+
+def measured_series(session: Session, series_ids: Sequence[int]) -> bool:
+    """Return True if a run measured one of these series; others were only compared."""
+    of_series = select(Measurement.id).where(Measurement.series_id.in_(list(series_ids)))
+    return bool(session.scalar(select(of_series.exists())))
+
+
 def series_history(
     session: Session, series_id: int, *, without_sweeps: bool = False, branch: str | None = None
 ) -> list[HistoryPoint]:

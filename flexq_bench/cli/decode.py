@@ -32,6 +32,7 @@ from flexq_bench.workloads.models import get_model, load_catalog
 if TYPE_CHECKING:
     from flexq_bench.decode.runs import Serving
 
+MAX_GPUS = 16
 _MAX_REQUESTS = 100_000
 _MAX_TOKENS = 2**20  # of one sequence
 
@@ -139,6 +140,12 @@ def decode(
         bool, typer.Option("--serve", help="Serve requests by continuous batching instead.")
     ] = False,
     serving: ServingOptions,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MAX_GPUS, help="Number of GPUs, from --device on, that share every layer."
+        ),
+    ] = 1,
     place: DeviceOptions,
     seed: SeedOption = 0,
     resume: Annotated[
@@ -173,6 +180,8 @@ def decode(
         raise UsageError(f"{', '.join(excluded)}: not with --serve, leave one of them out")
     if not serve and (excluded := given_options(context, _names(ServingOptions))):
         raise UsageError(f"{', '.join(excluded)}: only with --serve, add it or leave them out")
+    if serve and gpus > 1:
+        raise UsageError("--serve runs on one GPU: leave --gpus out")
     if model not in load_catalog() and not is_there(Path(model)):
         get_model(model)  # raises with the known names
     with open_database(db, create=resume is None) as database, database.session() as session:
@@ -194,6 +203,7 @@ def decode(
         processes or (3 if on_gpu else 1),
         seed,
         tuning.tuning,
+        gpus=gpus,
     )
     if serve:
         servings = serving_cases(setup, serving.as_serving())

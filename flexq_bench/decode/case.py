@@ -17,6 +17,7 @@ from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder import KV_BITS
 from flexq_bench.measure import Tuning
+from flexq_bench.measure.device import devices_from
 from flexq_bench.schemes.model_files import is_there, model_at
 from flexq_bench.schemes.registry import resolve, without_cache
 from flexq_bench.workloads.models import load_catalog
@@ -85,8 +86,9 @@ class Setup:
     """Common settings of cases.
 
     processes: number of fresh processes, each of which measures every case once; long_processes:
-    the same for long decodes. device: as named by torch. checkpoints: folders of quantized
-    checkpoints of `model`, by scheme; other schemes use the weights of `model` itself.
+    the same for long decodes. device: as named by torch; gpus: number of devices from it on, which
+    share every layer. checkpoints: folders of quantized checkpoints of `model`, by scheme; other
+    schemes use the weights of `model` itself.
     """
 
     model: str
@@ -97,6 +99,12 @@ class Setup:
     seed: int = 0
     tuning: Tuning = Tuning.REMEMBERED
     checkpoints: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 1
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of all devices."""
+        return devices_from(self.device, self.gpus)
 
     def weights_of(self, scheme: str) -> str:
         """The model or checkpoint folder with a scheme's weights; see open_model.

@@ -10,6 +10,7 @@ from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitec
 from flexq_bench.decode.layers import PackedLinear, Workspace
 from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
 from flexq_bench.kernels.decoder.torch_operations import attend_prompts
+from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,11 @@ class DecoderBlock:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Weights on a device, ready to run."""
+    """Weights on a device, ready to run.
+
+    ranks: with which this process shares each layer (see tensor_parallel); the architecture,
+    attention and linear layers are those of one rank.
+    """
 
     architecture: DecoderArchitecture
     embedding: torch.Tensor  # [vocab, hidden]
@@ -45,6 +50,7 @@ class Model:
     norm: Norm
     head: PackedLinear
     attention: AttentionShape
+    ranks: Ranks = ALONE
 
     @property
     def device(self) -> torch.device:
@@ -120,7 +126,7 @@ class Decoder:
             qkv = self._qkv(work, block)
             destination = work.destination(block.out)
             self._operations.attend(qkv, shape, cache, positions, longest, destination)
-            return work.multiply(block.out)
+            return self.model.ranks.add(work.multiply(block.out))
 
         residual = self._embed(tokens, positions)
         delta = None
@@ -128,7 +134,7 @@ class Decoder:
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
             residual, delta = self._feed_forward(work, residual, attend(block, cache), block)
         self._norm(work, residual, delta, self.model.norm, self.model.head)
-        return work.multiply(self.model.head)
+        return self._logits(work)
 
     def prefill(
         self, work: Workspace, last: Workspace, chunks: Chunks, caches: list[KvLayer]
@@ -148,13 +154,19 @@ class Decoder:
             self.model.norm,
             self.model.head,
         )
-        return last.multiply(self.model.head)
+        return self._logits(last)
 
     def all_logits(self, work: Workspace, chunks: Chunks, caches: list[KvLayer]) -> torch.Tensor:
         """Logits FP16 [B · T, vocab] at every position of the chunks."""
         residual, delta = self._prompt(work, chunks, caches)
         self._norm(work, residual, delta, self.model.norm, self.model.head)
-        return work.multiply(self.model.head)
+        return self._logits(work)
+
+    def _logits(self, work: Workspace) -> torch.Tensor:
+        logits = work.multiply(self.model.head)
+        if logits.shape[1] == self.model.architecture.dimensions.vocab:
+            return logits
+        return self.model.ranks.joined(logits)
 
     def _prompt(
         self, work: Workspace, chunks: Chunks, caches: list[KvLayer]
@@ -169,7 +181,7 @@ class Decoder:
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
             qkv = self._qkv(work, block).view(rows, length, -1)
             attended = attend_prompts(qkv, shape, cache, chunks.slots, positions, chunks.longest)
-            out = work.apply(block.out, attended)
+            out = self.model.ranks.add(work.apply(block.out, attended))
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block
         return residual, delta
@@ -191,7 +203,7 @@ class Decoder:
             self._operations.relu(wide, destination)
         else:
             self._operations.silu_mul(wide, destination)
-        return residual, work.multiply(block.down)
+        return residual, self.model.ranks.add(work.multiply(block.down))
 
     def _norm(
         self,

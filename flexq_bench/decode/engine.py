@@ -71,6 +71,7 @@ class Engine:
         self._prompts = PrefillRunner(self._decoder, self.caches, choose)
         self._workspaces = Workspaces(device, choose)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._logits: dict[tuple[int, int], torch.Tensor] = {}  # of the latest step, or its graph's
 
     @property
     def history(self) -> torch.Tensor:
@@ -168,7 +169,7 @@ class Engine:
             self._step(batch, bucket)
         else:
             graph.replay()
-        return self._workspaces[batch].output(self.model.head)
+        return self._logits[batch, bucket]
 
     def clear(self, slot: int) -> None:
         """Mark a slot as unused, so that its attention covers one token only."""
@@ -183,6 +184,7 @@ class Engine:
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
+        self._logits.clear()
         self._prompts.close()
         self._workspaces.clear()
         self.caches.clear()
@@ -199,6 +201,7 @@ class Engine:
         tokens, positions = state.tokens[:batch], state.positions[:batch]
         work = self._workspaces[batch]
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
+        self._logits[batch, bucket] = logits
         # Unused slots are decoded too, and stay at the last position.
         self._operations.pick(logits, tokens, positions, state.history)
 

@@ -19,6 +19,7 @@ from flexq_bench.kernels.decoder import AttentionShape, HeadNorms, Norm
 from flexq_bench.kernels.decoder.kv import token_bytes
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure.device import available_memory
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
@@ -66,8 +67,8 @@ def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> 
     block = sum(packed_bytes(n, k, formats[name].weight) for name, n, k in sizes)
     cache = 2 * model.layers * model.kv_heads * capacity * batch
     cache *= token_bytes(architecture.head_dim, kv_bits)
-    largest = max(n * k for _, n, k in sizes) * _ROUNDING_BYTES_PER_WEIGHT
-    raw_block = sum(n * k for _, n, k in sizes) * _RAW_BYTES_PER_WEIGHT
+    whole = [n * k for _, n, k in layer_sizes(source.whole)]
+    largest, raw_block = max(whole) * _ROUNDING_BYTES_PER_WEIGHT, sum(whole) * _RAW_BYTES_PER_WEIGHT
     return Footprint(
         block * model.layers + model.embedding_parameters * 2,
         cache,
@@ -120,11 +121,13 @@ def load(
     batches: tuple[int, ...],
     on_block: Callable[[int], None] = lambda done: None,
     find: Callable[[str, Backend], LinearKernel] = linear_kernel,
+    ranks: Ranks = ALONE,
 ) -> Model:
     """Load a model and pack its codes. length: largest number of tokens of a sequence.
 
     batches: batch sizes of steps; the configuration for the first one determines the layout of the
     weights. on_block: called with the number of loaded blocks. find: returns the kernel of a label.
+    ranks: of the model, whose weights are the share of one.
 
     Raises UsageError for a layer without a kernel.
     """
@@ -164,7 +167,14 @@ def load(
     if ends.head is embedding and _is_view(head, embedding):
         embedding = next(iter(head.weights.buffers.values()))
     model = Model(
-        architecture, embedding, ends.positions, tuple(blocks), norm_of(ends.norm), head, attention
+        architecture,
+        embedding,
+        ends.positions,
+        tuple(blocks),
+        norm_of(ends.norm),
+        head,
+        attention,
+        ranks,
     )
     release(device)
     return model

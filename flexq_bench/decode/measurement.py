@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 from flexq_bench.db.records import (
     CommitInfo,
@@ -29,9 +29,13 @@ from flexq_bench.decode.records import (
 )
 from flexq_bench.decode.worker import COMMAND
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.rank_processes import RankProcesses
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 
 _ROOT = Path(__file__).resolve().parents[2]
+_ADDED = frozenset(
+    {"weights_bytes", "load_peak_bytes", "steady_memory_bytes", "peak_memory_bytes", "energy_j"}
+)  # over the GPUs
 _TIMEOUT_S = 3600.0  # per request: loading a large model from disk takes minutes
 
 
@@ -122,7 +126,7 @@ def serve_all(
 
 
 def _serve_scheme(
-    worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
+    worker: _Asked, setup: Setup, cases: Sequence[ServingCase]
 ) -> Iterator[ServingResult]:
     slots: dict[ServingCase, int] = {}
     for case in cases:
@@ -155,7 +159,7 @@ def _serve_scheme(
             yield ServingResult(case, slot_count, loaded, answer)
 
 
-def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
+def _slots(worker: _Asked, setup: Setup, case: ServingCase) -> int:
     """Number of concurrent sequences. Raises RefusedError if they don't fit."""
     arguments = _sequences(setup, case)
     most = min(case.batch_limit, len(case.requests))
@@ -166,21 +170,54 @@ def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
     return int(answer["slots"])
 
 
+class _Asked(Protocol):
+    """The interface of a worker."""
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
+
+
+class _Together:
+    """Processes of several GPUs as one worker: times of the first, and sums of what adds up."""
+
+    def __init__(self, ranks: RankProcesses) -> None:
+        self._ranks = ranks
+
+    def __enter__(self) -> Self:
+        self._ranks.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._ranks.__exit__(*details)
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """Return the reply of the first rank, with sums; raises as RankProcesses."""
+        replies = self._ranks.ask(what, **arguments)
+        reply = replies[0]
+        for name in _ADDED & reply.keys():
+            values = [other[name] for other in replies]
+            reply[name] = None if None in values else sum(values)
+        if "device" in reply:
+            uuids = [other["device"]["uuid"] for other in replies]
+            sku = f"{len(replies)}x {reply['device']['sku']}"
+            reply["device"] |= {"sku": sku, "uuid": "+".join(uuids)}
+        return reply
+
+
 @contextmanager
-def _worker(
-    setup: Setup, number: int
-) -> Iterator[tuple[WorkerProcess, DeviceInfo, dict[str, str]]]:
-    with WorkerProcess(
-        "decode",
-        _ROOT,
-        (*COMMAND, "--device", setup.device, "--seed", str(setup.seed + number)),
-        timeout_s=_TIMEOUT_S,
+def _worker(setup: Setup, number: int) -> Iterator[tuple[_Asked, DeviceInfo, dict[str, str]]]:
+    command, devices = (*COMMAND, "--seed", str(setup.seed + number)), setup.devices
+    with (
+        _Together(RankProcesses("decode", _ROOT, command, devices, timeout_s=_TIMEOUT_S))
+        if setup.gpus > 1
+        else WorkerProcess(
+            "decode", _ROOT, (*command, "--device", setup.device), timeout_s=_TIMEOUT_S
+        )
     ) as worker:
         answer = worker.ask("describe")
         yield worker, DeviceInfo(**answer["device"]), answer["environment"]
 
 
-def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: ProcessResults) -> bool:
+def _fits(worker: _Asked, setup: Setup, case: DecodeCase, result: ProcessResults) -> bool:
     try:
         worker.ask("check", **_sequences(setup, case), batch=case.batch)
     except RefusedError as error:
@@ -200,7 +237,7 @@ def _sequences(setup: Setup, case: DecodeCase | ServingCase) -> dict[str, Any]:
 
 
 def _load(
-    worker: WorkerProcess,
+    worker: _Asked,
     setup: Setup,
     cases: Sequence[DecodeCase | ServingCase],
     batches: list[int],
@@ -217,7 +254,7 @@ def _load(
 
 
 def _request_decode(
-    worker: WorkerProcess, case: DecodeCase, result: ProcessResults, number: int, gpu: str
+    worker: _Asked, case: DecodeCase, result: ProcessResults, number: int, gpu: str
 ) -> None:
     try:
         answer = worker.ask(

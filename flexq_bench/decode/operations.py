@@ -19,11 +19,13 @@ from flexq_bench.decode.loading import RESERVE_BYTES, check_memory, footprint, l
 from flexq_bench.decode.modules import ModuleEngine, ModuleModel, ModuleWeights
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve, slots_within
+from flexq_bench.decode.tensor_parallel import RankWeights
 from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.inputs import derive_seed
@@ -38,13 +40,17 @@ _MAX_WARM_UP_TOKENS = 64  # decoding them takes some tenths of a second, in whic
 
 
 class DecodeWorkerOperations:
-    """Operations of a decode worker. Values in and out are plain JSON."""
+    """Operations of a decode worker. Values in and out are plain JSON.
+
+    ranks: processes that decode together, each with its share of every layer; all are asked the
+    same.
+    """
 
     OPERATIONS = ("describe", "check", "load", "decode", "slots", "serve", "unload")
 
-    def __init__(self, device: str, seed: int) -> None:
+    def __init__(self, device: str, seed: int, ranks: Ranks = ALONE) -> None:
         self.device = find_device(device)
-        self._seed = seed
+        self._seed, self._ranks = seed, ranks
         self._nvml = open_handle(self.device) if self.device.type == "cuda" else None
         self._sensor: Sensor | None = None if self._nvml is None else NvmlSensor(self._nvml)
         self._operations = operations_on(self.device)
@@ -96,7 +102,7 @@ class DecodeWorkerOperations:
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         began = time.perf_counter()
         with self._in_memory(f"{model} under {scheme}"):
-            loaded = load(source, self.device, capacity, tuner, tuple(batches))
+            loaded = load(source, self.device, capacity, tuner, tuple(batches), ranks=self._ranks)
             load_s = time.perf_counter() - began
             tuner.tune(loaded)
         self._model, self._tuner = loaded, tuner
@@ -254,7 +260,7 @@ class DecodeWorkerOperations:
         engine.prepare(batch, bucket)
         began = now = time.perf_counter()
         with Telemetry(self._sensor, period_s=_POWER_PERIOD_S) as telemetry:
-            while now - began < _MIN_POWER_S:
+            while self._ranks.any(now - began < _MIN_POWER_S):
                 for _ in range(_STEPS_PER_SYNCHRONIZATION):
                     engine.positions.fill_(length - 1)
                     engine.advance(batch, bucket)
@@ -300,8 +306,19 @@ class DecodeWorkerOperations:
         """Open the weights, or return those of the last call, as opening takes time."""
         key = model, scheme
         if self._source is None or self._source[0] != key:
-            self._source = key, open_decodable(model, scheme, self._seed)
+            self._source = key, self._share_of(open_decodable(model, scheme, self._seed), model)
         return self._source[1]
+
+    def _share_of(
+        self, source: WeightSource | ModuleWeights, model: str
+    ) -> WeightSource | ModuleWeights:
+        if self._ranks.count == 1:
+            return source
+        if isinstance(source, ModuleWeights):
+            raise UsageError(
+                f"{model} is decoded by transformers' modules, on one GPU: leave --gpus out"
+            )
+        return RankWeights(source, self._ranks)
 
     @contextmanager
     def _engine(self, slots: int, capacity: int, kv_bits: int) -> Iterator[Engine]:

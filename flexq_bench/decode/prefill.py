@@ -24,11 +24,11 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A captured prefill. chunks: input buffers. first: output buffer, int64 [B]."""
+    """A captured prefill. chunks: input buffers. predicted: output buffers."""
 
     graph: torch.cuda.CUDAGraph
     chunks: Chunks
-    first: torch.Tensor
+    predicted: Predicted
 
 
 class PrefillRunner:
@@ -57,7 +57,7 @@ class PrefillRunner:
         shape.chunks.counts.copy_(chunks.counts)
         shape.chunks.slots.copy_(chunks.slots)
         shape.graph.replay()
-        return Predicted(self._workspaces[rows].output(self._decoder.model.head), shape.first)
+        return shape.predicted
 
     def prepare(self, rows: int, tokens: int, longest: int) -> None:
         """Capture the CUDA graph of a shape; does nothing on a CPU.
@@ -68,8 +68,12 @@ class PrefillRunner:
             return
         chunks = self._empty(rows, tokens, longest)
         first = torch.zeros(rows, dtype=torch.int64, device=self._device)
-        graph = captured_after_a_call(lambda: self._run(chunks, first), pool=self._pool)
-        self._captured[rows, tokens, longest] = _Captured(graph, chunks, first)
+        logits: list[torch.Tensor] = []  # of each call, the last of which is captured
+        graph = captured_after_a_call(
+            lambda: logits.append(self._run(chunks, first)), pool=self._pool
+        )
+        predicted = Predicted(logits[-1], first)
+        self._captured[rows, tokens, longest] = _Captured(graph, chunks, predicted)
 
     def close(self) -> None:
         """Free graphs and buffers."""
@@ -78,10 +82,12 @@ class PrefillRunner:
         self._captured.clear()
         self._workspaces.clear()
 
-    def _run(self, chunks: Chunks, first: torch.Tensor) -> None:
+    def _run(self, chunks: Chunks, first: torch.Tensor) -> torch.Tensor:
         rows, tokens = chunks.tokens.shape
         work, last = self._workspaces[rows * tokens], self._workspaces[rows]
-        first.copy_(self._decoder.prefill(work, last, chunks, self._caches).argmax(dim=1))
+        logits = self._decoder.prefill(work, last, chunks, self._caches)
+        first.copy_(logits.argmax(dim=1))
+        return logits
 
     def _empty(self, rows: int, tokens: int, longest: int) -> Chunks:
         def constant(value: int) -> torch.Tensor:

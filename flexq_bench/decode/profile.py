@@ -26,6 +26,7 @@ from flexq_bench.workloads.blocks import Block
 
 _ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
+EXCHANGE, _NCCL = "exchange", "nccl"  # sums over several GPUs; the beginning of their kernels
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
 
 
@@ -79,6 +80,8 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
             current = HEAD if norm == norms else qkv if norm % 2 else widen
         elif name == HEAD_NORM:
             parts.append("norm")
+        elif name.startswith(_NCCL):
+            parts.append(EXCHANGE)
         elif name in (ATTENTION, ATTENTION_SUM):
             parts.append("attention")
             current = out

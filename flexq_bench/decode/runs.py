@@ -18,7 +18,7 @@ from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import device_info
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import OpenRun, new_run
 from flexq_bench.runs.resume import check_same_work
@@ -106,7 +106,7 @@ def measure_decodes(
 
     Raises as measurement.decode_all, InfrastructureError if the device is not free in time.
     """
-    with device_alone(device_info(setup.device).uuid):
+    with devices_alone(device_info(name).uuid for name in setup.devices):
         for record in measurement.decode_all(setup, cases, run.info, run.commit, dict(before)):
             _store(run, record)
             on_record(record)
@@ -124,7 +124,7 @@ def measure_servings(
     """
     if not cases:
         return
-    with device_alone(device_info(setup.device).uuid):
+    with devices_alone(device_info(name).uuid for name in setup.devices):
         for record in measurement.serve_all(setup, cases, run.info, run.commit):
             _store(run, record)
             on_record(record)

@@ -23,6 +23,7 @@ from flexq_bench.kernels.autotune import TuningKey, TuningMemory
 from flexq_bench.kernels.contract import Config, LinearKernel
 from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.runtime.nvrtc import builds_hash
+from flexq_bench.kernels.runtime.ranks import ALONE
 from flexq_bench.measure.device import describe_environment
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -74,7 +75,8 @@ class StepTuner:
         """Time the candidates of every layer of a loaded model, or use stored choices."""
         if self._tuning is Tuning.NONE:
             return
-        first, block = first_blocks(model), model.blocks[0]
+        # Alone, as ranks may time candidates in other orders.
+        first, block = replace(first_blocks(model), ranks=ALONE), model.blocks[0]
         linears = (block.widen, block.down, block.qkv, block.out, model.head)
         for m in sorted(self._sizes):
             for linear in sorted(linears, key=lambda linear: -linear.nbytes):

@@ -65,6 +65,11 @@ class WeightSource(ABC):
     content_hashes: Mapping[int, str] = MappingProxyType({})
     scheme_version: int | None = None
 
+    @property
+    def whole(self) -> DecoderArchitecture:
+        """Architecture of the blocks as they are read, of which these may be a share."""
+        return self.architecture
+
     @abstractmethod
     def formats(self) -> dict[str, LayerFormats]:
         """Formats of a block's fused layers by name; of the first block if blocks differ."""

@@ -45,6 +45,14 @@ def find_device(name: str) -> torch.device:
     raise DeviceError(f"no device {name!r}: this machine has {', '.join(ordered)}")
 
 
+def devices_from(name: str, count: int) -> tuple[str, ...]:
+    """Names of so many devices, from this one on; a CPU is all of them."""
+    if name == "cpu":
+        return (name,) * count
+    kind, _, index = name.partition(":")
+    return tuple(f"{kind}:{int(index or 0) + i}" for i in range(count))
+
+
 def local_devices() -> list[tuple[str, DeviceInfo]]:
     """Names for `--device` with a description of each: GPUs first, then the CPU."""
     return [(name, device_info(name)) for name in _device_names()]

@@ -14,8 +14,8 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
@@ -44,6 +44,18 @@ def device_alone(uuid: str, *, shared: bool = False, wait_s: float = MAX_WAIT_S)
         yield
     finally:
         os.close(handle)  # releases the lock
+
+
+@contextmanager
+def devices_alone(uuids: Iterable[str], *, wait_s: float = MAX_WAIT_S) -> Iterator[None]:
+    """Hold several devices. All processes take them in the same order, so none waits in a circle.
+
+    Raises as device_alone.
+    """
+    with ExitStack() as held:
+        for uuid in sorted(set(uuids)):
+            held.enter_context(device_alone(uuid, wait_s=wait_s))
+        yield
 
 
 def _folder() -> Path:

@@ -80,7 +80,7 @@ class Declaration:
     min_capability: Capability = (8, 0)
     rounds_to: int | None = None
     summary: str = ""
-    machine_code: Callable[[str], bytes] | None = None
+    machine_code: Callable[[str], bytes | None] | None = None
     package: Package | None = None
     version: int = 1
 

@@ -39,7 +39,7 @@ def kernel(
     min_capability: Capability = (8, 0),
     rounds_to: int | None = None,
     summary: str = "",
-    machine_code: Callable[[str], bytes] | None = None,
+    machine_code: Callable[[str], bytes | None] | None = None,
     package: str | Package = "",
     version: int = 1,
 ) -> Callable[[Function], FunctionDefinition]:

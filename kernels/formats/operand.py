@@ -104,6 +104,34 @@ class Operand:
         """Return rows start … stop - 1; a stop past the end means the end."""
         return self._map_tensors(lambda tensor: tensor[start:stop])
 
+    def slice_columns(self, start: int, stop: int) -> Operand:
+        """Return columns start … stop - 1, with the scales of their groups.
+
+        Raises ShapeError if the slice cuts a group, or if the columns have another order than the
+        input's channels.
+        """
+        if self.order is not None or self.tail_bits is not None:
+            raise ShapeError("the columns are in an order of their own: they can't be split")
+        ends_group = stop == self.k or not stop % self.group_length
+        if self.group is not None and (start % self.group or not ends_group):
+            raise ShapeError(
+                f"columns {start} to {stop} of {self.k} cut a group of {self.group}: split between "
+                "groups"
+            )
+        values, groups = self.values[:, start:stop], slice(None)
+        if self.group is not None:
+            groups = slice(start // self.group, -(-stop // self.group))
+
+        def of_groups(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor[:, groups].contiguous()
+
+        return replace(
+            self,
+            values=values.contiguous(),
+            scales=of_groups(self.scales),
+            zero_points=of_groups(self.zero_points),
+        )
+
     def take_rows(self, rows: torch.Tensor) -> Operand:
         """Return the rows of these indices, int64 [count], in their order."""
 

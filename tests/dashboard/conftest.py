@@ -136,8 +136,7 @@ def _opening(page: str) -> Any:
     return opening
 
 
-open_overview = _opening("overview")
-open_scoreboard = _opening("scoreboard")
+open_home = _opening("home")
 open_leaderboard = _opening("leaderboard")
 open_triage = _opening("triage")
 open_alert = _opening("alert")

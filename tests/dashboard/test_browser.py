@@ -122,13 +122,13 @@ def test_an_empty_database_says_what_to_do(
     assert advice in text
 
 
-def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
-    text = look(browser, f"{examples}/overview", "[data-testid=stPageLink]", name="overview")
+def test_home_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
+    text = look(browser, f"{examples}/", "[data-testid=stPageLink]", name="home")
     assert "Alert 1: flexq" in text
     assert "**Change 6**" in text  # text, neither bold nor an image
     assert not browser.find_elements("css selector", "img[src=x]")
 
-    browser.find_element("css selector", "[data-testid=stPageLink] a").click()
+    browser.find_element("css selector", "[data-testid=stPageLink] a[href*='alert=']").click()
     wait_for(lambda: browser.find_elements("css selector", POINT), "no evidence is drawn")
     assert "alert=1" in browser.current_url
     text = look(browser, browser.current_url, POINT, name="alert")

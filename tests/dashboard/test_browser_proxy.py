@@ -50,21 +50,21 @@ def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
 
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
-    text = look(browser, f"{proxy.url}/overview", "[data-testid=stPageLink]", name="proxy-overview")
+    text = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-home")
     assert "Alert 1: flexq" in text
     assert proxy.websockets == ["/bench/_stcore/stream"]
 
-    browser.find_element("css selector", "[data-testid=stPageLink] a").click()
+    browser.find_element("css selector", "[data-testid=stPageLink] a[href*='alert=']").click()
     wait_for(lambda: browser.current_url == f"{proxy.url}/alert?alert=1", "no link leads to it")
     wait_for(lambda: browser.find_elements("css selector", POINT), "no evidence is drawn")
 
     links = browser.find_elements("css selector", "[data-testid=stSidebarNav] a")
     hrefs = [link.get_attribute("href") for link in links]
     assert all(href.startswith(proxy.url) for href in hrefs), hrefs
-    links[hrefs.index(f"{proxy.url}/history")].click()
-    to_history = f"{proxy.url}/history"  # the address first: the page left has points as well
-    wait_for(lambda: browser.current_url.startswith(to_history), "no link leads to the history")
+    links[hrefs.index(f"{proxy.url}/leaderboard")].click()
+    to_page = f"{proxy.url}/leaderboard"
+    wait_for(lambda: browser.current_url.startswith(to_page), "no link leads to the leaderboard")
 
-    look(browser, browser.current_url, POINT, name="proxy-history")  # as a link that somebody sent
+    look(browser, f"{proxy.url}/history", POINT, name="proxy-history")  # a link that somebody sent
     assert proxy.outside == []
     assert errors(browser) == []

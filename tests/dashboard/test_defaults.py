@@ -44,9 +44,9 @@ def test_a_manual_run_is_shown_where_nothing_is_scheduled(filled, open_results):
 
 
 @pytest.mark.usefixtures("three_kinds")
-def test_overview_lists_scheduled_runs_by_default(open_overview):
-    assert table(open_overview(), of="planned")["suite"].tolist() == ["nightly"]
-    assert set(table(open_overview(all="on"), of="planned")["suite"]) == {"sweep", "smoke"}
+def test_overview_lists_scheduled_runs_by_default(open_home):
+    assert table(open_home(), of="planned")["suite"].tolist() == ["nightly"]
+    assert set(table(open_home(all="on"), of="planned")["suite"]) == {"sweep", "smoke"}
 
 
 def test_unfinished_run_of_another_suite_is_not_newer(filled, open_results):
@@ -95,29 +95,27 @@ def beside_another_project(filled):
 
 
 @pytest.mark.usefixtures("beside_another_project")
-def test_results_of_other_projects_are_not_among_ours(
-    open_scoreboard, open_kernels, open_results, open_overview
-):
-    scores = table(open_scoreboard(), of="last week").set_index("kernel")
+def test_results_of_other_projects_are_not_among_ours(open_home, open_kernels, open_results):
+    scores = table(open_home(), of="last week").set_index("kernel")
     ours = scores.loc["flexq-w6a6"]
     assert "theirs" not in scores.index
-    assert "No run on a GPU was scheduled yet" in words(open_scoreboard())
+    assert "No run was scheduled" not in words(open_home())
     assert ours["cases"] == 4
     assert "80.0" not in words(open_kernels()) + str([f.value for f in open_kernels().dataframe])
     assert set(table(open_results(), of="label")["gpu"]) == {"NVIDIA H200"}
     assert 80.0 not in set(table(open_results(), of="label")["median_us"])
-    assert "acme" not in set(table(open_overview(), of="planned")["suite"])
+    assert "acme" not in set(table(open_home(), of="planned")["suite"])
 
 
-def test_a_database_of_one_project_shows_that_project(store, open_scoreboard, open_results):
+def test_a_database_of_one_project_shows_that_project(store, open_home, open_results):
     commit = replace(COMMIT, project="acme")
     store.add(a_record(a_run("theirs"), commit=commit, project="acme", median_us=80.0))
 
-    assert table(open_scoreboard(), of="last week")["kernel"].tolist() == ["flexq-w6a6"]
+    assert table(open_home(), of="last week")["kernel"].tolist() == ["flexq-w6a6"]
     assert table(open_results(), of="label")["median_us"].tolist() == [80.0]
 
 
-def test_a_release_is_compared_with_what_is_newer_only(store, open_scoreboard):
+def test_a_release_is_compared_with_what_is_newer_only(store, open_home):
     for order, at in ((1, "2025-11-01"), (2, "2025-11-20")):
         commit = replace(COMMIT, sha=f"{order}" * 40, topo_order=order)
         created = {"created_at": f"{at}T10:00:00+00:00"}
@@ -125,11 +123,11 @@ def test_a_release_is_compared_with_what_is_newer_only(store, open_scoreboard):
         store.add(a_record(run, commit=commit, median_us=8.0 + order, **created))
     with store.session() as session:
         store_releases(session, {"v1": "1" * 40})
-    (before,) = table(open_scoreboard(), of="last week")["release"]
+    (before,) = table(open_home(), of="last week")["release"]
     with store.session() as session:
         store_releases(session, {"v1": "1" * 40, "v2": "2" * 40})
 
-    of_v2 = table(open_scoreboard(release="v2"), of="last week")["release"]
+    of_v2 = table(open_home(release="v2"), of="last week")["release"]
 
     assert before == pytest.approx(100 * (10 / 9 - 1))
     assert of_v2.isna().all()

@@ -19,7 +19,7 @@ from page_content import words
         ("history", {}, ["run smoke"]),
         ("kernels", {}, ["run smoke"]),
         ("measurement", {}, ["History"]),
-        ("overview", {}, ["run smoke"]),
+        ("home", {}, ["run smoke"]),
         ("pareto", {}, ["accuracy --model DIR --checkpoint FOLDER", "decode FOLDER"]),
         ("results", {}, ["run smoke", "db import"]),
         ("triage", {}, ["No alert was ever opened"]),

@@ -160,7 +160,7 @@ def texts(value: Any) -> Iterator[str]:
     ("page", "link"),
     [
         ("history", {"kernel": HTML, "metric": HTML}),
-        *((name, {}) for name in ("overview", "alert", "history", "compare", "sweep", "fleet")),
+        *((name, {}) for name in ("home", "alert", "history", "compare", "sweep", "fleet")),
         *((name, {"baseline": HTML, "gpu": MARKDOWN}) for name in ("results", "kernels")),
         ("accuracy", {"model": HTML}),
         ("decode", {"model": HTML}),

@@ -50,10 +50,10 @@ def mean_ratio(connection, kernel, order):
     return connection.execute(query, (order, kernel)).fetchone()[0]
 
 
-def test_scoreboard_equals_sql(history, open_scoreboard):
+def test_scoreboard_equals_sql(history, open_home):
     history, connection = history
 
-    shown = table(open_scoreboard(), of="last week").set_index("kernel")
+    shown = table(open_home(), of="last week").set_index("kernel")
 
     for kernel in KERNELS:
         row = shown.loc[kernel]

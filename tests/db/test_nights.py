@@ -10,9 +10,10 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import add_alert_note, add_decision, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
-from flexq_bench.db.queries import NightRow, OutcomeRow
+from flexq_bench.db.queries import Judgement, OutcomeRow
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GATE = "interleaved"
 
 
 @pytest.fixture
@@ -28,31 +29,40 @@ def decide(session, build):
     return store
 
 
-def test_latest_night_of_each_gpu_counts_verdicts(session, decide):
+def test_night_of_each_gpu_counts_verdicts_newest_first(session, decide):
     decide(verdict="faster", night=1)
     decide(night=2)
     decide(base=2, head=3, night=2)
     decide(verdict="same", night=2)
     decide(gpu="NVIDIA A100", verdict="ambiguous", night=1)
 
-    assert queries.latest_nights(session) == [
-        NightRow("NVIDIA A100", NOW + timedelta(days=1), (f"{2:040x}",), {"ambiguous": 1}),
-        NightRow(
-            "NVIDIA H200",
-            NOW + timedelta(days=2),
-            (f"{2:040x}", f"{3:040x}"),
-            {"same": 1, "slower": 2},
-        ),
+    head, other = f"{2:040x}", f"{3:040x}"
+    one, two = NOW + timedelta(days=1), NOW + timedelta(days=2)
+    assert queries.judgements(session, gate_detector=GATE) == [
+        Judgement("", "NVIDIA H200", True, two, (head, other), {"same": 1, "slower": 2}),
+        Judgement("", "NVIDIA A100", True, one, (head,), {"ambiguous": 1}),
+        Judgement("", "NVIDIA H200", True, one, (head,), {"faster": 1}),
     ]
 
 
-def test_latest_nights_exclude_pull_requests_and_canaries(session, decide):
+def test_judgements_tell_gates_and_leave_out_canaries(session, decide):
     decide(night=1)
-    decide(night=2, watched=False)
-    decide(night=3, base=2, head=2)
+    decide(night=2, watched=False, detector=GATE)
+    decide(night=3, watched=False, detector="change points")
+    decide(night=4, base=2, head=2)
 
-    (night,) = queries.latest_nights(session)
-    assert night.created_at == NOW + timedelta(days=1)
+    rows = queries.judgements(session, gate_detector=GATE)
+    assert [(row.watched, row.created_at) for row in rows] == [
+        (False, NOW + timedelta(days=2)),
+        (True, NOW + timedelta(days=1)),
+    ]
+
+
+def test_judgements_are_of_the_last_days_before_the_newest(session, decide):
+    decide(night=1)
+    decide(night=40, gpu="NVIDIA A100")
+
+    assert [row.gpu for row in queries.judgements(session, gate_detector=GATE)] == ["NVIDIA A100"]
 
 
 def test_outcomes_are_grouped_by_status_and_reason(session, build, add):

@@ -84,7 +84,7 @@ def test_user_reads_what_later_migrations_add(owned, reader):
         assert session.execute(text("SELECT * FROM added_later")).all() == []
 
 
-@pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
+@pytest.mark.parametrize("page", ["home", "alert", "history", "results"])
 def test_pages_work_as_that_user(app_as_reader, one_scan_for_components, page):
     app = AppTest.from_string(
         f"from flexq_bench.dashboard.views.{page}.page import page\npage()", default_timeout=30

@@ -15,7 +15,7 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.model_weights import NamedWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
-from flexq_bench.decode.weights import DenseWeights
+from flexq_bench.decode.weights import DenseWeights, WeightSource
 from flexq_bench.kernels.contract import (
     Backend,
     Config,
@@ -24,6 +24,7 @@ from flexq_bench.kernels.contract import (
 )
 from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.schemes.registry import resolve
 
 VOCAB = 320
@@ -135,8 +136,13 @@ def an_engine(
     capacity: int = 128,
     kv_bits: int = 16,
     instead: Callable[[LinearKernel], LinearKernel] = lambda kernel: kernel,
+    share: Callable[[WeightSource], WeightSource] = lambda source: source,
+    ranks: Ranks = ALONE,
 ) -> Engine:
-    """An engine on the model's device. instead: what stands for a kernel."""
+    """An engine on the model's device.
+
+    instead: what stands for a kernel. share: of the weights, that is this rank's.
+    """
     device = next(iter(small.source.tensors.values())).device
 
     def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
@@ -145,8 +151,8 @@ def an_engine(
     def find(label: str, backend: Backend) -> LinearKernel:
         return instead(linear_kernel(label, backend))
 
-    source = RoundedWeights(small.source, resolve(scheme))
-    model = load(source, device, capacity, choose, (slots,), find=find)
+    source = share(RoundedWeights(small.source, resolve(scheme)))
+    model = load(source, device, capacity, choose, (slots,), find=find, ranks=ranks)
     return Engine(
         model,
         operations,

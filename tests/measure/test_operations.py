@@ -111,6 +111,18 @@ def test_returned_result_of_an_earlier_launch_is_wrong(a_meter, name):
     assert measured(a_meter, with_function(KERNELS[name], repeating)).status == "incorrect"
 
 
+@pytest.mark.parametrize("name", ["grouped-dual-w6a8", "grouped-dgq-w4a8", "grouped-w8a8"])
+@pytest.mark.parametrize("layout", ["contiguous", "masked"])
+def test_experts_are_right_with_skew_and_without_tokens(a_meter, name, layout):
+    of = operation("grouped_linear")
+    text = f"tokens=5 experts=8 top_k=2 n=40 k=192 skew=60 layout={layout}"
+    case = Case(name, of.workload(**of.parse(text)), stage="op", cache="hot")
+
+    result = a_meter(registry.resolve(name, "cpu")).measure(case)
+
+    assert result.status in ("ok", "noisy"), result.detail
+
+
 def test_listed_kernels_take_at_most_thirty_lines():
     for kernel in KERNELS.values():
         assert len(inspect.getsource(kernel._declared.function).splitlines()) <= 30

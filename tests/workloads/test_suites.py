@@ -144,6 +144,7 @@ def test_unknown_restriction_lists_values_of_the_suite(restriction, complaint):
 
 def test_the_promised_suites_are_there():
     promised = (
+        "experts",
         "nightly",
         "operators",
         "paper-fig10",

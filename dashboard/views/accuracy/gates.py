@@ -25,7 +25,7 @@ def gate_rows(
             "release or commit": names.get(gate.commit) or short_commit(gate.commit, gate.dirty),
             "scheme": gate.scheme,
             "verdict": marked(gate.verdict),
-            "decided by": _deciding(gate),
+            "decided by": deciding_limit(gate),
             "through": gate.through,
             "checkpoint": (gate.content_hash or "")[:12],
             "against": gate.base if not gate.reference else f"{gate.base} {gate.reference}",
@@ -99,7 +99,7 @@ def marked(outcome: str) -> str:
     return f"{_MARKS[outcome]} {outcome}"
 
 
-def _deciding(gate: GateRow) -> str:
+def deciding_limit(gate: GateRow) -> str:
     """Return the first limit with the worst outcome, which decides the verdict."""
     if not gate.limits:
         return ""

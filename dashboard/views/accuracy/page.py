@@ -8,7 +8,7 @@ import streamlit as st
 
 from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
 from flexq_bench.dashboard.database import command_on
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import ACCURACY, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -48,7 +48,7 @@ _INTERVALS = (
 )
 
 
-@app_page("Accuracy", icon=":material/target:")
+@app_page("Accuracy", section=ACCURACY, icon=":material/target:")
 def page(database: Database) -> None:
     """Show scores, gates and charts of the selected model."""
     with database.session() as session:

@@ -8,7 +8,7 @@ from datetime import tzinfo
 import streamlit as st
 
 from flexq_bench.dashboard.database import gate_command, is_read_only
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import HOME, app_page
 from flexq_bench.dashboard.shared.alert_requests import show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import (
@@ -37,7 +37,7 @@ from flexq_bench.workloads.operation import describe
 _URL = "alert"
 
 
-@app_page("Alert", icon=":material/notifications:", writes_title=True)
+@app_page("Alert", section=HOME, is_detail=True, icon=":material/notifications:", writes_title=True)
 def page(database: Database) -> None:
     """Show the alert selected by `?alert=3`; by default the newest open one."""
     with database.session() as session:

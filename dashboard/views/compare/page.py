@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on, gate_command, show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import EXPLORE, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -20,6 +20,7 @@ from flexq_bench.dashboard.shared.model_places import (
     narrowed_to,
     places_of_frame,
 )
+from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.dashboard.shared.runs import (
     OTHER_SUITES,
     choose_suite,
@@ -67,7 +68,7 @@ _APART = (
 )
 
 
-@app_page("Compare", icon=":material/compare_arrows:")
+@app_page("Compare", section=EXPLORE, icon=":material/compare_arrows:")
 def page(database: Database) -> None:
     """Show the comparison of the two selected sides."""
     with database.session() as session:
@@ -187,7 +188,7 @@ def _pairs(base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNo
 def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     prefixes = [p for side in ("base", "head") for p in st.query_params.get_all(f"{side}-commits")]
     with database.session() as session:
-        project = queries.main_project(session)
+        project = current_project(session)
         commits = queries.recent_commits(
             session, limit=_MAX_COMMITS, prefixes=prefixes, project=project
         )
@@ -229,7 +230,7 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
 
 def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     with database.session() as session:
-        project = queries.main_project(session)
+        project = current_project(session)
         known = [
             s
             for s in queries.series_names(session)

@@ -9,7 +9,7 @@ from typing import Any
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import ACCURACY, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -24,7 +24,7 @@ from flexq_bench.db.queries import DecodeRow
 _Lengths = tuple[int, int]  # prompt, new tokens
 
 
-@app_page("Decode", icon=":material/speed:")
+@app_page("Decode", section=ACCURACY, icon=":material/speed:")
 def page(database: Database) -> None:
     """Show time, throughput and memory of each scheme for the selected model, GPU and lengths."""
     with database.session() as session:

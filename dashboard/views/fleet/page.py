@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import RUNS, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import time_zone
@@ -37,7 +37,7 @@ _MAX_RUNS = 20
 _MAX_AGE = timedelta(days=7)
 
 
-@app_page("Fleet", icon=":material/dns:")
+@app_page("Fleet", section=RUNS, icon=":material/dns:")
 def page(database: Database) -> None:
     """Show workers, runs, quarantine, requests, offsets of GPUs and devices."""
     with database.session() as session:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on, show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import PERFORMANCE, app_page
 from flexq_bench.dashboard.shared import history_chart
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
@@ -50,7 +50,7 @@ _BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
-@app_page("History", icon=":material/show_chart:")
+@app_page("History", section=PERFORMANCE, icon=":material/show_chart:")
 def page(database: Database) -> None:
     """Show the history of the selected series."""
     with database.session() as session:

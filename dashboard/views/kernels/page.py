@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import PERFORMANCE, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -60,7 +60,7 @@ _EVIDENCE = (
 )
 
 
-@app_page("Kernels", icon=":material/speed:")
+@app_page("Kernels", section=PERFORMANCE, icon=":material/speed:")
 def page(database: Database) -> None:
     """Show the selected view of a GPU."""
     with database.session() as session:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from flexq_bench.dashboard.database import show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import PERFORMANCE, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart, error_bars, set_size
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -39,7 +39,7 @@ _ROW_PX, _AROUND_PX = 28, 110
 _OTHER = "(shape by N × K)"
 
 
-@app_page("Leaderboard", icon=":material/leaderboard:")
+@app_page("Leaderboard", section=PERFORMANCE, icon=":material/leaderboard:")
 def page(database: Database) -> None:
     """Show the kernels on the selected layer, fastest first."""
     with database.session() as session:
@@ -125,7 +125,8 @@ def _choose_layer(controls: Controls, frame: pd.DataFrame) -> _Shape:
     places = places_of_frame(frame)
     sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
     models, _ = models_and_layers(places)
-    shapes_of_models = {shape for shapes in places.values() for shape in shapes}
+    # A label without a model, such as a sweep's, only repeats the size.
+    shapes_of_models = {shape for (m, _), shapes in places.items() if m for shape in shapes}
     shapes_of_no_model = sorted(set(sizes) - shapes_of_models)
     row = st.container(horizontal=True, gap="large")
 

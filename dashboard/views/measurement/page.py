@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import PERFORMANCE, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.formatting import (
@@ -48,7 +48,7 @@ def link_of(measurement_uuid: str) -> dict[str, str]:
     return {_UUID: measurement_uuid}
 
 
-@app_page("Measurement", icon=":material/scatter_plot:")
+@app_page("Measurement", section=PERFORMANCE, is_detail=True, icon=":material/scatter_plot:")
 def page(database: Database) -> None:
     """Show the samples of the measurement `?uuid=…`: distribution, order and clock."""
     uuid = st.query_params.get(_UUID)

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import EXPLORE, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text
@@ -29,7 +29,7 @@ from flexq_bench.workloads.published import absent_tables
 _MAX_HEIGHT_PX = 900
 
 
-@app_page("Paper", icon=":material/menu_book:")
+@app_page("Paper", section=EXPLORE, icon=":material/menu_book:")
 def page(database: Database) -> None:
     """Show published and measured numbers of the selected papers."""
     with database.session() as session:

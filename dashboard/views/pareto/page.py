@@ -7,7 +7,7 @@ import streamlit as st
 
 from flexq_bench.accuracy.results import PERPLEXITY
 from flexq_bench.dashboard.database import command_on
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import ACCURACY, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -26,7 +26,7 @@ from flexq_bench.db.engine import Database
 _EVALUATE = ("accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE")
 
 
-@app_page("Pareto", icon=":material/scatter_plot:")
+@app_page("Pareto", section=ACCURACY, icon=":material/scatter_plot:")
 def page(database: Database) -> None:
     """Show each checkpoint of the selected model, text and decode setting as a point."""
     with database.session() as session:

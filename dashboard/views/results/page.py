@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import RUNS, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
@@ -49,7 +49,7 @@ _INTERVALS = (
 )
 
 
-@app_page("Results", icon=":material/table_chart:")
+@app_page("Results", section=RUNS, icon=":material/table_chart:")
 def page(database: Database) -> None:
     """Show the results of the selected runs."""
     listed = list_runs(database)

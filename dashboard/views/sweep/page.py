@@ -8,7 +8,7 @@ from datetime import UTC, datetime, tzinfo
 import streamlit as st
 
 from flexq_bench.dashboard.database import errors_shown
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import RUNS, app_page
 from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import kernel_styles
 from flexq_bench.dashboard.shared.controls import Controls
@@ -29,7 +29,7 @@ _REFRESH_INTERVAL_S = 2.0  # refresh interval of an open request
 _SWEEP = "sweep"
 
 
-@app_page("Sweep", icon=":material/tune:")
+@app_page("Sweep", section=RUNS, icon=":material/tune:")
 def page(database: Database) -> None:
     """Show the form, and progress and curves of the selected request."""
     now = datetime.now(UTC)

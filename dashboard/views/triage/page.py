@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from flexq_bench.dashboard.database import is_read_only, write_alert
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.pages import HOME, app_page
 from flexq_bench.dashboard.shared.alert_requests import MAX_LISTED, show_buttons, show_requests
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
@@ -33,7 +33,7 @@ _KEEP = "(unchanged)"
 _SAVED = "triage.saved"
 
 
-@app_page("Triage", icon=":material/assignment:")
+@app_page("Triage", section=HOME, icon=":material/assignment:")
 def page(database: Database) -> None:
     """Show the alerts that match the filters, and forms for actions on them."""
     with database.session() as session:

@@ -13,6 +13,13 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
+// The default L2 policy.
+__device__ inline uint64_t evict_normal_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Load 16 bytes without allocation in L1, evict-first in L2 (`policy`).
 __device__ inline uint4 load_once(const uint4* global, uint64_t policy) {
   uint4 v;
@@ -47,6 +54,21 @@ __device__ inline uint32_t load_shared_word(uint32_t shared) {
   uint32_t v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
   return v;
+}
+
+__device__ inline uint32_t load_shared_half(uint32_t shared) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(shared) : "memory");
+  return v;
+}
+
+// Load four 8x8 matrices of 16 bits, distributed as operands of mma (PTX ISA, ldmatrix); lane l passes the address of row
+// l % 8 of matrix l / 8.
+__device__ inline void load_matrices(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(shared)
+               : "memory");
 }
 
 // Loads of data that an earlier kernel of the stream wrote. Not ld.global.nc, which requires data that is constant

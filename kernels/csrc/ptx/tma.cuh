@@ -23,7 +23,16 @@ __device__ inline void tma_load_2d(uint32_t shared, const TensorMap& map, int co
       : "memory");
 }
 
-// The same, multicast to the blocks of the cluster whose bits are set; the mbarrier of each counts its bytes.
+// Load contiguous bytes, a multiple of 16, with an L2 policy (cp.async.bulk).
+__device__ inline void bulk_load(uint32_t shared, const void* global, int bytes, uint32_t mbarrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(mbarrier), "l"(policy)
+      : "memory");
+}
+
+// tma_load_2d, multicast to the blocks of the cluster whose bits are set; the mbarrier of each counts its bytes.
 __device__ inline void tma_load_2d_multicast(uint32_t shared, const TensorMap& map, int column, int row,
                                        uint32_t mbarrier, uint16_t blocks) {
   asm volatile(

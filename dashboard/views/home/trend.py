@@ -1,4 +1,4 @@
-"""Scoreboard: changes of kernel times since last week and since the last release."""
+"""Changes of kernel times since last week and since the last release."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from flexq_bench.dashboard.database import command_on, show_empty_database
-from flexq_bench.dashboard.pages import app_page
+from flexq_bench.dashboard.database import command_on
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
-from flexq_bench.dashboard.shared.freshness import show_freshness
+from flexq_bench.dashboard.shared.project import project_title
 from flexq_bench.dashboard.shared.tables import draw_table
-from flexq_bench.dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
+from flexq_bench.dashboard.views.home.tables import change_rows, score_rows
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database
-from flexq_bench.db.queries import SCHEDULED, AlertRow, ReleaseRow, SeriesName
+from flexq_bench.db.queries import ReleaseRow, SeriesName
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, board_rows, case_changes
 from flexq_bench.results.stored_noise import StoredNoise, read_noise
 from flexq_bench.verdicts import Verdict
@@ -30,11 +29,9 @@ _MAX_CASES = 10  # cases of each direction
 _ANY = "all"
 
 
-@app_page("Scoreboard", icon=":material/scoreboard:", is_default=True)
-def page(database: Database) -> None:
-    """Show a summary, all kernels, changed cases, and the coverage of scheduled runs."""
+def show_trend(database: Database, project: str) -> None:
+    """Show a summary, all kernels, and the cases that changed."""
     with database.session() as session:
-        project = queries.main_project(session)
         known = [
             series
             for series in queries.series_names(session)
@@ -44,29 +41,26 @@ def page(database: Database) -> None:
             and not is_probe(series.kernel)
         ]
     if not known:
-        show_empty_database(database)
+        st.caption(
+            f"{as_text(project_title(project))} has no timed kernel here: "
+            f"{command_on(database, 'run', 'smoke')}"
+        )
         return
-    show_freshness(database)
-    _show(database, known, project)
-
-
-def _show(database: Database, known: Sequence[SeriesName], project: str) -> None:
-    controls = Controls("scoreboard")
+    controls = Controls("home")
     on_top = st.empty()
     chosen, release = _narrow(controls, database, known, project)
     zone = time_zone(st.context.timezone)
     with database.session() as session:
         noise = read_noise(session, [series.id for series in chosen])
         alerts = queries.alerts(session, states=OPEN_STATES)
-        nightly = queries.latest_runs(session, trigger=SCHEDULED, backend="cuda", project=project)
     order = None if release is None else release.topo_order
     rows = board_rows(chosen, noise, release_order=order)
     controls.warn_of_ignored(on_top, "Not stored, so ignored")
     controls.offer_to_clear()
     if not rows:
-        st.info("No accepted result of a suite passes these filters: widen them.")
+        _say_nothing_accepted(database, [series.id for series in chosen])
         return
-    _show_summary(rows, alerts)
+    _show_summary(rows)
     _table("Kernels", score_rows(_worst_first(rows), alerts, zone), "scores", release)
     st.caption(
         "Latest results of each kernel over those of the same cases a week before"
@@ -77,7 +71,18 @@ def _show(database: Database, known: Sequence[SeriesName], project: str) -> None
         "trend is of the newest runs; its band is the uncertainty of one run."
     )
     _show_cases(chosen, noise)
-    _show_coverage(coverage_rows(nightly, zone), database)
+
+
+def _say_nothing_accepted(database: Database, series: Sequence[int]) -> None:
+    with database.session() as session:
+        measured = queries.measured_series(session, series)
+    if measured:
+        st.info("No accepted result of a suite passes these filters: widen them.")
+    else:
+        st.caption(
+            "These kernels were compared, but no run of a suite measured them: "
+            f"{command_on(database, 'run', 'smoke')}"
+        )
 
 
 def _narrow(
@@ -112,15 +117,14 @@ def _narrow(
     return chosen, release
 
 
-def _show_summary(rows: Sequence[BoardRow], alerts: Sequence[AlertRow]) -> None:
-    """Show the number of kernels that changed, and the number of open alerts."""
+def _show_summary(rows: Sequence[BoardRow]) -> None:
+    """Show the number of kernels that changed."""
     compared = [row.week for row in rows if row.week is not None]
     verdicts = [change.verdict for change in compared]
-    places = st.columns(4)
+    places = st.columns(3)
     places[0].metric("slower than last week", verdicts.count(Verdict.SLOWER))
     places[1].metric("faster than last week", verdicts.count(Verdict.FASTER))
     places[2].metric("compared, of all rows", f"{len(compared)} of {len(rows)}")
-    places[3].metric("open alerts", len(alerts))
 
 
 def _worst_first(rows: Sequence[BoardRow]) -> list[BoardRow]:
@@ -143,26 +147,16 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
         ("Improvements since last week", Verdict.FASTER, "improvements"),
     ):
         matching: list[CaseChange] = [c for c in changes if c.change.verdict is verdict]
-        st.header(title, anchor=False)
         if not matching:
-            st.caption(f"No case is {verdict.value} beyond 1 % and beyond the noise of its runs.")
             continue
+        st.subheader(title, anchor=False)
         _dataframe(change_rows(matching[:_MAX_CASES]), key)
         if len(matching) > _MAX_CASES:
             st.caption(f"The {_MAX_CASES} largest of {len(matching)}.")
 
 
-def _show_coverage(rows: list[dict[str, Any]], database: Database) -> None:
-    st.header("Coverage of the last scheduled run", anchor=False)
-    if not rows:
-        nightly = command_on(database, "nightly")
-        st.caption(f"No run on a GPU was scheduled yet: {nightly}")
-        return
-    _dataframe(rows, "coverage")
-
-
 def _table(title: str, rows: list[dict[str, Any]], key: str, release: ReleaseRow | None) -> None:
-    st.header(title, anchor=False)
+    st.subheader(title, anchor=False)
     if release is None:
         rows = [{n: v for n, v in row.items() if "release" not in n} for row in rows]
     _dataframe(rows, key)

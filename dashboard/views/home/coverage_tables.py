@@ -8,6 +8,7 @@ from datetime import tzinfo
 from typing import Any
 
 from flexq_bench.dashboard.shared.formatting import local_time, short_commit
+from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import OutcomeRow, RunSummary
 from flexq_bench.db.records import STATUSES
 
@@ -35,18 +36,25 @@ def run_rows(
         rows.append(
             {
                 "GPU": gpu,
+                "covered": _covered(run, statuses),
                 "planned": run.planned,
                 "received": sum(statuses.values()),
                 "missing": run.missing,
                 **statuses,
                 "run is": run.status,
                 "suite": run.suite,
-                "run": run.uuid[:8],
+                "run": page_address("results", run=run.uuid[:8]),
                 "commit": short_commit(run.commit, run.dirty),
                 "started": local_time(run.created_at, zone),
             }
         )
     return rows
+
+
+def _covered(run: RunSummary, statuses: Mapping[str, int]) -> float | None:
+    """Return the share of planned cases with a valid result, percent; None: nothing is planned."""
+    planned = max(run.planned, run.received)
+    return 100 * sum(statuses[status] for status in _TIMED) / planned if planned else None
 
 
 def problem_rows(

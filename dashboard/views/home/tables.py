@@ -1,8 +1,8 @@
-"""Table rows of the scoreboard, with links to the underlying results."""
+"""Table rows of kernels and changed cases, with links to the underlying results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import tzinfo
 from typing import Any
 
@@ -13,8 +13,8 @@ from flexq_bench.dashboard.shared.formatting import (
     short_commit,
 )
 from flexq_bench.dashboard.shared.links import history_address, page_address
-from flexq_bench.dashboard.views.scoreboard.sparkline import sparkline
-from flexq_bench.db.queries import AlertRow, RunSummary
+from flexq_bench.dashboard.views.home.sparkline import sparkline
+from flexq_bench.db.queries import AlertRow
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, Change
 from flexq_bench.stats import Interval
 from flexq_bench.verdicts import Verdict
@@ -58,29 +58,6 @@ def change_rows(changes: Sequence[CaseChange]) -> list[dict[str, Any]]:
         }
         for case in changes
     ]
-
-
-def coverage_rows(by_gpu: Mapping[str, RunSummary], zone: tzinfo) -> list[dict[str, Any]]:
-    """Return one row per GPU: share of planned cases with a valid result in its last run."""
-    rows = []
-    for gpu, run in by_gpu.items():
-        good = run.statuses.get("ok", 0) + run.statuses.get("noisy", 0)
-        planned = max(run.planned, run.received)
-        rows.append(
-            {
-                "GPU": gpu,
-                "covered": 100 * good / planned if planned else None,
-                "planned": planned,
-                "right and timed": good,
-                "missing": run.missing,
-                **{name: run.statuses.get(name, 0) for name in ("incorrect", "failed", "noisy")},
-                "run": page_address("results", run=run.uuid[:8]),
-                "suite": run.suite,
-                "commit": short_commit(run.commit, run.dirty),
-                "started": local_time(run.created_at, zone),
-            }
-        )
-    return rows
 
 
 def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Overview: open alerts, verdicts of the latest nightly run, and failed cases."""

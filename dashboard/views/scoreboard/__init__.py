@@ -1,1 +1,0 @@
-"""Scoreboard: each kernel on each GPU, compared with last week and the last release."""

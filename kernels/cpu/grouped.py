@@ -1,0 +1,77 @@
+"""Linear layers of experts on a CPU: int8 weights, one integer GEMM for each expert, in torch."""
+
+from __future__ import annotations
+
+import torch
+
+from flexq_bench.kernels.external.declare import kernel
+from flexq_bench.kernels.external.function_kernel import FunctionDefinition
+from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats.dual_grained import int8_values
+
+_GROUP = 128
+
+
+def int8_experts(
+    codes: torch.Tensor, scales: torch.Tensor, *others: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return int8 weights [experts, N, K] and FP16 scales of output features [experts, N].
+
+    The arguments are the tensors of a format: codes and scales of rows; or codes, integer scales of
+    groups, FP16 scales of rows, and zero points if codes have 4 bits. Raises ShapeError if a
+    weight does not fit int8.
+    """
+    if not others:
+        return codes, scales[..., 0].contiguous()
+    row_scales, zero_points = others[0], others[1] if others[1:] else None
+    bits = 6 if zero_points is None else 4
+    weights = []
+    for e, of_expert in enumerate(codes):
+        zeros = None if zero_points is None else zero_points[e]
+        operand = Operand(of_expert, scales[e], bits, _GROUP, zeros, row_scales=row_scales[e])
+        weights.append(int8_values(operand))
+    return torch.stack(weights), row_scales[..., 0].contiguous()
+
+
+def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefinition:
+    @kernel(
+        "grouped_linear",
+        name,
+        weight=weight.name,
+        activation="int8/row@fp32",
+        dtype="fp16",
+        backends=["cpu"],
+        prepare_weight=int8_experts,
+        summary=summary,
+    )
+    def grouped(
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        weights: torch.Tensor,
+        row_scales: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+    ) -> None:
+        start = 0
+        for expert, size in enumerate(sizes.tolist()):
+            if layout == "masked":
+                start = expert * tokens
+            rows = slice(start, start + size)
+            # Sums of int8 products stay under 2^53, so float64 is exact.
+            sums = codes[rows].double() @ weights[expert].double().T
+            y[rows] = (sums * row_scales[expert].double() * scales[rows].double()).half()
+            start += size
+
+    return grouped
+
+
+dual_w6a8 = _declared(
+    "grouped-dual-w6a8", NumberFormat(6, _GROUP, kind="dual"), "dual-w6a8 of experts"
+)
+dgq_w4a8 = _declared(
+    "grouped-dgq-w4a8", NumberFormat(4, _GROUP, kind="dual"), "dgq-w4a8 of experts"
+)
+w8a8 = _declared("grouped-w8a8", NumberFormat(8), "W8A8 of experts")

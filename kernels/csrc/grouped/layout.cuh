@@ -1,0 +1,95 @@
+// grouped/layout.cuh: weights of experts for int8 tensor cores: 6- and 4-bit codes with integer scales of groups
+// (DUAL_GRAINED of imma/layout.cuh), and int8.
+//
+// A tile is 16 rows of W and one group of 128 k: the A operands of four mma.m16n8k32, k in natural order. Lane l has
+// rows l/4 and l/4 + 8, and of MMA i the k 32·i + 4·(l%4) and those 16 later. Its operand words are packed as in
+// imma/layout.cuh: the four of an MMA in MMA_WORDS words.
+//   whole tile         uint4 [LANE_WORDS / 4][32 lanes]
+//   last tile along K  only MMAs with k < K, uint32 [MMAs · MMA_WORDS][32 lanes], unless it is whole
+// A chunk is the tiles of up to BLOCK_TILES adjacent row tiles and one group, then their scales. The chunks of a row
+// block are consecutive, so that one copy loads adjacent groups; row blocks and experts follow each other.
+//   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale and zero point; 8: none
+//
+// The including source defines ROW_BLOCKS first.
+#pragma once
+#ifndef W_BITS
+#error "define W_BITS"
+#endif
+#if W_BITS == 8
+#include "ptx/types.cuh"
+constexpr int GROUP = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32, MMAS = GROUP / MMA_K;
+constexpr int OPERAND_WORDS = 4 * MMAS, LANE_WORDS = OPERAND_WORDS;
+#else
+#define DUAL_GRAINED 1
+#include "imma/layout.cuh"
+#endif
+#include "ptx/memory.cuh"
+
+constexpr int BLOCK_TILES = 4, BLOCK_ROWS = BLOCK_TILES * MMA_ROWS;
+constexpr int MMA_WORDS = LANE_WORDS / MMAS, MMA_BYTES = MMA_WORDS * 32 * 4;
+constexpr int WHOLE_TILE_BYTES = MMAS * MMA_BYTES;
+constexpr int TILE_SCALE_BYTES = W_BITS == 8 ? 0 : MMA_ROWS * (W_BITS == 6 ? 1 : 2);
+constexpr int CHUNK_BYTES = BLOCK_TILES * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
+
+// Sizes of an expert's weights. rows_of_outputs: output tiles along N, of ROW_BLOCKS row blocks each.
+struct Expert {
+  int n, row_tiles, rows_of_outputs, steps, last_mmas;
+
+  __device__ inline Expert(int n_, int k)
+      : n(n_), row_tiles((n_ + MMA_ROWS - 1) / MMA_ROWS),
+        rows_of_outputs((row_tiles + ROW_BLOCKS * BLOCK_TILES - 1) / (ROW_BLOCKS * BLOCK_TILES)),
+        steps((k + GROUP - 1) / GROUP), last_mmas((k - (steps - 1) * GROUP + MMA_K - 1) / MMA_K) {}
+
+  __device__ inline int tiles_of(int row_block) const { return max(0, min(BLOCK_TILES, row_tiles - row_block * BLOCK_TILES)); }
+  __device__ inline int mmas_of(int step) const { return step == steps - 1 ? last_mmas : MMAS; }
+  // Bytes of a row tile's groups before `step`.
+  __device__ inline int bytes_before(int step) const {
+    const int bytes = step * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
+    return step == steps ? bytes - (MMAS - last_mmas) * MMA_BYTES : bytes;
+  }
+  // Byte at which a row block begins, of all experts.
+  __device__ inline long long begin_of(int expert, int row_block) const {
+    return (static_cast<long long>(expert) * row_tiles + row_block * BLOCK_TILES) * bytes_before(steps);
+  }
+};
+
+// A lane's operands of a tile.
+struct LaneTile {
+  uint32_t a[MMAS][4];
+
+  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any values.
+  __device__ inline void load(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
+#if W_BITS == 8
+    uint32_t words[LANE_WORDS];
+#else
+    const uint32_t scales = chunk + tiles * mmas * MMA_BYTES + tile * TILE_SCALE_BYTES + lane / 4 * (TILE_SCALE_BYTES / 8);
+#if W_BITS == 6
+    const uint32_t pair = load_shared_half(scales);
+    WeightTile packed(__byte_perm(pair, 0, 0x4140), false);
+#else
+    WeightTile packed(load_shared_word(scales), false);
+#endif
+    uint32_t (&words)[LANE_WORDS] = packed.words;
+#endif
+    const uint32_t at = chunk + tile * mmas * MMA_BYTES;
+    if (mmas == MMAS) {
+#pragma unroll
+      for (int i = 0; i < LANE_WORDS; i += 4) {
+        const uint4 v = load_shared(at + i * 128 + lane * 16);
+        words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < LANE_WORDS; ++i)
+        words[i] = i < mmas * MMA_WORDS ? load_shared_word(at + i * 128 + lane * 4) : 0u;
+    }
+#pragma unroll
+    for (int o = 0; o < OPERAND_WORDS; ++o) {
+#if W_BITS == 8
+      a[o / 4][o % 4] = words[o];
+#else
+      a[o / 4][o % 4] = packed.operand(o);
+#endif
+    }
+  }
+};

@@ -1,0 +1,107 @@
+// grouped/routing.cuh: which experts have tokens, and the share of the work of each thread block.
+//
+// An output tile is ROW_BLOCKS row blocks of an expert and up to TOKENS of its tokens. Output tiles are numbered by
+// expert, rows and block of tokens; each is `steps` groups of k. STREAM_K: thread blocks take equal ranges of all
+// steps. The block with the first steps of an output tile adds the partial sums of the others, which are integers:
+// results don't depend on the division. Blocks are numbered backwards, so that a block waits only for blocks that
+// were scheduled before it. Otherwise they take whole output tiles in turn, so that the tiles of one time share weights.
+//
+// The including source defines TOKENS, ROW_BLOCKS and STREAM_K first.
+#pragma once
+#include "grouped/layout.cuh"
+
+// An expert with tokens. first_item: blocks of tokens of experts before it.
+struct alignas(16) Touched {
+  int expert, first_item, first_row, tokens;
+};
+
+// Sum over lanes up to this one.
+__device__ inline int inclusive_sum(int value, int lane) {
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int below = __shfl_up_sync(0xFFFFFFFFu, value, offset);
+    if (lane >= offset) value += below;
+  }
+  return value;
+}
+
+// List the experts with tokens, by one warp, and return their number; then an entry without tokens, whose first_item is the number of items.
+// rows_apart: rows from one expert's tokens to the next one's; 0: no unused rows.
+__device__ inline int list_touched(Touched* touched, const int* sizes, int experts, int rows_apart, int lane) {
+  constexpr int BATCH = 4;  // loads at once
+  int count = 0, items = 0, rows = 0;
+  for (int base = 0; base < experts; base += 32 * BATCH) {
+    int size[BATCH];
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const int expert = base + b * 32 + lane;
+      size[b] = expert < experts ? static_cast<int>(load_written(reinterpret_cast<const uint32_t*>(sizes) + expert)) : 0;
+    }
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      const int expert = base + b * 32 + lane, blocks = (size[b] + TOKENS - 1) / TOKENS;
+      const uint32_t with_tokens = __ballot_sync(0xFFFFFFFFu, size[b] > 0);
+      const int items_here = inclusive_sum(blocks, lane), rows_here = inclusive_sum(size[b], lane);
+      if (size[b] > 0)
+        touched[count + __popc(with_tokens & ((1u << lane) - 1))] = {
+            expert, items + items_here - blocks, rows_apart > 0 ? expert * rows_apart : rows + rows_here - size[b],
+            size[b]};
+      count += __popc(with_tokens);
+      items += __shfl_sync(0xFFFFFFFFu, items_here, 31), rows += __shfl_sync(0xFFFFFFFFu, rows_here, 31);
+    }
+  }
+  if (lane == 0) touched[count] = {experts, items, rows, 0};
+  return count;
+}
+
+// Steps from .. to - 1 of an output tile.
+struct Part {
+  int from, to, output;
+  int expert, row_block, first_row, tokens;  // row_block: the first; tokens: at most TOKENS
+  bool is_shared;                            // weights are read again for more tokens
+};
+
+// Parts of a block's share, one after the other.
+struct Parts {
+  const Expert& sizes;
+  const Touched* touched;
+  int block, blocks, total, at, end, index;
+
+  __device__ inline int begin_of(int b) const { return b * (total / blocks) + min(b, total % blocks); }
+
+  // count: of experts with tokens. block_, blocks_: number of this thread block, and of all.
+  __device__ inline Parts(const Expert& of, const Touched* list, int count, int block_, int blocks_)
+      : sizes(of), touched(list), block(block_), blocks(blocks_) {
+    total = touched[count].first_item * sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1);
+    at = STREAM_K ? begin_of(block) : block, end = STREAM_K ? begin_of(block + 1) : total;
+    const int item = at / (sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1));
+    int low = 0, high = count;  // the last entry with first_item <= item
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (touched[middle].first_item <= item) low = middle;
+      else high = middle;
+    }
+    index = low;
+  }
+
+  __device__ inline bool next(Part& part) {
+    if (at >= end) return false;
+    if constexpr (STREAM_K) {
+      part.output = at / sizes.steps, part.from = at - part.output * sizes.steps;
+      part.to = min(sizes.steps, part.from + end - at);
+      at += part.to - part.from;
+    } else {
+      part.output = at, part.from = 0, part.to = sizes.steps;
+      at += blocks;
+    }
+    while (part.output >= touched[index + 1].first_item * sizes.rows_of_outputs) ++index;
+    const Touched of = touched[index];
+    const int token_blocks = touched[index + 1].first_item - of.first_item;
+    const int local = part.output - of.first_item * sizes.rows_of_outputs, rows = local / token_blocks;
+    const int token = (local - rows * token_blocks) * TOKENS;
+    part.row_block = rows * ROW_BLOCKS;
+    part.expert = of.expert, part.first_row = of.first_row + token;
+    part.tokens = min(TOKENS, of.tokens - token), part.is_shared = token_blocks > 1;
+    return true;
+  }
+};

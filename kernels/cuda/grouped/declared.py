@@ -1,0 +1,70 @@
+"""Kernels of the operation `grouped_linear`, declared through the public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexq_bench.kernels.cpu import grouped as on_cpu
+from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, ManyConfig, configs_for, grouped_gemm
+from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
+from flexq_bench.kernels.external.declare import kernel
+from flexq_bench.kernels.external.function_kernel import FunctionDefinition
+from flexq_bench.kernels.runtime.nvrtc import compile_build
+from flexq_bench.workloads.operation import OperationWorkload
+
+_OF_CPU = {SIX: on_cpu.dual_w6a8, FOUR: on_cpu.dgq_w4a8, EIGHT: on_cpu.w8a8}
+_TYPICAL = {"tokens": 64, "experts": 128}  # for static metrics
+
+
+def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition]:
+    """Return the kernel's declarations for a CPU and for a GPU."""
+    of_cpu = _OF_CPU[fmt]
+
+    def chunks(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, row_scales = on_cpu.int8_experts(*parts)  # checks that weights fit int8
+        codes, *of_groups = parts[:2] + parts[3:]
+        return pack_experts(codes, *(of_groups if fmt is not EIGHT else ())), row_scales
+
+    def configurations(workload: OperationWorkload) -> Sequence[dict[str, Any]]:
+        return [config.as_dict() for config in configs_for(fmt, dict(workload.values))]
+
+    def machine_code(target: str) -> bytes | None:
+        build = configs_for(fmt, _TYPICAL)[0].build(fmt)
+        return compile_build(build, target).code if build.runs_on(target) else None
+
+    @kernel(
+        "grouped_linear",
+        of_cpu.name,
+        weight=of_cpu.weight.name,
+        activation=of_cpu.activation.name,
+        backends=["cuda"],
+        prepare_weight=chunks,
+        configurations=configurations,
+        min_capability=(9, 0),
+        machine_code=machine_code,
+        summary=f"{of_cpu.summary}, one launch over the experts that have tokens",
+    )
+    def grouped(
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        w_chunks: torch.Tensor,
+        row_scales: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+        **config: int,
+    ) -> None:
+        chosen = FewConfig(**config) if "col_tiles" in config else ManyConfig(**config)
+        x = (codes, scales[:, 0])
+        rows_apart = tokens if layout == "masked" else 0
+        grouped_gemm(fmt, chosen, *x, w_chunks, row_scales, sizes, y, rows_apart=rows_apart)
+
+    return of_cpu, grouped
+
+
+KERNELS = tuple(_declared(fmt) for fmt in (SIX, FOUR, EIGHT))

@@ -1,0 +1,119 @@
+"""Weights of experts: their layout, and what the lanes of a warp make of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flexq_bench.kernels.cuda.grouped.packing import pack_experts
+from flexq_bench.kernels.errors import ShapeError
+from flexq_bench.kernels.registry import resolve
+
+GROUP, BLOCK_TILES = 128, 4
+SCALE_BYTES = {8: 0, 6: 1, 4: 2}  # of a row
+
+
+def drawn(bits, n, k):
+    """Parts of two experts and the int8 weights that they stand for."""
+    generator = torch.Generator().manual_seed(n * k + bits)
+    groups = -(-k // GROUP)
+
+    def integers(low, high, *shape):
+        return torch.randint(low, high, (2, *shape), generator=generator)
+
+    def wide(of_groups):
+        return of_groups.repeat_interleave(GROUP, dim=2)[..., :k]
+
+    if bits == 8:
+        codes = integers(-128, 128, n, k)
+        return (codes.to(torch.int8),), codes
+    if bits == 6:
+        codes, scales = integers(-31, 32, n, k), integers(1, 5, n, groups)
+        return (codes.to(torch.int8), scales.half()), codes * wide(scales)
+    codes, scales = integers(0, 16, n, k), integers(1, 9, n, groups)
+    zeros = integers(-15, 1, n, groups)
+    parts = (codes.to(torch.int8), scales.half(), zeros.to(torch.int8))
+    return parts, (codes + wide(zeros)) * wide(scales)
+
+
+def lane_weights(bits, words, scales, lane, mma, register):
+    """Four adjacent weights of an A operand (csrc/grouped/layout.cuh)."""
+    of_mma = words[lane][mma * bits // 2 :]
+    if bits == 8:
+        return [byte - 256 * (byte > 127) for byte in of_mma[register]]
+    of_row = (lane // 4 * 2 + register % 2) * SCALE_BYTES[bits]
+    if bits == 6:
+        codes = [byte & 63 for byte in of_mma[register]] if register < 3 else None
+        if codes is None:
+            codes = [sum((of_mma[i][b] >> 6) << (4 - 2 * i) for i in range(3)) for b in range(4)]
+        return [(code - 32) * scales[of_row] for code in codes]
+    nibbles = [byte >> 4 * (register // 2) & 15 for byte in of_mma[register % 2]]
+    zero = scales[of_row + 1] - 256 * (scales[of_row + 1] > 127)
+    return [(nibble + zero) * scales[of_row] for nibble in nibbles]
+
+
+def unpacked(packed, bits, n, k):
+    """The weights of one expert, read chunk by chunk as the kernels do."""
+    data, at = packed.tolist(), 0
+    tiles, groups = -(-n // 16), -(-k // GROUP)
+    weights = torch.zeros(tiles * 16, groups * GROUP, dtype=torch.int64)
+    for first in range(0, tiles, BLOCK_TILES):
+        of_block = range(first, min(first + BLOCK_TILES, tiles))
+        for group in range(groups):
+            mmas = min(4, -(-(k - group * GROUP) // 32))
+            tile_bytes = mmas * 64 * bits
+            scales_at = at + len(of_block) * tile_bytes
+            for i, tile in enumerate(of_block):
+                begin = at + i * tile_bytes
+                scales = data[scales_at + i * 16 * SCALE_BYTES[bits] :]
+                words = [[] for _ in range(32)]
+                for word in range(mmas * bits // 2):
+                    for lane in range(32):
+                        whole = word // 4 * 512 + lane * 16 + word % 4 * 4
+                        place = begin + (whole if mmas == 4 else word * 128 + lane * 4)
+                        words[lane].append(data[place : place + 4])
+                for lane in range(32):
+                    for mma in range(mmas):
+                        for register in range(4):
+                            row = tile * 16 + lane // 4 + 8 * (register % 2)
+                            of_k = group * GROUP + 32 * mma + 4 * (lane % 4) + 16 * (register // 2)
+                            weights[row, of_k : of_k + 4] = torch.tensor(
+                                lane_weights(bits, words, scales, lane, mma, register)
+                            )
+            at = scales_at + len(of_block) * 16 * SCALE_BYTES[bits]
+    assert at == len(data)
+    return weights
+
+
+@pytest.mark.parametrize("bits", [8, 6, 4])
+@pytest.mark.parametrize(("n", "k"), [(96, 192), (40, 300), (16, 64), (70, 128)])
+def test_lanes_find_every_weight_in_the_chunks(bits, n, k):
+    parts, weights = drawn(bits, n, k)
+
+    packed = pack_experts(*parts)
+
+    for expert in range(2):
+        found = unpacked(packed[expert], bits, n, k)
+        assert torch.equal(found[:n, :k], weights[expert])
+        assert not found[n:].any()
+        assert not found[:, k:].any()
+
+
+def test_k_of_704_is_packed_without_padding():
+    codes = torch.zeros(1, 64, 704, dtype=torch.int8)
+    scales = torch.ones(1, 64, 6).half()
+
+    assert pack_experts(codes, scales).numel() == 64 * (704 * 6 // 8 + 6)
+
+
+def test_weights_past_int8_are_refused():
+    kernel = resolve("grouped-dgq-w4a8", "cpu")
+    parts = (
+        torch.full((1, 16, 128), 15, dtype=torch.int8),
+        torch.full((1, 16, 1), 20.0).half(),
+        torch.ones(1, 16, 1).half(),
+        torch.zeros(1, 16, 1, dtype=torch.int8),
+    )
+
+    with pytest.raises(ShapeError, match="must fit int8"):
+        kernel._declared.prepare_weight(*parts)
