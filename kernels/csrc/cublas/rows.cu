@@ -17,8 +17,8 @@
 #ifndef HALVES
 #define HALVES 0
 #endif
-#if E4M3 && __CUDA_ARCH__ < 890
-#error "E4M3 needs compute capability 8.9"
+#if E4M3 && !HALVES && __CUDA_ARCH__ < 890
+#error "E4M3 codes of one byte need compute capability 8.9"
 #endif
 constexpr int THREADS = 128;       // of scale_sums
 constexpr int FEATURES = 4;        // of a thread of scale_sums
@@ -38,9 +38,17 @@ __device__ inline RowDivisor row_divisor(float scale) { return scale; }
 
 __device__ inline uint32_t row_code(float value, RowDivisor scale) {
   const float quotient = scale == 0.0f ? 0.0f : __fdiv_rn(value, scale);
+#if HALVES
+  // Adding a large number of the right exponent rounds to three bits of mantissa, or to 2^-9 if subnormal.
+  const int exponent = max(__float_as_int(quotient) >> 23 & 255, 127 - 6);
+  const float rounder = __int_as_float((exponent + 20) << 23 | 0x400000);
+  const float rounded = __fadd_rn(__fadd_rn(quotient, rounder), -rounder);
+  return float_to_half(fminf(fmaxf(rounded, -448.0f), 448.0f));
+#else
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(quotient));
   return pair & 255u;  // the second operand is the lower byte
+#endif
 }
 #else
 using Sum = int;
@@ -53,26 +61,15 @@ __device__ inline float row_scale(float largest) { return scale_of<8>(largest); 
 __device__ inline RowDivisor row_divisor(float scale) { return divisor_of(scale); }
 
 __device__ inline uint32_t row_code(float value, const RowDivisor& divisor) {
-  return static_cast<uint32_t>(code_of<8>(value, divisor)) & 255u;
+  const int code = code_of<8>(value, divisor);
+  return HALVES ? float_to_half(static_cast<float>(code)) : static_cast<uint32_t>(code) & 255u;
 }
 #endif
 
 #if HALVES
 using Code = half_bits;
-
-__device__ inline uint32_t stored_code(uint32_t code) {
-#if E4M3
-  uint32_t pair;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(code)));
-  return pair & 0xFFFFu;
-#else
-  return float_to_half(static_cast<float>(static_cast<int8_t>(code)));
-#endif
-}
 #else
 using Code = uint8_t;
-
-__device__ inline uint32_t stored_code(uint32_t code) { return code; }
 #endif
 constexpr int CODE_BITS = 8 * sizeof(Code);
 
@@ -113,7 +110,7 @@ quantize_rows(const half_bits* x, Code* codes, float* scales, int k, int k_padde
     uint32_t words[CODE_BITS / 4] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      words[i * CODE_BITS / 32] |= stored_code(row_code(half_to_float(half_of(v, i)), divisor)) << i * CODE_BITS % 32;
+      words[i * CODE_BITS / 32] |= row_code(half_to_float(half_of(v, i)), divisor) << i * CODE_BITS % 32;
 #if HALVES
     reinterpret_cast<uint4*>(out)[at] = make_uint4(words[0], words[1], words[2], words[3]);
 #else
@@ -127,7 +124,7 @@ quantize_rows(const half_bits* x, Code* codes, float* scales, int k, int k_padde
   }
   for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS) {
     const int to = in_mma_order ? at / 128 * 128 + mma_word(at % 128 / 4) * 4 + at % 4 : at;
-    out[to] = static_cast<Code>(at < k ? stored_code(row_code(half_to_float(row[at]), divisor)) : 0u);
+    out[to] = static_cast<Code>(at < k ? row_code(half_to_float(row[at]), divisor) : 0u);
   }
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
@@ -151,7 +148,7 @@ quantize_groups(const half_bits* x, Code* codes, float* scales, int m, int k, in
   for (int i = 0; i < 4; ++i) {
     const int at = blockIdx.x * 128 + i * 32 + lane;
     if (token < m && at < k_padded)
-      codes[static_cast<long long>(token) * k_padded + at] = static_cast<Code>(stored_code(row_code(value[i], scale)));
+      codes[static_cast<long long>(token) * k_padded + at] = static_cast<Code>(row_code(value[i], scale));
   }
   if (lane == 0) scales[blockIdx.x * gridDim.y + token] = scale;
 }

@@ -121,6 +121,15 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
 }
 
 
+# Configurations in which some kernels with scales in tiles spill registers.
+_SPILLING = (
+    WeightOnlyConfig(2, 8, 2, 2, 1, 1),
+    WeightOnlyConfig(4, 8, 2, 1, 0, 2),
+    WeightOnlyConfig(1, 16, 2, 1, 0, 4),
+    WeightOnlyConfig(2, 4, 2, 2, 0, 4),
+)
+
+
 def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Reorder codes int8 [N,K] into the tiles of csrc/weight_only/layout.cuh.
 
@@ -187,7 +196,6 @@ class WeightOnlyGemm(HalfActivationKernel):
             activation=x,
             summary=f"{w.name} weights and {x.name} activations on FP16 tensor cores",
             overlaps_launches=True,
-            min_capability=(8, 9) if x.kind == "float" else (8, 0),
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
@@ -339,7 +347,8 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         """Return the configurations with this number of column tiles, for any GPU."""
-        return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+        configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+        return [config for config in configs if not self.block_bytes or config not in _SPILLING]
 
     def build(self, c: WeightOnlyConfig) -> Build:
         """Return the build of csrc/weight_only/gemm.cu for a configuration."""

@@ -45,8 +45,8 @@ KERNELS = {
 }
 _SCALES = {"fp16": 0, "e8m0": 1, "e4m3": 2, "fp32": 3}  # of csrc/weight_only/layout.cuh
 _LANES = 32
-# Configurations of w4a16 in which some of these kernels spill registers.
-_SPILLING = (WeightOnlyConfig(2, 8, 2, 2, 1, 1), WeightOnlyConfig(1, 16, 2, 1, 0, 4))
+# 16 tokens of 8192x28672 on an H100: 65.7 µs instead of 72.3.
+_LONG_K = WeightOnlyConfig(4, 8, 2, 1, 0, 2)
 
 
 class MicroscalingGemm(WeightOnlyGemm):
@@ -85,8 +85,9 @@ class MicroscalingGemm(WeightOnlyGemm):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         number = self.spec.weight
-        configs = minifloat_configs if number.bits == 6 else super().configs
-        return [config for config in configs(col_tiles) if config not in _SPILLING]
+        if number.bits != 6:
+            return super().configs(col_tiles)
+        return minifloat_configs(col_tiles) + [_LONG_K] * (col_tiles == _LONG_K.col_tiles)
 
     def defines(self) -> dict[str, int]:
         number = self.spec.weight
