@@ -25,6 +25,7 @@ from flexq_bench.dashboard.views.measurement import page as measurement
 from flexq_bench.dashboard.views.paper import page as paper
 from flexq_bench.dashboard.views.pareto import page as pareto
 from flexq_bench.dashboard.views.results import page as results
+from flexq_bench.dashboard.views.ship import page as ship
 from flexq_bench.dashboard.views.sweep import page as sweep
 from flexq_bench.dashboard.views.triage import page as triage
 from flexq_bench.db.errors import DatabaseError
@@ -46,7 +47,8 @@ installed.find_by(_installed_kernels)
 # The first page of each section stands for it in the navigation; the others of the section are
 # linked above the title of each of its pages, but for details, to which only links lead.
 views = (
-    *(home, triage, alert, leaderboard, kernels, history, measurement, accuracy, pareto, decode),
+    *(home, triage, alert, leaderboard, kernels, history, measurement),
+    *(ship, pareto, accuracy, decode),
     *(results, fleet, sweep, compare, paper),
 )
 by_section = {name: [v.page for v in views if v.page.section == name] for name in SECTIONS}

@@ -7,7 +7,7 @@ one record, or one file.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,11 +17,20 @@ from sqlalchemy.orm import Session
 from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import RecordError
+from flexq_bench.db.families import FAMILIES
 from flexq_bench.db.queries.runs_and_plans import run_info
-from flexq_bench.db.records import RUN_STATUSES, AnyRecord, CommitInfo, RunInfo, RunOwner
-from flexq_bench.db.tables import Run
+from flexq_bench.db.records import (
+    RUN_STATUSES,
+    AnyRecord,
+    CommitInfo,
+    Record,
+    RunInfo,
+    RunOwner,
+)
+from flexq_bench.db.tables import Commit, Run
 from flexq_bench.db.writer import Writer, stored_run_id
 
+_IN_A_QUERY = 500  # values
 _STATUS_ORDER = ("running", "interrupted", "failed", "complete")
 
 
@@ -91,6 +100,56 @@ def add_records(session: Session, records: Iterable[AnyRecord]) -> int:
     writer = Writer(session)
     writer.add_all(map(canonical, records))
     return writer.added
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Written:
+    """Numbers of results that were added and replaced, and the ids of their series."""
+
+    added: int
+    replaced: int
+    series: frozenset[int]
+
+
+def put_records(session: Session, records: Iterable[Record]) -> Written:
+    """Store measurements; those that differ from a stored one of the same uuid replace it.
+
+    Raises like add_record.
+    """
+    writer = Writer(session, replacing=True)
+    writer.add_all(map(canonical, records))
+    return Written(writer.added, writer.replaced, frozenset(writer.changed_series))
+
+
+def projects_of_stored(session: Session, records: Iterable[AnyRecord]) -> set[str]:
+    """Return the projects that records name, and those of the stored rows that they would change.
+
+    These are runs with their uuid or idempotency key, and results of models with their uuid.
+    """
+    projects: set[str] = set()
+    runs: set[str] = set()
+    uuids: dict[type[AnyRecord], set[str]] = {}
+    for record in records:
+        # The project of a measurement is that of its series, whatever its commit says.
+        projects.add(record.project if isinstance(record, Record) else record.commit.project)
+        runs |= {record.run.uuid, record.run.idempotency_key}
+        uuids.setdefault(type(record), set()).add(record.uuid)
+    in_runs = select(Commit.project).join(Run, Run.commit_id == Commit.id)
+    for part in _parts(runs):
+        by_run = in_runs.where(Run.uuid.in_(part) | Run.idempotency_key.in_(part))
+        projects.update(session.scalars(by_run.distinct()))
+    for kind, of_kind in uuids.items():
+        table: Any = FAMILIES[kind].table
+        stored = select(Commit.project).join(table, table.commit_id == Commit.id)
+        for part in _parts(of_kind):
+            projects.update(session.scalars(stored.where(table.uuid.in_(part)).distinct()))
+    return projects
+
+
+def _parts(values: Iterable[str]) -> Iterator[list[str]]:
+    some = sorted(values)
+    for start in range(0, len(some), _IN_A_QUERY):
+        yield some[start : start + _IN_A_QUERY]
 
 
 def finish_run(

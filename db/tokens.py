@@ -119,13 +119,21 @@ def token_of(session: Session, secret: str, at: datetime) -> Token | None:
     return None if row is None else Token(**row)
 
 
-def add_entry(session: Session, entry: AuditEntry) -> None:
-    """Store an entry of the audit; those of its project older than AUDIT_DAYS are deleted."""
+def add_entry(session: Session, entry: AuditEntry) -> AuditEntry | None:
+    """Store an entry of the audit, unless there is one with its idempotency key: return that.
+
+    Entries of its project older than AUDIT_DAYS are deleted.
+    """
     lock_for_writing(session.connection())
+    if entry.idempotency_key is not None:
+        first = entry_of_key(session, entry.project, entry.idempotency_key)
+        if first is not None:
+            return first
     oldest = entry.created_at - timedelta(days=AUDIT_DAYS)
     is_old = (ApiRequest.project == entry.project) & (ApiRequest.created_at < oldest)
     session.execute(delete(ApiRequest).where(is_old))
     session.execute(insert(ApiRequest).values(asdict(entry)))
+    return None
 
 
 def entry_of_key(session: Session, project: str, idempotency_key: str) -> AuditEntry | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 from flexq_bench.db.errors import NotADatabaseError, UnknownSchemeError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_DB"
 SQLITE = "sqlite"
@@ -38,6 +40,9 @@ def resolve_url(database: str | None) -> URL:
     that is neither SQLite nor PostgreSQL, or has no name, NotADatabaseError if a SQLite URL names
     no file.
     """
+    from sqlalchemy import URL, make_url  # here, because names alone need no SQLAlchemy
+    from sqlalchemy.exc import ArgumentError
+
     if database is not None and not database.strip():
         raise UnknownSchemeError(f"{database!r} names no database: write {_FORMS}")
     text = database or os.environ.get(ENVIRONMENT_VARIABLE) or str(default_path())

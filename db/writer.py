@@ -45,6 +45,7 @@ from flexq_bench.db.tables import (
 from flexq_bench.db.units import conversion
 
 _PROJECT = "project"
+TIME_OF_IMPORT = "time_of_import"  # in `extra`: nobody said when it was measured
 _BATCH = 500  # measurements per bulk insert
 _IDENTITY = tuple(
     column.name
@@ -66,14 +67,18 @@ def series_identity(record: Record) -> dict[str, Any]:
 class Writer:
     """Inserts records in the transaction of a session. Call `flush` after the last `add`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, replacing: bool = False) -> None:
+        """replacing: a record that differs from the stored one with its uuid replaces it."""
         lock_for_writing(session.connection())
         self._session = session
+        self._replacing = replacing
         self._ids: dict[tuple[object, ...], int] = {}
         self._opened: dict[int, datetime] = {}
         self._pending: dict[str, Record] = {}
         self._not_placed: set[str] = set()  # projects with new commits
         self.added = 0
+        self.replaced = 0
+        self.changed_series: set[int] = set()  # ids, of what was added or replaced
 
     def add(self, record: AnyRecord) -> None:
         """Store a canonical record, or queue it if it is a measurement.
@@ -95,7 +100,7 @@ class Writer:
         self.place_commits()
 
     def flush(self) -> None:
-        """Store the queued records, except those whose uuid is stored.
+        """Store the queued records; those whose uuid is stored are ignored, or replace it.
 
         Of two results of the same repetition of a case in a run, the first is kept.
         Raises ConflictError like `run`.
@@ -107,14 +112,51 @@ class Writer:
         records = self._first_of_each_repetition(
             [record for uuid, record in self._pending.items() if uuid not in stored]
         )
+        known = [record for uuid, record in self._pending.items() if uuid in stored]
         self._pending.clear()
-        if not records:
+        self._add_new(records)
+        if self._replacing:
+            self._replace(known)
+
+    def _replace(self, known: Sequence[Record]) -> None:
+        """Replace the stored measurements that differ from these records of the same uuids."""
+        records = {record.uuid: record for record in self._with_references(known)}
+        query = select(*Measurement.__table__.columns, Sample.data)
+        query = query.outerjoin(Sample, Sample.measurement_id == Measurement.id)
+        stored = self._session.execute(query.where(Measurement.uuid.in_(list(records))))
+        for old in stored.mappings().all():
+            record = records[old["uuid"]]
+            row = self._measurement_row(record)
+            if record.extra.get(TIME_OF_IMPORT):  # says nothing of the result
+                row["created_at"] = old["created_at"]
+            row["placement_medians_us"] = list(row["placement_medians_us"])  # as JSON has it
+            samples = _sample_rows(record, old["id"])
+            # Without a row of samples, they were pruned.
+            same_samples = old["data"] in (None, *(sample["data"] for sample in samples))
+            if same_samples and all(old[name] == value for name, value in row.items()):
+                continue
+            self.changed_series |= {old["series_id"], row["series_id"]}
+            by_id = Measurement.id == old["id"]
+            self._session.execute(update(Measurement).where(by_id).values(row))
+            self._session.execute(delete(Sample).where(Sample.measurement_id == old["id"]))
+            self._add_rows(Sample, samples)
+            self.replaced += 1
+
+    def _with_references(self, records: Sequence[Record]) -> list[Record]:
+        """Cache the ids of what records reference; return them in the units of their series."""
+        converted = self._in_stored_units(list(records))
+        self._cache_series(converted)
+        self._cache_devices(converted)
+        self._cache_epochs(converted)
+        return converted
+
+    def _add_new(self, new_records: Sequence[Record]) -> None:
+        if not new_records:
             return
-        records = self._in_stored_units(records)
-        self._cache_series(records)
-        self._cache_devices(records)
-        self._cache_epochs(records)
-        self._add_rows(Measurement, [self._measurement_row(record) for record in records])
+        records = self._with_references(new_records)
+        rows = [self._measurement_row(record) for record in records]
+        self.changed_series |= {row["series_id"] for row in rows}
+        self._add_rows(Measurement, rows)
         new = [record.uuid for record in records]
         query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
         ids = {row.uuid: row.id for row in self._session.execute(query)}
@@ -243,23 +285,26 @@ class Writer:
         self.added += 1
 
     def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
-        runs = [self.run(record.run, self._commit_of(record)) for record in records]
-        keys = [
-            (run, record.case, _repetition(record))
-            for run, record in zip(runs, records, strict=True)
-        ]
+        keys = {
+            record.uuid: (self.run(record.run, self._commit_of(record)), record.case, repetition)
+            for record in records
+            if (repetition := _repetition(record)) is not None
+        }
+        if not keys:
+            return list(records)
         columns = (Measurement.run_id, Measurement.case_key, Measurement.repetition)
         stored = select(*columns).where(
-            Measurement.run_id.in_(set(runs)),
-            Measurement.case_key.in_({record.case for record in records}),
+            Measurement.run_id.in_({run for run, _, _ in keys.values()}),
+            Measurement.case_key.in_({case for _, case, _ in keys.values()}),
             Measurement.repetition.is_not(None),
         )
-        stored_keys = {tuple(row) for row in self._session.execute(stored)} if records else set()
+        stored_keys = {tuple(row) for row in self._session.execute(stored)}
         first = []
-        for key, record in zip(keys, records, strict=True):
+        for record in records:
+            key = keys.get(record.uuid)
             if key not in stored_keys:
                 first.append(record)
-            if key[2] is not None:
+            if key is not None:
                 stored_keys.add(key)
         return first
 

@@ -26,6 +26,7 @@ from flexq_bench.kernels.formats import (
     quantize,
 )
 from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.kernels.runtime.ranks import Ranks
 from flexq_bench.workloads.case import Stage, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import OperationWorkload
@@ -411,8 +412,37 @@ class OperationKernel(ABC):
         return None
 
 
+class RankKernel(ABC):
+    """One implementation of an operation on several GPUs, with one process, its rank, on each.
+
+    Row i of every input and output of such an operation is that of rank i.
+    """
+
+    spec: KernelSpec
+
+    @abstractmethod
+    def launch(self, ranks: Ranks, given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return a rank's rows of the outputs from its rows of the inputs.
+
+        Inputs may be overwritten. Launches of all ranks belong together, and may be captured in a
+        CUDA graph after a first call.
+        """
+
+    def candidates(self, workload: Any) -> Sequence[Config]:
+        """There is one configuration."""
+        return ()
+
+    def builds(self) -> Sequence[Build]:
+        """There are none: only library code runs."""
+        return ()
+
+    def builds_for(self, workload: Any, config: Config | None) -> Sequence[Build]:
+        """There are none."""
+        return ()
+
+
 ExternalKernel = LinearKernel | OperationKernel
-Kernel = ExternalKernel | Probe
+Kernel = ExternalKernel | Probe | RankKernel
 
 
 def check_gemm(

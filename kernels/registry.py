@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from flexq_bench.kernels.collectives import AllReduce
 from flexq_bench.kernels.contract import Backend, ExternalKernel, Kernel, KernelSpec
 from flexq_bench.kernels.cpu import bitplane
 from flexq_bench.kernels.cpu import dense as cpu_dense
@@ -84,7 +85,9 @@ _ENTRIES: tuple[_Entry, ...] = (
     *(
         _Entry(
             f"flexq-w6a{a_bits}[{variant}]",
-            cuda=partial(btc.BinaryTensorCoreGemm, a_bits, variant),
+            cuda=partial(btc.BinaryTensorCoreSums, a_bits)
+            if not btc.VARIANTS[variant].dequant
+            else partial(btc.BinaryTensorCoreGemm, a_bits, variant),
         )
         for a_bits in (6, 8)
         for variant in btc.VARIANTS
@@ -165,6 +168,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         )
         for declared in decoder.KERNELS
     ),
+    _Entry("all-reduce", cpu=partial(AllReduce, "cpu"), cuda=partial(AllReduce, "cuda")),
     *(
         _Entry(of_cpu.name, cpu=partial(of_cpu.kernel, "cpu"), cuda=partial(of_cuda.kernel, "cuda"))
         for of_cpu, of_cuda in grouped.KERNELS

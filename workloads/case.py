@@ -92,6 +92,11 @@ class Case:
         return self.workload
 
     @property
+    def gpus(self) -> int:
+        """Number of GPUs that it needs, all of one host."""
+        return 1 if isinstance(self.workload, GemmWorkload) else self.workload.gpus
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """Values that cases measured one after the other share: N and K of linear layers."""
         if isinstance(self.workload, GemmWorkload):

@@ -16,11 +16,22 @@ def load_catalog() -> dict[str, ModelSpec]:
 
 
 def get_model(name: str) -> ModelSpec:
-    """Return a model of the catalog. Raises WorkloadError with the nearest names first."""
+    """Return a model of the catalog; upper case counts as lower case.
+
+    Raises WorkloadError with the nearest names first.
+    """
     catalog = _catalog()
-    if name not in catalog:
-        raise WorkloadError(unknown("model", name, catalog))
-    return catalog[name]
+    if name.lower() not in catalog:
+        raise WorkloadError(
+            f"{unknown('model', name.lower(), catalog)}; any other model: `flexq-bench sweep "
+            "--config PATH`, its config.json"
+        )
+    return catalog[name.lower()]
+
+
+def spelled(name: str) -> str:
+    """Return a catalog model's name as the catalog writes it; any other name unchanged."""
+    return name.lower() if name.lower() in _catalog() else name
 
 
 @cache

@@ -59,7 +59,7 @@ class HasSize(Protocol):
 class Parameter:
     """A named number of an operation, or one of several words.
 
-    choices: the words; empty: a number from `minimum` to 2^24. default None: it must be given.
+    choices: the words; empty: a number from `minimum` to `maximum`. default None: it must be given.
     is_axis: pages draw results over it.
     """
 
@@ -69,6 +69,7 @@ class Parameter:
     default: Value | None = None
     is_axis: bool = False
     choices: tuple[str, ...] = ()
+    maximum: int = MAX_DIMENSION
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -85,10 +86,10 @@ class Parameter:
             if not isinstance(value, str) or value not in self.choices:
                 raise WorkloadError(unknown(self.name, str(value), self.choices))
             return value
-        if type(value) is not int or not self.minimum <= value <= MAX_DIMENSION:
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
             shown = f"{value:,}" if type(value) is int else repr(value)
             raise WorkloadError(
-                f"{self.name} must be from {self.minimum} to {MAX_DIMENSION:,}, got {shown}: "
+                f"{self.name} must be from {self.minimum} to {self.maximum:,}, got {shown}: "
                 f"it is {self.summary or 'a number'}"
             )
         return value
@@ -129,11 +130,12 @@ class Operation:
     `weight_bytes(rows, columns)`, `activation_bytes`, `cache_bytes` and `dtype_bytes`, of matrices
     in the kernel's formats. operations: expression of its multiplications and additions; empty: not
     counted.
-    reference: computes the outputs from the inputs in float64 and from parameters, all by name; a
-    dict of tensors, NaN where any result is right, or of pairs with the magnitude of the terms that
-    were added, to which a result is compared where they cancel. draw(values, generator): returns
-    inputs that have no distribution, by name. accepts: from inputs, outputs and parameters by name,
-    returns for outputs by name which elements are right, instead of comparing them.
+    reference: computes the outputs from the inputs in float64, from parameters and the kernel's
+    number formats (FORMATS), all by name; a dict of tensors, NaN where any result is right, or of
+    pairs with the magnitude of the terms that were added, to which a result is compared where they
+    cancel. draw(values, generator): returns inputs that have no distribution, by name. accepts:
+    from inputs, outputs and parameters by name, returns for outputs by name which elements are
+    right, instead of comparing them.
     Raises WorkloadError if names are of the wrong form, repeat or are unknown to an expression.
     """
 
@@ -267,6 +269,12 @@ class OperationWorkload:
         if not definition.operations:
             return None
         return definition.evaluate(definition.operations, dict(self.values))
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs: its parameter `gpus`; 1 without one."""
+        gpus = dict(self.values).get("gpus", 1)
+        return gpus if isinstance(gpus, int) else 1
 
     @property
     def key(self) -> str:

@@ -157,7 +157,8 @@ class Suite:
         Raises WorkloadError if a value is not in the suite (the nearest names first), or if the
         result is empty.
         """
-        self._check_known("model", models, self.models)
+        models = None if models is None else tuple(name.lower() for name in models)
+        self._check_known("model", models, tuple(name.lower() for name in self.models))
         self._check_known("layer", layers, self.layers)
         self._check_known("stage", stages, self.stages)
         self._check_known("cache", caches, self.caches)
@@ -180,7 +181,7 @@ class Suite:
             limits = dict(parameters or {})
             if limits.keys() - set("mnk"):
                 return replace(group, m=())
-            shapes = _filtered(group.shapes, lambda s: models is None or s.model in models)
+            shapes = _filtered(group.shapes, lambda s: models is None or s.model.lower() in models)
             return replace(
                 group,
                 shapes=_filtered(
@@ -200,7 +201,7 @@ class Suite:
             )
 
         def _restricted(group: OperationGroup) -> OperationGroup:
-            is_named = (models is None or group.model in models) and (
+            is_named = (models is None or group.model.lower() in models) and (
                 layers is None or group.layer in layers
             )
             fits = is_named and m is None and (stages is None or "op" in stages)

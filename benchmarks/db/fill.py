@@ -39,21 +39,25 @@ from flexq_bench.db.tables import (
     Sample,
 )
 from flexq_bench.db.writer import Writer
-from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
 
 NIGHTS = 400
+SERIES = 500
 DRIVERS = ("570.86", "580.65")  # one after the other: each opens an epoch in every series
 
 
-def fill(session: Session, nights: int) -> int:
-    """Store everything in one transaction; return the number of measurements."""
-    places = made_up.places()
+def fill(session: Session, nights: int, series: int = SERIES, *, with_samples: bool = True) -> int:
+    """Store everything in one transaction; return the number of measurements.
+
+    with_samples: with raw samples and a decision on each measurement, most of the time it takes.
+    """
+    tokens = made_up.TOKENS if series == SERIES else range(1, series // 100 + 1)
+    places = made_up.places(tokens)
     writer = Writer(session)
     machines = {gpu: Machine("cuda", made_up.device(gpu)) for gpu in made_up.GPUS}
-    series = {p: writer.series(machines[p.gpu].series_of(p.case)) for p in places}
+    ids_of = {p: writer.series(machines[p.gpu].series_of(p.case)) for p in places}
     devices = {gpu: writer.device(machine.device) for gpu, machine in machines.items()}
     environments = _environments(session)
     epochs: dict[tuple[int, int], int] = {}
@@ -69,7 +73,7 @@ def fill(session: Session, nights: int) -> int:
         run_id = writer.run(runs[-1][0], commit_id)
         environment = environments[2 * night // nights]
         for place in measured:
-            key = (series[place], environment)
+            key = (ids_of[place], environment)
             if key not in epochs:
                 epochs[key] = _epoch(session, *key, run_id, at)
         medians = made_up.medians(night, measured)
@@ -77,8 +81,8 @@ def fill(session: Session, nights: int) -> int:
             _measurement(place, night, i, float(median))
             | {
                 "run_id": run_id,
-                "series_id": series[place],
-                "epoch_id": epochs[series[place], environment],
+                "series_id": ids_of[place],
+                "epoch_id": epochs[ids_of[place], environment],
                 "commit_id": commit_id,
                 "device_id": devices[place.gpu],
             }
@@ -87,17 +91,18 @@ def fill(session: Session, nights: int) -> int:
         ids = session.scalars(
             insert(Measurement).returning(Measurement.id, sort_by_parameter_order=True), rows
         ).all()
-        session.execute(insert(Sample), _samples(night, ids, medians))
-        if night:
+        if with_samples:
+            session.execute(insert(Sample), _samples(night, ids, medians))
+        if night and with_samples:
             before = writer.commit(made_up.commit(night - 1))
             # What a commit makes slower has verdicts of its own, with its alert; what one mends
             # was not compared.
             moved = (made_up.slow_kernel(night), made_up.mended_kernel(night))
             steady = [p for p in measured if p.case.kernel not in moved]
-            _decide(session, night, [series[p] for p in steady], (before, commit_id), verdict,
+            _decide(session, night, [ids_of[p] for p in steady], (before, commit_id), verdict,
                     evidence)  # fmt: skip
         stored += len(rows)
-    _aa_calibration(session, list(series.values()), nights)
+    _aa_calibration(session, list(ids_of.values()), nights)
     fill_fleet(session, runs)
     fill_models(session, nights)
     return stored
@@ -123,7 +128,7 @@ def _run(night: int, measured: Sequence[Place]) -> RunInfo:
     name = made_up.identity("run", night)
     plan = tuple(dict.fromkeys(place.case.key for place in measured))
     # One night in fifty was stopped before its last case.
-    missing = () if night % 50 else ("flexq-w6a6 gemm cold m32n4096k4096",)
+    missing = () if night % 50 else ("flexq-w6a6 gemm cold m9999n4096k4096",)
     status = "interrupted" if missing else "complete"
     at = made_up.began(night).isoformat()
     return RunInfo(name, "nightly", "nightly", status, at, name, plan + missing)
@@ -268,6 +273,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("database", help="a path or URL; empty, or not there yet")
     parser.add_argument("--nights", type=int, default=NIGHTS)
+    parser.add_argument("--series", type=int, default=SERIES, help="a multiple of 100")
+    parser.add_argument(
+        "--no-samples",
+        dest="with_samples",
+        action="store_false",
+        help="without raw samples and without decisions on steady series: four times as fast",
+    )
     options = parser.parse_args()
     start = time.perf_counter()
     with open_database(options.database, check_schema=False) as database:
@@ -276,13 +288,14 @@ def main() -> None:
         with database.session() as session:
             if session.scalar(select(Measurement.id).limit(1)) is not None:
                 sys.exit(f"{database.url} holds results: name an empty database")
-            stored = fill(session, options.nights)
-        store_published_numbers(database)
+            stored = fill(
+                session, options.nights, options.series, with_samples=options.with_samples
+            )
         if database.path is None:  # what a server does by itself within minutes
             with database.session() as session:
                 session.execute(text("ANALYZE"))
     seconds = time.perf_counter() - start
-    samples = stored * made_up.SAMPLES
+    samples = stored * made_up.SAMPLES if options.with_samples else 0
     sys.stdout.write(f"{stored:,} measurements, {samples:,} samples in {seconds:.0f} s\n")
 
 

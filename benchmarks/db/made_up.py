@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -43,8 +43,8 @@ class Place:
     floor_us: float
 
 
-def places() -> list[Place]:
-    """Every series, those of a GPU together."""
+def places(tokens: Sequence[int] = TOKENS) -> list[Place]:
+    """Every series, those of a GPU together: 100 for each number of tokens."""
     rng = np.random.default_rng(0)
     found = []
     for gpu in GPUS:
@@ -52,7 +52,7 @@ def places() -> list[Place]:
             shape = next(s for s in get_model(model).all_layers() if s.name == layer)
             floor_us = shape.n * shape.k * 6 / 8 / 3e6
             for kernel in KERNELS:
-                for m in TOKENS:
+                for m in tokens:
                     case = Case(kernel, GemmWorkload(m, shape.n, shape.k))
                     base_us = floor_us * float(rng.uniform(1.3, 3.0)) + 0.05 * m
                     found.append(Place(case, model, layer, gpu, base_us, floor_us))

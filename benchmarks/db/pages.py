@@ -37,7 +37,7 @@ VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
     ("triage", {}),
     ("alert", {}),
     ("history", {}),
-    ("history", {"kernel": "flexq-w6a6", "show": "% of floor"}),
+    ("history", {"kernel": "flexq-w6a6", "show": "% of read"}),
     ("history", {"kernel": "flexq-w6a6", "show": "relative to a release"}),
     ("measurement", {"uuid": identity("measurement", 10, 0)}),
     ("results", {}),

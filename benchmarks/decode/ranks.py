@@ -1,110 +1,148 @@
-"""Logits and time of a step on several GPUs against one, in one process per GPU.
+"""Steps on several GPUs against one: logits, time, and time of the bytes and sums.
 
-    python benchmarks/decode/ranks.py --model llama-7b --schemes fp16,flexq-w6ax --gpus 2
+    python benchmarks/decode/ranks.py --model llama-2-70b --alone flexq-w6ax,dual-w6a8
+        --together fp16,smoothquant-w8a8 --batch 1,8,32 --parity tinyllama-1.1b
 
-Weights of a catalog name are random. Both decode the tokens of one GPU. exchange_us: of one sum of
-a layer's output, in a CUDA graph. Without a GPU the same on CPU kernels, for tiny models.
+alone: schemes on one GPU each, at the same time. together: on all. parity: a model whose logits on
+all GPUs are compared with those on one, under all schemes. Weights are random. `read_ms`: the
+bytes of a GPU's step at the rate at which 4 GB were read; `exchange_us`: of a sum in a CUDA graph.
+Without a GPU (for tiny models) only logits are compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
+from contents import fill_randomly
 from json_lines import say_row
-from torch import multiprocessing
+from traffic import read_rate, step_bytes, timing_event
 
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import load, release
+from flexq_bench.decode.loading import compile_layers, load, release
 from flexq_bench.decode.tensor_parallel import RankWeights
 from flexq_bench.decode.text_decoder import operations_on
+from flexq_bench.decode.weights import WeightSource
+from flexq_bench.kernels.contract import Config, LinearKernel
 from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
 from flexq_bench.kernels.runtime.ranks import ALONE, ProcessRanks, Ranks
+from flexq_bench.measure.rank_options import add_rank_options
+from flexq_bench.workloads.gemm import GemmWorkload
 
-_PROMPT, _NEW, _EXCHANGES = 32, 48, 100
+_CAPACITY, _BEGIN, _STEPS, _WARM_UP = 128, 48, 40, 8
+_PARITY_BATCH, _PARITY_STEPS = 4, 24
+_EXCHANGES = 100
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="llama-7b")
-    parser.add_argument("--schemes", default="fp16,flexq-w6ax,dual-w6a8,smoothquant-w8a8")
-    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--model", default="llama-13b")
+    parser.add_argument("--alone", default="")
+    parser.add_argument("--together", default="fp16")
+    parser.add_argument("--batch", default="1")
+    parser.add_argument("--parity", default="")
     parser.add_argument("--gpus", type=int, default=2)
+    add_rank_options(parser)
     options = parser.parse_args()
+    if options.meeting is not None:
+        _measure(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (options, Path(folder) / "meeting")
-        multiprocessing.spawn(_compare, args=arguments, nprocs=options.gpus)  # type: ignore
+        ends = ("--ranks", str(options.gpus), "--meeting", str(Path(folder) / "meeting"))
+        command = [sys.executable, *sys.argv, *ends]
+        started = [
+            subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.gpus)
+        ]
+        sys.exit(max(process.wait() for process in started))
 
 
-def _compare(rank: int, options: argparse.Namespace, meeting: Path) -> None:
+def _measure(options: argparse.Namespace) -> None:
+    rank, count = options.rank, options.ranks
     on_gpu = torch.cuda.is_available()
     device = torch.device(f"cuda:{rank}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    ranks = ProcessRanks(device, rank, options.gpus, meeting)
-    generator = torch.Generator().manual_seed(0)
-    for scheme in options.schemes.split(","):
-        vocab = open_model(options.model, scheme, 0).architecture.dimensions.vocab
-        ids = torch.randint(3, vocab, (options.batch, _PROMPT), generator=generator).int()
-        one, tokens, one_ms = _decoded(options.model, scheme, ids.to(device), ALONE)
+    ranks = ProcessRanks(device, rank, count, options.meeting)
+    alone, together = ([s for s in t.split(",") if s] for t in (options.alone, options.together))
+    batches = tuple(int(batch) for batch in options.batch.split(","))
+    if on_gpu:
+        rate = read_rate()
         release(device)
-        several, _, ms = _decoded(options.model, scheme, ids.to(device), ranks, tokens)
-        release(device)
-        difference = (several - one).abs()
-        row = {
-            "model": options.model,
-            "scheme": scheme,
-            "batch": options.batch,
-            "gpus": options.gpus,
-            "max_difference": round(float(difference.max()), 5),
-            "mean_difference": round(float(difference.mean()), 6),
-            "logits_std": round(float(one.std()), 4),
-            "same_next_token": round(float((several.argmax(2) == one.argmax(2)).float().mean()), 4),
-            "one_ms": round(one_ms, 4),
-            "several_ms": round(ms, 4),
-            "speed_up": round(one_ms / ms, 3),
-        }
-        if on_gpu:
-            hidden = open_model(options.model, scheme, 0).architecture.dimensions.hidden
-            row["exchange_us"] = round(_exchange_us(ranks, device, options.batch, hidden), 2)
-        if rank == 0:
-            say_row(row)
+        for scheme in alone[rank::count]:
+            _time(options.model, scheme, batches, device, ALONE, rate)
+        for scheme in together:
+            _time(options.model, scheme, batches, device, ranks, rate)
+    for scheme in dict.fromkeys((*together, *alone) if options.parity else ()):
+        _compare(options.parity, scheme, device, ranks)
 
 
-def _decoded(
-    model: str, scheme: str, ids: torch.Tensor, ranks: Ranks, tokens: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Logits FP32 [steps, B, vocab], tokens [B, new], and the milliseconds of a step.
+def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
+    return kernel.default_config(GemmWorkload(m, n, k))
 
-    tokens: to decode instead of the likeliest ones.
-    """
+
+def _share(model: str, scheme: str, ranks: Ranks) -> WeightSource:
     source = open_model(model, scheme, 0)
-    share = source if ranks is ALONE else RankWeights(source, ranks)
+    return source if ranks is ALONE else RankWeights(source, ranks)
 
-    def choose(*_: object) -> None:
-        return None
 
-    capacity = _PROMPT + _NEW
-    loaded = load(share, ids.device, capacity, choose, (len(ids),), ranks=ranks)
-    engine = Engine(loaded, operations_on(ids.device), choose, slots=len(ids), capacity=capacity)
-    logits: list[torch.Tensor] = []
-
-    def keep(position: int, row: torch.Tensor) -> None:
-        logits.append(row.float())
-        if tokens is not None and position < capacity:
-            engine.tokens[: len(ids)] = tokens[:, position - _PROMPT].int()
-
-    generated = engine.generate(ids, _NEW, keep)
-    timed = engine.generate(ids, _NEW)
-    engine.close()
-    return torch.stack(logits), generated.tokens, statistics.median(timed.step_ms)
+def _time(
+    name: str,
+    scheme: str,
+    batches: tuple[int, ...],
+    device: torch.device,
+    ranks: Ranks,
+    rate: float,
+) -> None:
+    source = _share(name, scheme, ranks)
+    compile_layers(source, device, _choose, batches)
+    model = load(source, device, _CAPACITY, _choose, batches, ranks=ranks)
+    operations = operations_on(device)
+    for batch in batches:
+        engine = Engine(model, operations, _choose, slots=batch, capacity=_CAPACITY)
+        engine.prepare(batch, _CAPACITY)
+        fill_randomly(engine.caches, model.attention.head_dim)
+        engine.positions.fill_(_BEGIN)
+        times = []
+        for _ in range(_WARM_UP + _STEPS):
+            start, stop = timing_event(), timing_event()
+            start.record()
+            engine.advance(batch, _CAPACITY)
+            stop.record()
+            times.append((start, stop))
+        torch.cuda.synchronize(device)
+        step_ms = statistics.median(a.elapsed_time(b) for a, b in times[_WARM_UP:])
+        read_ms = step_bytes(source, batch, _BEGIN + _STEPS // 2, 16) / rate * 1000
+        sums = 2 * len(model.blocks) if ranks.count > 1 else 0
+        sum_us = _exchange_us(ranks, device, batch, source.architecture.dimensions.hidden)
+        row = {
+            "model": name,
+            "scheme": scheme,
+            "gpus": ranks.count,
+            "batch": batch,
+            "step_ms": round(step_ms, 4),
+            "tokens_s_gpu": round(1000 * batch / step_ms / ranks.count, 2),
+            "read_ms": round(read_ms, 4),
+            "exchange_us": round(sum_us, 2),
+            "over_bytes_and_sums": round(step_ms / (read_ms + sums * sum_us / 1000), 3),
+            "weights_gb": round(model.nbytes / 1e9, 2),
+        }
+        if ranks.rank == 0:
+            say_row(row)
+        engine.close()
+        del engine
+    del model
+    release(device)
 
 
 def _exchange_us(ranks: Ranks, device: torch.device, batch: int, hidden: int) -> float:
+    if ranks.count == 1:
+        return 0.0
     x = torch.zeros(batch, hidden, dtype=torch.float16, device=device)
 
     def exchange() -> None:
@@ -114,13 +152,50 @@ def _exchange_us(ranks: Ranks, device: torch.device, batch: int, hidden: int) ->
     graph = captured_after_a_call(exchange)
     times: list[float] = []
     for _ in range(10):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, stop = timing_event(), timing_event()
         start.record()
         graph.replay()
         stop.record()
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1000 / _EXCHANGES)
     return statistics.median(times)
+
+
+def _compare(name: str, scheme: str, device: torch.device, ranks: Ranks) -> None:
+    one, several = (_logits(name, scheme, device, by) for by in (ALONE, ranks))
+    difference = (several - one).abs()
+    row = {
+        "parity": name,
+        "scheme": scheme,
+        "gpus": ranks.count,
+        "max_difference": round(float(difference.max()), 5),
+        "mean_difference": round(float(difference.mean()), 6),
+        "logits_std": round(float(one.std()), 4),
+        "same_next_token": round(float((several.argmax(2) == one.argmax(2)).float().mean()), 4),
+    }
+    if ranks.rank == 0:
+        say_row(row)
+
+
+def _logits(name: str, scheme: str, device: torch.device, ranks: Ranks) -> torch.Tensor:
+    """Logits FP32 [steps, B, vocab] of the same random tokens, one after the other."""
+    source = _share(name, scheme, ranks)
+    batch, steps = _PARITY_BATCH, _PARITY_STEPS
+    compile_layers(source, device, _choose, (batch,))
+    model = load(source, device, _CAPACITY, _choose, (batch,), ranks=ranks)
+    engine = Engine(model, operations_on(device), _choose, slots=batch, capacity=_CAPACITY)
+    engine.prepare(batch, _CAPACITY)
+    generator = torch.Generator().manual_seed(0)
+    vocab = source.architecture.dimensions.vocab
+    tokens = torch.randint(3, vocab, (steps, batch), generator=generator, dtype=torch.int32)
+    logits = []
+    for position in range(steps):
+        engine.positions.fill_(position)
+        engine.tokens.copy_(tokens[position])
+        logits.append(engine.advance(batch, _CAPACITY).float())
+    engine.close()
+    release(device)
+    return torch.stack(logits)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,17 @@ from itertools import product
 import torch
 from contents import begin_sequences
 from json_lines import say_row
-from traffic import step_bytes
+from traffic import read_rate, step_bytes, timing_event
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load, release
 from flexq_bench.decode.tuning import StepTuner
-from flexq_bench.kernels.contract import Probe
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
-from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Tuning
-from flexq_bench.workloads.gemm import GemmWorkload
 
 _STEPS = 60
-_READ_N, _READ_K = 2**16, 2**15  # FP16 weights of this shape are 4 GB
-_READS, _WARM_UP_S = 5, 1.0
 
 
 def main() -> None:
@@ -47,35 +42,9 @@ def main() -> None:
     batches = tuple(int(b) for b in arguments.batch.split(","))
     lengths = [int(length) for length in arguments.length.split(",")]
     widths = [int(bits) for bits in arguments.kv_bits.split(",")]
-    rate = _read_rate()
+    rate = read_rate()
     for scheme in arguments.schemes.split(","):
         _measure_scheme(scheme, batches, lengths, widths, rate, arguments.model, arguments.profile)
-
-
-def _read_rate() -> float:
-    """Bytes a second of the fastest way to read 4 GB and do nothing with them."""
-    probe = resolve("read-16", "cuda")
-    assert isinstance(probe, Probe)
-    shape = GemmWorkload(1, _READ_N, _READ_K)
-    operand = probe.allocate(shape, torch.device("cuda"), 0)
-    began = time.perf_counter()
-    while time.perf_counter() - began < _WARM_UP_S:  # clocks that are still low would flatter steps
-        probe.launch(operand)
-        torch.cuda.synchronize()
-    times: list[float] = []
-    for config in probe.candidates(shape):
-        for _ in range(_READS):
-            start, stop = _event(), _event()
-            start.record()
-            probe.launch(operand, config)
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-    return operand.nbytes / min(times) * 1000
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _measure_scheme(
@@ -112,7 +81,7 @@ def _measure_scheme(
             engine.positions.fill_(length - 64)
             times = []
             for _ in range(_STEPS):
-                start, stop = _event(), _event()
+                start, stop = timing_event(), timing_event()
                 start.record()
                 engine.advance(batch, bucket)
                 stop.record()

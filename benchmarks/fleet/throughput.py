@@ -79,7 +79,7 @@ class InstantWorkers:
     def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self._events.append(Finished(member, Report(RESULT)))
 
-    def use(self, kind: str) -> None:
+    def use(self, kind: str, gpus: int = 1) -> None:
         """Do nothing: they measure, and compare nothing."""
 
     def compare(self, *arguments: object) -> None:

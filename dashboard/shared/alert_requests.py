@@ -19,7 +19,7 @@ from flexq_bench.db.queries import AlertRow, DecisionRow, RequestRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.results.reproduction import case_of, is_reproducible
+from flexq_bench.results.reproduction import case_of, is_one_step, is_reproducible
 from flexq_bench.sweeps.sweep import Sweep
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
@@ -58,10 +58,8 @@ def no_bisection_reason(row: AlertRow) -> str:
         return "It was already bad when it was first measured, so there is no last good commit."
     if row.bad.project:
         return "Commits of another repository: bisect in a clone of it (flexq-bench bisect)."
-    if None not in (orders := (row.good.topo_order, row.bad.topo_order)):
-        first, last = orders
-        if first is not None and last is not None and last - first <= 1:
-            return "No commit lies between the last good and the first bad one."
+    if is_one_step(row):
+        return "No commit lies between the last good and the first bad one."
     return ""
 
 

@@ -18,6 +18,10 @@ _ALWAYS = (
     *("correct", "status", "commit", "gpu"),
 )
 _IF_VARYING = ("stage", "cache", "run", "detail")
+READ_HELP = (
+    "100 · time to read the packed weights, or all inputs that must be read / time. A bound where "
+    "launches overlap, since the read overlaps too; else a reference, which overlap may exceed"
+)
 _TIME_HELP = "of a launch: a trimmed mean on a GPU; the median on a CPU, or before protocol 4"
 
 
@@ -69,9 +73,9 @@ def _columns(baseline: str) -> dict[str, Any]:
             "± %", format="%.2f", help="half the 95 % interval, in percent of the time"
         ),
         "pct_of_floor": column.NumberColumn(
-            "% of floor",
+            "% of read",
             format="%.1f",
-            help="100 · time to read the packed weights, or all inputs that must be read / time",
+            help=READ_HELP,
         ),
         "tops": column.NumberColumn(
             "TOPS", format="%.2f", help="operations / time, 10¹²/s; 2·M·N·K of a GEMM"

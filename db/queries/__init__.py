@@ -70,13 +70,14 @@ from flexq_bench.db.queries.nightly import (
     change_points_of,
     judgements,
     night_states,
+    nights_page,
     run_outcomes,
     series_identity_of,
     unfinished_nights,
     verdicts_of_commit,
 )
+from flexq_bench.db.queries.pages import Page
 from flexq_bench.db.queries.records import commit_info, run_records, stored_records
-from flexq_bench.db.queries.references import reference_values
 from flexq_bench.db.queries.results import (
     SCHEDULED,
     SWEEP,
@@ -85,6 +86,7 @@ from flexq_bench.db.queries.results import (
     case_seconds,
     gpu_names,
     latest_results,
+    latest_results_page,
     newest_result_at,
     operation_names,
     regimes_of,
@@ -92,10 +94,13 @@ from flexq_bench.db.queries.results import (
     results_at_commit,
     results_table,
     run_results,
+    run_results_page,
     samples_of,
 )
 from flexq_bench.db.queries.runs_and_plans import (
+    CountRuns,
     OwnedRun,
+    RunCounts,
     RunName,
     RunSummary,
     cases_to_measure,
@@ -104,12 +109,17 @@ from flexq_bench.db.queries.runs_and_plans import (
     leased_jobs,
     missing_cases,
     owned_runs,
+    rows_stored,
     run_by_uuid_prefix,
+    run_counts,
     run_info,
     run_names,
     run_options,
+    run_uuid_of,
     runs,
     runs_by_uuid,
+    runs_changed_since,
+    runs_page,
     suite_names,
 )
 from flexq_bench.db.queries.series import (
@@ -128,8 +138,11 @@ from flexq_bench.db.queries.series import (
     project_series,
     recent_histories,
     series_history,
+    series_name,
     series_names,
     series_of_other_units,
+    series_page,
+    stored_texts,
     trusted_base,
 )
 from flexq_bench.db.queries.verdicts import (
@@ -142,11 +155,14 @@ from flexq_bench.db.queries.verdicts import (
     aa_calibration,
     alert_by_id,
     alert_decisions,
+    alert_decisions_page,
     alert_events,
     alerts,
+    alerts_page,
     canaries,
     commits_without,
     comparisons_of,
+    count_alerts,
     decision_evidence,
     decisions_between,
     decisions_by_uuid,

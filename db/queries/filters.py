@@ -45,6 +45,11 @@ class Filters:
     statuses: tuple[str, ...] = ()
     operations: tuple[str, ...] = ()
     m: tuple[int, ...] = ()
+    n: tuple[int, ...] = ()
+    k: tuple[int, ...] = ()
+    variants: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     since: datetime | None = None
     until: datetime | None = None
     accepted_only: bool = False
@@ -63,6 +68,11 @@ class Filters:
                 (Series.cache, self.caches),
                 (Series.operation, self.operations),
                 (Series.m, self.m),
+                (Series.n, self.n),
+                (Series.k, self.k),
+                (Series.variant, self.variants),
+                (Series.parameters, self.parameters),
+                (Series.metric, self.metrics),
                 (Series.project, self.projects),
             )
             if values

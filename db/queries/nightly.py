@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.queries.filters import is_latest_attempt
+from flexq_bench.db.queries.filters import Filters, is_latest_attempt
+from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import ChangePoint, Commit, Decision, Measurement, Night, Run, Series
 
@@ -66,13 +67,7 @@ def night_states(
     limit: int | None = None,
 ) -> list[NightState]:
     """Return nightly runs, latest first, then by GPU. None as a filter: all."""
-    query = (
-        select(*columns_of(NightState, Night, Commit, run=Run.uuid, commit=Commit.sha))
-        .join(Run, Night.run_id == Run.id)
-        .join(Commit, Run.commit_id == Commit.id)
-        .order_by(Night.name.desc(), Night.gpu)
-        .limit(limit)
-    )
+    query = _nights().order_by(Night.name.desc(), Night.gpu).limit(limit)
     filters = (
         (Night.key, key),
         (Night.name, name),
@@ -84,6 +79,49 @@ def night_states(
         if value is not None:
             query = query.where(column == value)
     return rows_of(session, NightState, query)
+
+
+def _nights() -> Select[Any]:
+    return (
+        select(*columns_of(NightState, Night, Commit, run=Run.uuid, commit=Commit.sha))
+        .join(Run, Night.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+    )
+
+
+_LATEST_FIRST = Listing(Night.key, (Night.name, Night.gpu, Night.id), (True, False, False))
+
+
+def nights_page(
+    session: Session,
+    filters: Filters,
+    page: Page,
+    *,
+    names: Sequence[str] = (),
+    states: Sequence[str] = (),
+) -> tuple[list[NightState], int]:
+    """Return a page of the nightly runs, latest first, then by GPU, and the number of all.
+
+    filters: suites, gpus, projects, since and until (last change of its state) apply.
+    """
+    conditions: list[ColumnElement[bool]] = [
+        column.in_(values)
+        for column, values in (
+            (Night.name, names),
+            (Night.state, states),
+            (Night.suite, filters.suites),
+            (Night.gpu, filters.gpus),
+            (Commit.project, filters.projects),
+        )
+        if values
+    ]
+    if filters.since is not None:
+        conditions.append(Night.updated_at >= filters.since)
+    if filters.until is not None:
+        conditions.append(Night.updated_at <= filters.until)
+    query = _nights().where(*conditions)
+    rows = rows_of(session, NightState, _LATEST_FIRST.page(session, query, page))
+    return rows, count_of(session, query.with_only_columns(Night.id))
 
 
 def unfinished_nights(session: Session) -> list[NightState]:

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Select, exists, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries.filters import SERIES_ORDER, Filters, is_latest_attempt
 from flexq_bench.db.queries.lines import is_on_main
+from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of
-from flexq_bench.db.records import TIME_METRICS
+from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
 from flexq_bench.db.samples import unpack
 from flexq_bench.db.tables import (
     Commit,
@@ -71,6 +72,10 @@ class ResultRow:
     created_at: datetime
     protocol_version: int
     regime: str | None
+    metric: str = "time"
+    unit: str = "us"
+    direction: str = "lower"
+    project: str = ""  # empty: this repository
 
 
 _RESULT_COLUMNS = columns_of(
@@ -80,6 +85,7 @@ _RESULT_COLUMNS = columns_of(
     case=Measurement.case_key,
     commit=Commit.sha,
     dirty=Commit.dirty,
+    project=Series.project,
 )
 
 
@@ -87,23 +93,56 @@ def results_table(
     session: Session, filters: Filters | None = None, *, limit: int | None = None
 ) -> list[ResultRow]:
     """Return one row per run and case (its last measurement), newest run first."""
-    filters = filters or Filters()
     query = (
-        select(*_RESULT_COLUMNS)
-        .select_from(Measurement)
-        .join(Run, Measurement.run_id == Run.id)
-        .join(Series, Measurement.series_id == Series.id)
-        .join(Commit, Measurement.commit_id == Commit.id)
-        .where(*filters.on_series(), *filters.on_measurement(), is_latest_attempt())
+        _results(filters or Filters())
+        .where(is_latest_attempt())
         .order_by(Run.created_at.desc(), Run.id.desc(), Measurement.created_at, Measurement.id)
         .limit(limit)
     )
     return rows_of(session, ResultRow, query)
 
 
+def _results(filters: Filters) -> Select[Any]:
+    conditions = (*filters.on_series(), *filters.on_measurement())
+    return (
+        _joined(select(*_RESULT_COLUMNS))
+        .join(Commit, Measurement.commit_id == Commit.id)
+        .where(*conditions)
+    )
+
+
+def _joined(query: Select[Any]) -> Select[Any]:
+    return (
+        query.select_from(Measurement)
+        .join(Run, Measurement.run_id == Run.id)
+        .join(Series, Measurement.series_id == Series.id)
+    )
+
+
 def run_results(session: Session, run_uuid: str) -> list[ResultRow]:
     """Return the results of a run in measurement order; empty: no results, or no such run."""
     return results_table(session, Filters(runs=(run_uuid,)))
+
+
+_BY_TIME = Listing(Measurement.uuid, (Measurement.created_at, Measurement.id), (False, False))
+_BY_SERIES = Listing(Series.id, (Series.id,), (False,))
+
+
+def run_results_page(
+    session: Session, run_uuid: str, filters: Filters, page: Page, *, counted: bool = True
+) -> tuple[list[ResultRow], int | None]:
+    """Return a page of `run_results`, and the number of all; filters: further ones.
+
+    counted False: None for their number. Without filters it is `received` of the run's summary.
+    """
+    in_run = Measurement.run_id == select(Run.id).where(Run.uuid == run_uuid).scalar_subquery()
+    query = _results(filters).where(in_run, is_latest_attempt())
+    rows = rows_of(session, ResultRow, _BY_TIME.page(session, query, page))
+    if not counted:
+        return rows, None
+    conditions = (in_run, *filters.on_series(), *filters.on_measurement(), is_latest_attempt())
+    count = _joined(select(Measurement.id)).where(*conditions)
+    return rows, count_of(session, count)
 
 
 def samples_of(session: Session, measurement_uuid: str) -> tuple[tuple[float, ...], ...]:
@@ -189,6 +228,25 @@ def latest_results(
     return _newest_of_series(session, filters or Filters(), on_main, regime)
 
 
+def latest_results_page(
+    session: Session, filters: Filters, page: Page, *, regime: str = BOOST
+) -> tuple[list[ResultRow], int]:
+    """Return a page of the newest accepted result of every series by its id, and their number.
+
+    As latest_results, with the results of other tools, whatever they count; and with filters on
+    measurements: the newest result that these match. filters.metrics: instead of the regime's time.
+    """
+    newest = _newest_id(filters, [is_on_main(_newest.commit_id.expression)])
+    conditions = [*filters.on_series()]
+    if not filters.metrics:
+        is_time = Series.metric == TIME_METRICS[regime]
+        conditions.append(or_(is_time, Series.backend == EXTERNAL_BACKEND))
+    query = _with_newest(newest).where(*conditions)
+    rows = rows_of(session, ResultRow, _BY_SERIES.page(session, query, page))
+    counted = select(Series.id).where(*conditions, exists(newest.correlate(Series)))
+    return rows, count_of(session, counted)
+
+
 def operation_names(session: Session, gpu: str) -> tuple[str, ...]:
     """Return the operations that were timed on a SKU, sorted."""
     query = (
@@ -254,35 +312,44 @@ _newest = aliased(Measurement)
 def _newest_of_series(
     session: Session, filters: Filters, conditions: Sequence[ColumnElement[bool]], regime: str
 ) -> list[ResultRow]:
+    on_runs = Filters(suites=filters.suites, without_triggers=filters.without_triggers)
+    query = (
+        _with_newest(_newest_id(on_runs, conditions))
+        .where(Series.metric == TIME_METRICS[regime], *filters.on_series())
+        .order_by(*SERIES_ORDER)
+    )
+    return rows_of(session, ResultRow, query)
+
+
+def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
+    """Return the query of the newest accepted measurement of a series that filters match."""
     run_conditions = []
     if filters.suites:
         run_conditions.append(Run.suite.in_(filters.suites))
     if filters.without_triggers:
         run_conditions.append(Run.trigger.not_in(filters.without_triggers))
     on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
-    newest = (
+    in_time = []
+    if filters.since is not None:
+        in_time.append(_newest.created_at >= filters.since)
+    if filters.until is not None:
+        in_time.append(_newest.created_at <= filters.until)
+    return (
         select(_newest.id)
-        .where(
-            _newest.series_id == Series.id,
-            _newest.accepted,
-            *conditions,
-            *on_run,
-        )
+        .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *on_run, *in_time)
         .order_by(_newest.created_at.desc(), _newest.id.desc())
         .limit(1)
-        .correlate(Series)
-        .scalar_subquery()
     )
-    query = (
+
+
+def _with_newest(newest: Select[Any]) -> Select[Any]:
+    return (
         select(*_RESULT_COLUMNS)
         .select_from(Series)
-        .join(Measurement, Measurement.id == newest)
+        .join(Measurement, Measurement.id == newest.correlate(Series).scalar_subquery())
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
-        .where(Series.metric == TIME_METRICS[regime], *filters.on_series())
-        .order_by(*SERIES_ORDER)
     )
-    return rows_of(session, ResultRow, query)
 
 
 WALL_S = "wall_s"  # in a measurement's `extra`: seconds from its start to its end

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,8 @@ from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.fleet import UNFINISHED_JOB_STATES
 from flexq_bench.db.leases import JOB_LEASES
-from flexq_bench.db.queries.filters import is_latest_attempt
+from flexq_bench.db.queries.filters import Filters, is_latest_attempt
+from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import RunInfo, RunOwner
 from flexq_bench.db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
@@ -86,11 +87,17 @@ def run_names(
     return rows_of(session, RunName, query)
 
 
-def runs_by_uuid(session: Session, uuids: Sequence[str]) -> list[RunSummary]:
-    """Return these runs in the given order; runs that are not stored are left out."""
+def runs_by_uuid(
+    session: Session, uuids: Sequence[str], *, count: CountRuns | None = None
+) -> list[RunSummary]:
+    """Return these runs in the given order; runs that are not stored are left out.
+
+    count: instead of `run_counts`.
+    """
     rows = session.execute(select(Run.uuid, Run.id).where(Run.uuid.in_(uuids)))
     ids = {row.uuid: row.id for row in rows}
-    return _summaries(session, [ids[uuid] for uuid in uuids if uuid in ids])
+    chosen = [ids[uuid] for uuid in uuids if uuid in ids]
+    return _summaries(session, chosen, count or run_counts)
 
 
 def runs(
@@ -118,14 +125,59 @@ def runs(
     return _summaries(session, session.scalars(query).all())
 
 
+_NEWEST_FIRST = Listing(Run.uuid, (Run.created_at, Run.id), (True, True))
+
+
+def runs_page(
+    session: Session,
+    filters: Filters,
+    page: Page,
+    *,
+    gpus: Sequence[str] = (),
+    count: CountRuns | None = None,
+) -> tuple[list[RunSummary], int]:
+    """Return a page of runs, newest first, and the number of all.
+
+    filters: suites, statuses (of the run), projects, since and until (its start) apply. gpus: only
+    runs with a result on one of them. count: instead of `run_counts`.
+    """
+    conditions: list[ColumnElement[bool]] = [
+        column.in_(values)
+        for column, values in (
+            (Run.suite, filters.suites),
+            (Run.status, filters.statuses),
+            (Commit.project, filters.projects),
+        )
+        if values
+    ]
+    if filters.since is not None:
+        conditions.append(Run.created_at >= filters.since)
+    if filters.until is not None:
+        conditions.append(Run.created_at <= filters.until)
+    if gpus:
+        conditions.append(or_(*map(_measured_on, gpus)))
+    query = select(Run.id).join(Commit, Run.commit_id == Commit.id).where(*conditions)
+    ids = session.scalars(_NEWEST_FIRST.page(session, query, page)).all()
+    return _summaries(session, ids, count or run_counts), count_of(session, query)
+
+
 def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
     """Return the run whose uuid begins with the prefix; an exact match takes precedence.
+
+    Raises as `run_uuid_of`.
+    """
+    uuid = run_uuid_of(session, prefix)
+    return runs_by_uuid(session, [uuid])[0]
+
+
+def run_uuid_of(session: Session, prefix: str) -> str:
+    """Return the uuid of the run whose uuid begins with the prefix; an exact match wins.
 
     Raises NotFoundError if there is none, AmbiguousError if there are several. An empty prefix,
     for example from an unset variable of a script, matches none.
     """
     rows = session.execute(
-        select(Run.uuid, Run.id)
+        select(Run.uuid)
         .where(Run.uuid.startswith(prefix, autoescape=True))
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(_MAX_NAMED + 1)
@@ -139,7 +191,7 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
         names = ", ".join(row.uuid for row in rows[:_MAX_NAMED])
         more = " and more" if len(rows) > _MAX_NAMED else ""
         raise AmbiguousError(f"several runs begin with {prefix!r}: {names}{more}; write more of it")
-    return _summaries(session, [(exact or rows)[0].id])[0]
+    return str((exact or rows)[0].uuid)
 
 
 def latest_runs(
@@ -320,14 +372,21 @@ def _received() -> ColumnElement[bool]:
     )
 
 
-def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
-    """Return the summaries of runs in the order of `run_ids`."""
-    rows = session.execute(
-        select(Run.id, *columns_of(RunSummary, Run, Commit, commit=Commit.sha))
-        .join(Commit, Run.commit_id == Commit.id)
-        .where(Run.id.in_(run_ids))
-    ).mappings()
-    by_id = {row["id"]: {name: row[name] for name in row if name != "id"} for row in rows}
+@dataclass(frozen=True, slots=True)
+class RunCounts:
+    """The fields of a RunSummary that are counted from its plan and its results."""
+
+    planned: int
+    missing: int
+    statuses: dict[str, int]
+    gpus: tuple[str, ...]
+
+
+CountRuns = Callable[[Session, Sequence[int]], Mapping[int, RunCounts]]
+
+
+def run_counts(session: Session, run_ids: Sequence[int]) -> dict[int, RunCounts]:
+    """Count the planned cases and the results of runs, by id. Reads all of their results."""
     in_runs = PlannedCase.run_id.in_(run_ids)
     planned = _counts(session, in_runs)
     missing = _counts(session, in_runs, ~_received())
@@ -349,13 +408,45 @@ def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
         .order_by(Series.gpu)
     ):
         gpus[run_id].append(gpu)
+    return {
+        run_id: RunCounts(
+            planned.get(run_id, 0), missing.get(run_id, 0), statuses[run_id], tuple(gpus[run_id])
+        )
+        for run_id in run_ids
+    }
+
+
+def rows_stored(session: Session) -> tuple[int, int]:
+    """Return the highest ids of the planned cases and of the results: they grow with each."""
+    planned = session.scalar(select(func.max(PlannedCase.id)))
+    measured = session.scalar(select(func.max(Measurement.id)))
+    return planned or 0, measured or 0
+
+
+def runs_changed_since(session: Session, rows: tuple[int, int]) -> set[int]:
+    """Return the ids of the runs with a planned case or a result added since `rows_stored`."""
+    planned, measured = rows
+    changed = (
+        select(PlannedCase.run_id).where(PlannedCase.id > planned).distinct(),
+        select(Measurement.run_id).where(Measurement.id > measured).distinct(),
+    )
+    return {run_id for query in changed for run_id in session.scalars(query)}
+
+
+def _summaries(
+    session: Session, run_ids: Sequence[int], count: CountRuns = run_counts
+) -> list[RunSummary]:
+    """Return the summaries of runs in the order of `run_ids`."""
+    rows = session.execute(
+        select(Run.id, *columns_of(RunSummary, Run, Commit, commit=Commit.sha))
+        .join(Commit, Run.commit_id == Commit.id)
+        .where(Run.id.in_(run_ids))
+    ).mappings()
+    by_id = {row["id"]: {name: row[name] for name in row if name != "id"} for row in rows}
+    counts = count(session, run_ids)
     return [
         RunSummary(
-            **by_id[run_id],
-            planned=planned.get(run_id, 0),
-            missing=missing.get(run_id, 0),
-            statuses=statuses[run_id],
-            gpus=tuple(gpus[run_id]),
+            **by_id[run_id], **{f.name: getattr(counts[run_id], f.name) for f in fields(RunCounts)}
         )
         for run_id in run_ids
     ]

@@ -17,6 +17,7 @@ from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import SERIES_ORDER, Filters
 from flexq_bench.db.queries.lines import is_on_main, line_of
+from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.results import SWEEP
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
@@ -169,6 +170,41 @@ def series_names(session: Session) -> list[SeriesName]:
     """Return all series, ordered by kernel, GPU, shape. Reads no measurement."""
     query = select(*columns_of(SeriesName, Series)).order_by(*SERIES_ORDER)
     return rows_of(session, SeriesName, query)
+
+
+_BY_ID = Listing(Series.id, (Series.id,), (False,))
+
+
+def series_page(session: Session, filters: Filters, page: Page) -> tuple[list[SeriesName], int]:
+    """Return a page of the series by id, and the number of all. filters: those on series."""
+    query = select(*columns_of(SeriesName, Series)).where(*filters.on_series())
+    rows = rows_of(session, SeriesName, _BY_ID.page(session, query, page))
+    return rows, count_of(session, query)
+
+
+def series_name(session: Session, series_id: int) -> SeriesName | None:
+    """Return a series; None: it is not stored."""
+    query = select(*columns_of(SeriesName, Series)).where(Series.id == series_id)
+    return next(iter(rows_of(session, SeriesName, query)), None)
+
+
+_TEXTS = {
+    "kernel": Series.kernel,
+    "variant": Series.variant,
+    "gpu": Series.gpu,
+    "stage": Series.stage,
+    "operation": Series.operation,
+    "parameters": Series.parameters,
+    "metric": Series.metric,
+    "project": Series.project,
+    "suite": Run.suite,
+    "status": Run.status,
+}
+
+
+def stored_texts(session: Session, name: str) -> tuple[str, ...]:
+    """Return all values of a field of series or runs, to find those that a pattern matches."""
+    return tuple(session.scalars(select(_TEXTS[name]).distinct()))
 
 
 def project_series(session: Session) -> list[ProjectSeries]:

@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, aliased
 from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.identity import series_key
 from flexq_bench.db.queries.commits import CommitRow, commit_columns
-from flexq_bench.db.queries.filters import SERIES_ORDER
+from flexq_bench.db.queries.filters import SERIES_ORDER, Filters
+from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.tables import (
     Alert,
@@ -129,6 +130,45 @@ def alerts(
     return _alerts(session, *conditions)
 
 
+_ALERTS = Listing(Alert.id, (Alert.opened_at, Alert.id), (True, True))
+
+
+def alerts_page(
+    session: Session, filters: Filters, page: Page, *, states: Sequence[str] = ()
+) -> tuple[list[AlertRow], int]:
+    """Return a page of the alerts, newest first, and the number of all.
+
+    filters: projects, kernels and gpus (of one of its series), since and until (when it was opened)
+    apply.
+    """
+    conditions: list[ColumnElement[bool]] = []
+    if states:
+        conditions.append(Alert.state.in_(states))
+    of_series = Filters(
+        kernels=filters.kernels, gpus=filters.gpus, metrics=filters.metrics
+    ).on_series()
+    if of_series:
+        decided = exists().where(Decision.alert_id == Alert.id, Decision.series_id == Series.id)
+        conditions.append(decided.where(*of_series))
+    if filters.projects:
+        bad = aliased(Commit)
+        conditions.append(
+            exists().where(bad.id == Alert.bad_commit_id, bad.project.in_(filters.projects))
+        )
+    if filters.since is not None:
+        conditions.append(Alert.opened_at >= filters.since)
+    if filters.until is not None:
+        conditions.append(Alert.opened_at <= filters.until)
+    query = select(Alert.id).where(*conditions)
+    ids = session.scalars(_ALERTS.page(session, query, page)).all()
+    return _alerts(session, Alert.id.in_(ids)), count_of(session, query)
+
+
+def count_alerts(session: Session, *, states: Sequence[str]) -> int:
+    """Return the number of alerts in these states."""
+    return count_of(session, select(Alert.id).where(Alert.state.in_(states)))
+
+
 def alert_by_id(session: Session, alert_id: int) -> AlertRow:
     """Return an alert. Raises NotFoundError."""
     rows = _alerts(session, Alert.id == alert_id)
@@ -154,6 +194,20 @@ def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
     """Return the decisions of an alert: wrong results, then slowest first."""
     slowest = Decision.log_ratio.desc().nulls_first()
     return _decisions(session, Decision.alert_id == alert_id, order=(slowest, Decision.uuid))
+
+
+# Without a ratio: a wrong result, which comes first.
+_SLOWEST_FIRST = Listing(
+    Decision.uuid, (func.coalesce(Decision.log_ratio, 1e9), Decision.uuid), (True, False)
+)
+
+
+def alert_decisions_page(session: Session, alert_id: int, page: Page) -> list[DecisionRow]:
+    """Return a page of `alert_decisions`."""
+    of_alert = select(Decision.id).where(Decision.alert_id == alert_id)
+    ids = session.scalars(_SLOWEST_FIRST.page(session, of_alert, page)).all()
+    order = (Decision.log_ratio.desc().nulls_first(), Decision.uuid)
+    return _decisions(session, Decision.id.in_(ids), order=order)
 
 
 def decisions_by_uuid(session: Session, uuids: Iterable[str]) -> list[DecisionRow]:

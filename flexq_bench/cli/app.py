@@ -12,36 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli import (
-    accuracy,
-    alerts,
-    bisect,
-    compare,
-    dashboard,
-    database,
-    decode,
-    detect,
-    doctor,
-    explain,
-    fleet,
-    gate_accuracy,
-    gate_perf,
-    gate_static,
-    init,
-    listing,
-    nightly,
-    notify,
-    quantize,
-    quickstart,
-    run,
-    sensitivity,
-    serve_api,
-    static,
-    status,
-    sweep,
-    worker,
-)
 from flexq_bench.cli.failures import exit_code_of
+from flexq_bench.cli.verbs import VERBS, verb_group
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
@@ -57,41 +29,13 @@ DEBUG = "--debug"
 
 app = typer.Typer(
     name=NAME,
+    cls=verb_group(VERBS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Measure quantized LLM kernels, store every result, find the commits that made them "
     "worse.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
-app.command("sweep")(sweep.sweep)
-app.command("status")(status.status)
-app.command("worker")(worker.worker)
-app.command("accuracy")(accuracy.accuracy)
-app.command("quantize")(quantize.quantize)
-app.command("sensitivity")(sensitivity.sensitivity)
-app.command("decode")(decode.decode)
-app.command("compare")(compare.compare)
-app.command("detect")(detect.detect)
-app.command("nightly")(nightly.nightly)
-app.command("notify")(notify.notify)
-app.command("bisect")(bisect.bisect)
-gates = typer.Typer(no_args_is_help=True, help="Decide by rules whether a change may be merged.")
-gates.command("static")(gate_static.static)
-gates.command("perf")(gate_perf.perf)
-gates.command("accuracy")(gate_accuracy.accuracy)
-app.add_typer(gates, name="gate")
-app.add_typer(alerts.app, name="alerts")
-app.add_typer(fleet.app, name="fleet")
-app.command("init")(init.init)
-app.command("explain")(explain.explain)
-app.command("static")(static.static)
-app.command("list")(listing.list_)
-app.add_typer(database.app, name="db")
-app.command("quickstart")(quickstart.quickstart)
-app.command("doctor")(doctor.doctor)
-app.command("dashboard")(dashboard.dashboard)
-app.command("serve-api")(serve_api.serve_api)
 
 
 def _show_version(requested: bool) -> None:

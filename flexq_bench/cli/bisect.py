@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flexq_bench.cli.compare import search_progress
+from flexq_bench.cli.comparison_progress import search_progress
 from flexq_bench.cli.external import KernelSourceOptions, OpenedProject, use_project
 from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
@@ -186,7 +186,7 @@ def _opened_place(
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.worker_pairs import can_start_beside
     from flexq_bench.measure.external_kernels import adopted, sandbox_of
-    from flexq_bench.measure.launcher import forking_launcher
+    from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
     from flexq_bench.measure.program import program_root
     from flexq_bench.repository.project_builds import folder_of_builds
 
@@ -195,14 +195,17 @@ def _opened_place(
     # The commits of this program need no build, and each has its own program.
     compare: Callable[..., Iterable[CaseComparison]] = partial(compare_commits, folder)
     build, program = None, None
+    libraries: Sequence[str] = OWN_LIBRARIES
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple
     if opened is not None:
         compare = partial(_compared_in_project, opened.project)
         program = program_root()
+        libraries = ()
         kernels = adopted()
         wrap = sandbox_of(kernels.sources, kernels.environment, [folder_of_builds()]).wrap
         build = partial(_build, opened.project) if can_start_beside(name) else None
-    with forking_launcher(program, wrap) as launcher, built_ahead(build) as prepare:
+    forking = forking_launcher(program, wrap, libraries=libraries)
+    with forking as launcher, built_ahead(build) as prepare:
         measure = partial(compare, device=name, seed=seed, launcher=launcher)
         yield _Place(uuid, measure, prepare)
 

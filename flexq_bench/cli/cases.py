@@ -7,8 +7,19 @@ from typing import Annotated
 
 from flexq_bench.cli.external import known_patterns
 from flexq_bench.cli.options import KernelsOption, case_option
+from flexq_bench.packages import require_extra
 from flexq_bench.sweeps.text import parameter_limits, split_names, split_sizes
+from flexq_bench.workloads.model_spec import LayerShape
 from flexq_bench.workloads.suite import Suite
+
+
+def layers_of_option(config: str, names: str) -> tuple[LayerShape, ...]:
+    """Return the layers of a Hugging Face configuration. names: of layers, or fused."""
+    require_extra("models", "--config")
+
+    from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
+
+    return chosen_layers(layers_of_config(config), split_names(names) or ())
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from flexq_bench.cli.cases import CaseOptions
+from flexq_bench.cli.cases import CaseOptions, layers_of_option
+from flexq_bench.cli.comparison_progress import progress
 from flexq_bench.cli.external import (
     KernelSourceOptions,
     code_with_failures,
@@ -37,19 +37,18 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import RunSummary
 from flexq_bench.errors import UsageError
-from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.provenance import commit_at, current_commit
 from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.command_lines import command
+from flexq_bench.sweeps.text import parse_sweep, split_sizes
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
-from flexq_bench.workloads.suite import Suite
+from flexq_bench.workloads.suite import Shape, Suite
+from flexq_bench.workloads.suites import load_suite
 
 if TYPE_CHECKING:
-    from flexq_bench.cli.progress import Progress
     from flexq_bench.kernels.contract import Backend, Capability
     from flexq_bench.measure.ab import InterleaveRules
-    from flexq_bench.measure.ab.rules import OnProgress, ShownProgress
     from flexq_bench.verdicts import CaseComparison
 
 
@@ -79,6 +78,17 @@ def compare(
         ),
     ] = None,
     cases: CaseOptions,
+    n: Annotated[
+        str | None,
+        case_option(metavar="RANGES", help="Output features of own shapes, not of a suite."),
+    ] = None,
+    k: Annotated[str | None, case_option(metavar="RANGES", help="Input features, as --n.")] = None,
+    config: Annotated[
+        str | None,
+        case_option(
+            metavar="PATH", help="The layers of a Hugging Face config.json, not of a suite."
+        ),
+    ] = None,
     sources: KernelSourceOptions,
     place: ClusterOptions,
     repository: RepositoryOption = ".",
@@ -98,11 +108,14 @@ def compare(
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     sources.use_kernels()
+    own = _own_shapes(n, k, config, suite, cases)
     rules = spending.applied_to(interleaving.rules)
     if place.is_local:
         place.device_name()  # reports a missing device first
     if sources.project is not None:
-        comparison = _of_project(sources.project, base, head, suite, cases, builds=place.is_local)
+        comparison = _of_project(
+            sources.project, base, head, own or suite, cases, builds=place.is_local
+        )
         code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
         raise typer.Exit(code_with_failures(code))
     if kind is Kind.AUTO:
@@ -111,13 +124,37 @@ def compare(
         raise typer.Exit(_compare_runs(base, head, db, as_json))
     if db is not None and place.is_local:
         raise UsageError("--db is for two stored runs: leave it out, a comparison stores nothing")
-    suite = "smoke" if suite is None else suite
+    measured = own or load_suite("smoke" if suite is None else suite)
     if kind is Kind.COMMITS:
-        comparison = _of_commits(Path(repository), base, head, suite, cases)
+        comparison = _of_commits(Path(repository), base, head, measured, cases)
     else:
-        comparison = _of_kernels(base, head, suite, cases)
+        comparison = _of_kernels(base, head, measured, cases)
     code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
     raise typer.Exit(code_with_failures(code))
+
+
+def _own_shapes(
+    n: str | None, k: str | None, config: str | None, suite: str | None, options: CaseOptions
+) -> Suite | None:
+    """Return a suite of the shapes of --n and --k, or of --config; None: neither is given.
+
+    Raises UsageError, WorkloadError.
+    """
+    if n is None and k is None and config is None:
+        return None
+    if suite is not None or options.models is not None:
+        raise UsageError("--n, --k and --config bring their own shapes: drop --suite and --models")
+    layers = () if config is None else layers_of_option(config, options.layers or "fused")
+    shapes = parse_sweep(
+        kernels=options.kernels,
+        m=split_sizes(options.m),
+        n=split_sizes(n),
+        k=split_sizes(k),
+        stage=options.stage or "gemm",
+        cache=options.cache or "cold",
+        shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in layers),
+    )
+    return shapes.suite()
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
@@ -173,15 +210,14 @@ class _Comparison:
 
 
 def _of_commits(
-    repository: Path, base: str, head: str, suite: str, options: CaseOptions
+    repository: Path, base: str, head: str, suite: Suite, options: CaseOptions
 ) -> _Comparison:
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.revisions import resolve_pair
-    from flexq_bench.workloads.suites import load_suite
 
     tree = repository_of(repository)
     first, last = resolve_pair(tree, base, head)
-    whole = options.restrict(with_external(load_suite(suite), options.patterns))
+    whole = options.restrict(with_external(suite, options.patterns))
     sha, dirty, _ = last.name.partition("-")
     return _Comparison(
         Kind.COMMITS,
@@ -200,13 +236,19 @@ def _of_commits(
 
 
 def _of_project(
-    folder: str, base: str, head: str, suite: str | None, options: CaseOptions, *, builds: bool
+    folder: str,
+    base: str,
+    head: str,
+    suite: Suite | str | None,
+    options: CaseOptions,
+    *,
+    builds: bool,
 ) -> _Comparison:
     from flexq_bench.measure.ab import compare_project
     from flexq_bench.repository.project import revision
 
     opened = use_project(folder, base, builds=builds)
-    whole = options.restrict(opened.suite(suite))
+    whole = options.restrict(suite if isinstance(suite, Suite) else opened.suite(suite))
     first, last = opened.revision, revision(opened.project, head)
     return _Comparison(
         Kind.COMMITS,
@@ -225,14 +267,13 @@ def _of_project(
     )
 
 
-def _of_kernels(base: str, head: str, suite: str, options: CaseOptions) -> _Comparison:
+def _of_kernels(base: str, head: str, suite: Suite, options: CaseOptions) -> _Comparison:
     """Compare two kernels on the shapes of a suite, independent of the suite's kernels."""
     from flexq_bench.measure.ab import compare_kernels
-    from flexq_bench.workloads.suites import load_suite
 
     if options.kernels is not None:
         raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
-    restricted = options.restrict(load_suite(suite))
+    restricted = options.restrict(suite)
 
     def cases(backend: Backend, capability: Capability | None) -> tuple[Case, ...]:
         def cases_of(label: str) -> tuple[Case, ...]:
@@ -423,51 +464,3 @@ def _interleaved_advice(runs: Sequence[RunSummary]) -> str:
     suite = ("--suite", *common_suites) if common_suites else ()
     arguments = ("compare", *(run.commit[:10] for run in runs), *suite)
     return f"to be sure: {command(*arguments)}"
-
-
-@contextmanager
-def progress() -> Iterator[OnProgress]:
-    """Show the state of a comparison; within the context SIGTERM raises KeyboardInterrupt."""
-    from flexq_bench.cli.progress import progress as shown_progress
-
-    with ended_by_terminate(), shown_progress("comparing") as bar:
-        yield lambda state: bar.update(
-            state.done, state.expected, state.in_words, left_s=state.left_s
-        )
-
-
-class SearchProgress:
-    """Progress of a bisection: comparisons of one commit after the other.
-
-    comparisons: expected; skipped commits add more. processes: pairs of processes of a comparison.
-    """
-
-    def __init__(self, bar: Progress, comparisons: int, processes: int) -> None:
-        self._bar, self._left, self._processes = bar, comparisons, processes
-        self._before = self._done = 0  # pairs of earlier comparisons, and with the current one's
-
-    def skip(self, comparisons: int) -> None:
-        """Count comparisons whose results are known."""
-        self._left = max(self._left - comparisons, 1)
-
-    def of_commit(self, commit: str) -> OnProgress:
-        """Begin a comparison; return the function to call with its states."""
-        self._left = max(self._left - 1, 0)
-        self._before = self._done
-
-        def show(state: ShownProgress) -> None:
-            self._done = self._before + state.done
-            expected = self._before + state.expected + self._left * self._processes
-            self._bar.update(self._done, expected, f"{commit[:10]}: {state.in_words}")
-
-        return show
-
-
-@contextmanager
-def search_progress(commits: int, processes: int) -> Iterator[SearchProgress]:
-    """Show the progress of a search among commits, as `progress`."""
-    from flexq_bench.cli.progress import progress as shown_progress
-
-    with ended_by_terminate(), shown_progress("comparing") as bar:
-        # The comparison of the ends, and a binary search between them.
-        yield SearchProgress(bar, 1 + (commits - 1).bit_length(), processes)

@@ -119,14 +119,11 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
 @contextmanager
 def _example_database() -> Iterator[Path]:
     """Create a temporary database of the example records."""
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     files = _example_files()
     with tempfile.TemporaryDirectory(prefix="flexq-bench-examples-") as folder:
         path = Path(folder) / "examples.sqlite"
         stored = 0
         with open_database(str(path)) as database:
-            store_published_numbers(database)
             for file in files:
                 try:
                     with database.session() as session:

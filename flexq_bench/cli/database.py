@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli import tokens
 from flexq_bench.cli.external_results import (
     OWN_PROJECT,
     STATEMENT_TIMEOUT_S,
@@ -38,20 +39,18 @@ from flexq_bench.sweeps.text import split_names, split_sizes
 from flexq_bench.workloads.names import unknown
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
+app.add_typer(tokens.app, name="token")
 
 
 @app.command()
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     with (
         engine.open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("upgrading"),
     ):
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
-        store_published_numbers(database)
         if as_json:
             print_json({"database": database.url, "before": before, "after": after})
         elif before == after:
@@ -82,8 +81,6 @@ def import_(
 
     Exit code 0: all is stored; 2: a file or a result was refused.
     """
-    from flexq_bench.results.published_numbers import store_published_numbers
-
     if format_name is not None:
         import_external(files, format_name, origin, db, as_json)
         return
@@ -93,7 +90,6 @@ def import_(
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
         progress("importing", len(files)) as bar,
     ):
-        store_published_numbers(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))

@@ -27,7 +27,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.sweeps.text import split_sizes
-from flexq_bench.workloads.models import get_model, load_catalog
+from flexq_bench.workloads.models import get_model
 
 if TYPE_CHECKING:
     from flexq_bench.decode.runs import Serving
@@ -182,8 +182,8 @@ def decode(
         raise UsageError(f"{', '.join(excluded)}: only with --serve, add it or leave them out")
     if serve and gpus > 1:
         raise UsageError("--serve runs on one GPU: leave --gpus out")
-    if model not in load_catalog() and not is_there(Path(model)):
-        get_model(model)  # raises with the known names
+    if not is_there(Path(model)):
+        model = get_model(model).name  # raises with the known names
     with open_database(db, create=resume is None) as database, database.session() as session:
         if resume is not None:
             run_by_uuid_prefix(session, resume)

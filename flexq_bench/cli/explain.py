@@ -93,7 +93,7 @@ def _print(
     explained: Sequence[Explained],
     panels: Sequence[Panel],
 ) -> None:
-    from flexq_bench.results.reproduction import project_arguments
+    from flexq_bench.results.reproduction import is_one_step, project_arguments
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 
@@ -123,6 +123,8 @@ def _print(
         say(out, line)
     if any(entry.decision.detector == history_verdict.DETECTOR for entry in explained):
         say(out, "another tool measured it: its own benchmark finds the commit")
+    elif is_one_step(row):
+        say(out, "no commit lies between the last good and the first bad one: it is the latter")
     elif row.good is not None and explained:
         arguments = database_arguments(database)
         series = str(explained[0].decision.series_id)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,32 +13,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.output import console, print_json, say
-from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session, open_database
 from flexq_bench.db.exchange import replacing
 from flexq_bench.db.records import CommitInfo, Record
-from flexq_bench.db.store import add_records
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external.importing import COMMIT_DIGITS, full_commits, store_readings
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.repository.ancestry import measured_branch
-from flexq_bench.repository.provenance import commit_at
+from flexq_bench.repository.provenance import commits_at
 from flexq_bench.repository.worktrees import repository_of, resolve_revision
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.workloads.names import unknown
 
 if TYPE_CHECKING:
     from flexq_bench.ci.history_alerts import HistoryVerdicts
+    from flexq_bench.exchange.external.importing import Imported
+    from flexq_bench.exchange.external.records import Origin
     from flexq_bench.exchange.external.result import Reading
 
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of exchange.external
 OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
 STATEMENT_TIMEOUT_S = 3600.0  # statements on a large table take long even on a healthy server
-_COMMIT_DIGITS = (40, 64)  # hexadecimal, of a whole SHA-1 and SHA-256
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # of a new suite file
-_MAX_CLOCK_SKEW = timedelta(days=1)  # between machines and time zones
+_MAX_TEXT = 100  # letters of options
 _MAX_PRINTED = 20  # refused results that are printed by name
+_MAX_REMARKS = 5  # that are printed
+_AUTO = "auto"  # the format, by the content
 
 external_option = partial(typer.Option, rich_help_panel="Results of other tools")
 
@@ -47,8 +49,8 @@ ImportFormatOption = Annotated[
     external_option(
         "--format",
         metavar="NAME",
-        help="nvbench, google-benchmark, pytest-benchmark, criterion, csv or flashinfer-bench (a "
-        "folder of traces).",
+        help="auto (by the content), csv, jsonl, flashinfer-bench (a folder of traces), or the "
+        "format of a tool; a wrong name lists them.",
     ),
 ]
 
@@ -59,7 +61,9 @@ class ExternalResultOptions:
 
     commit: Annotated[
         str | None,
-        external_option("--commit", metavar="SHA", help="The measured commit of the project."),
+        external_option(
+            "--commit", metavar="SHA", help="The measured commit, of results that name none."
+        ),
     ] = None
     project: Annotated[
         str | None,
@@ -79,7 +83,7 @@ class ExternalResultOptions:
         external_option(
             "--branch",
             metavar="NAME",
-            help="Branch of the commit, if no clone shows it. Default: of the CI job.",
+            help="Branch of commits that no clone shows. Default: of the CI job.",
         ),
     ] = None
     device: Annotated[
@@ -96,6 +100,16 @@ class ExternalResultOptions:
             "--time",
             metavar="ISO",
             help="Time of the results. Default: the one in the file, else now.",
+        ),
+    ] = None
+    occasion: Annotated[
+        str | None,
+        external_option(
+            "--occasion",
+            metavar="ID",
+            help="Id of the run: another one is a further measurement of the same commit. Default: "
+            "the id or the time in the file; without either, results of a commit replace its "
+            "earlier ones.",
         ),
     ] = None
     alert: Annotated[
@@ -131,40 +145,40 @@ def import_external(
     Raises typer.Exit(2) if results were refused, UsageError for missing or wrong options, and for a
     file of another format.
     """
-    from flexq_bench.exchange.external.formats import FORMATS, read_results
+    from flexq_bench.ci.imported_history import judge_imported
+    from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
     from flexq_bench.exchange.flashinfer_traces import read_traces
 
-    if format_name not in (*FORMATS, TRACES):
-        raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
+    if format_name not in (*FORMATS, TRACES, _AUTO):
+        raise UsageError(unknown("format", format_name, (*FORMATS, TRACES, _AUTO)))
     if options.suite is not None:
         _write_suite(files, format_name, options, as_json)
         return
-    commit = _commit(options)
-    read = read_traces if format_name == TRACES else partial(read_results, format_name)
-    readings = []
+    origin = _origin(options)
+
+    def readings(path: str) -> Iterable[Reading]:
+        if format_name == TRACES:
+            return [read_traces(path)]
+        return read_results(detect_format(path) if format_name == _AUTO else format_name, path)
+
     for path in files:  # read all files before storing any
-        reading = read(path)
-        readings.append((path, reading, _records(path, reading, format_name, options, commit)))
+        _check(path, readings(path), origin)
     imported = []
     with open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database:
-        whole = _whole(database, commit)
-        if note := store_history(database, whole):
-            say(console(stderr=True), note)
-        for path, reading, _ in readings:
-            _note_other_commit(path, reading, whole)
-            _note_unknown_device(path, reading, options)
-        for path, reading, records_of_file in readings:
-            records = records_of_file
-            if whole != commit:
-                records = _records(path, reading, format_name, options, whole)
+        commits = _Commits(database, options)
+        for path in files:
+            done = store_readings(
+                database, _noted(path, readings(path), origin), origin, commits.describe
+            )
+            verdicts = judge_imported(database, done.series, alerting=options.alert)
             with database.session() as session:
-                added, verdicts = _store(session, records, alerting=options.alert)
-                begun = _new_breaks(session, records)
+                begun = _new_breaks(session, done)
             for text in begun:
                 say(console(stderr=True), f"{path}: {text}")
-            refused = tuple(f"{result.name}: {result.reason}" for result in reading.refused)
-            summary = _Imported(path, len(records), added, refused, verdicts)
+            refused = tuple(f"{result.name}: {result.reason}" for result in done.refused)
+            summary = _Imported(path, done.read, done.added, done.replaced, refused, verdicts)
             imported.append(summary)
+            _note_quality(path, done, origin.device)
             if not as_json:
                 _print_summary(summary, database)
         if as_json:
@@ -192,167 +206,186 @@ def _write_suite(
 
 @dataclass(frozen=True, slots=True)
 class _Imported:
-    """An imported file. read: valid results; added: new ones; refused: others with reasons."""
+    """An imported file. read: valid results; added: new ones; replaced: corrected ones; refused:
+    others, with reasons."""
 
     path: str
     read: int
     added: int
+    replaced: int
     refused: tuple[str, ...]
     verdicts: HistoryVerdicts
 
 
-def _store(
-    session: Session, records: Sequence[Record], *, alerting: bool
-) -> tuple[int, HistoryVerdicts]:
-    from flexq_bench.ci.history_alerts import HistoryVerdicts, judge_histories
-    from flexq_bench.ci.notifications import events
+def _check(path: str, readings: Iterable[Reading], origin: Origin) -> None:
+    """Read a file without storing it. Raises UsageError if nothing of it can be stored."""
+    from flexq_bench.exchange.external.records import commit_in_file, is_future
 
-    if not records:
-        return 0, HistoryVerdicts()
-    added = add_records(session, records)
-    rows = queries.run_results(session, records[0].run.uuid)
-    series = {row.series_id for row in rows}
-    verdicts = judge_histories(session, series, alerting=alerting)
-    if alerting:
-        events.add_history_events(session, verdicts)
-    return added, verdicts
+    is_empty = True
+    for reading in readings:
+        is_empty = is_empty and not reading.results and not reading.refused
+        if origin.time is None and reading.created_at and is_future(reading.created_at):
+            raise UsageError(
+                f"{path}: its time is {reading.created_at}, in the future: give --time"
+            )
+        commits = (commit_in_file(result, reading, origin) for result in reading.results)
+        if reading.results and not any(commits):
+            raise UsageError(f"{path} names no commits: give --commit SHA with --format")
+    if is_empty:
+        raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
 
 
-def _new_breaks(session: Session, records: Sequence[Record]) -> list[str]:
-    """Return notes on series that begin with these records, in place of another unit's."""
+def _new_breaks(session: Session, done: Imported) -> list[str]:
+    """Return notes on series that begin with these results, in place of another unit's."""
     from flexq_bench.results.series_breaks import series_breaks
 
-    if not records:
+    if not done.series:
         return []
-    rows = queries.run_results(session, records[0].run.uuid)
-    breaks = series_breaks(session, {row.series_id for row in rows})
-    return [one.text for one in breaks if one.first.run == records[0].run.uuid]
+    return [one.text for one in series_breaks(session, done.series) if one.first.run in done.runs]
 
 
-def _records(
-    path: str,
-    reading: Reading,
-    format_name: str,
-    options: ExternalResultOptions,
-    commit: CommitInfo,
-) -> list[Record]:
-    from flexq_bench.exchange.external.records import Origin, external_records, file_hash
-    from flexq_bench.exchange.flashinfer_traces import folder_hash
-
-    if not reading.results and not reading.refused:
-        raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
-    origin = Origin(
-        project=commit.project,
-        format=format_name,
-        commit=commit,
-        device=(options.device or "").strip()[:100],
-        created_at=_created_at(path, reading, options),
-        file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
-    )
-    return external_records(reading.results, origin)
-
-
-def _created_at(path: str, reading: Reading, options: ExternalResultOptions) -> str:
-    """The time of results, ISO 8601 in UTC. Raises UsageError."""
+def _origin(options: ExternalResultOptions) -> Origin:
+    """Check the options. Raises UsageError."""
+    from flexq_bench.exchange.external.records import Origin, is_future
     from flexq_bench.exchange.external.result import iso_time
 
-    now = datetime.now(UTC)
-    time = iso_time(options.time)
-    if options.time is not None and time is None:
-        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
-    created_at = time or reading.created_at or now.isoformat()
-    # It would be ordered after all later results.
-    if datetime.fromisoformat(created_at) > now + _MAX_CLOCK_SKEW:
-        what = "--time" if time else f"{path}: its time"
-        raise UsageError(f"{what} is {created_at}, in the future: give --time")
-    return created_at
-
-
-def _commit(options: ExternalResultOptions) -> CommitInfo:
-    """The commit, with its data from the repository if possible. Raises UsageError."""
-
-    if options.project is None or options.commit is None:
-        raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
-    if not (options.device or "").isprintable():
-        raise UsageError(f"--device {options.device!r}: write a name without control characters")
+    if options.project is None:
+        raise UsageError("whose results? Give --project NAME with --format")
+    for name in ("device", "occasion", "branch"):
+        text = getattr(options, name) or ""
+        if not text.isprintable() or len(text) > _MAX_TEXT:
+            raise UsageError(
+                f"--{name} {text!r:.50}: write a name without control characters, of at most "
+                f"{_MAX_TEXT} letters"
+            )
     if not _NAME.fullmatch(options.project):
         raise UsageError(
             f"--project {options.project!r}: letters, digits and . _ / - make a name, 100 at most"
         )
+    time = iso_time(options.time)
+    if options.time is not None and time is None:
+        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
+    if time is not None and is_future(time):
+        raise UsageError(f"--time is {time}, in the future: give --time")
+    return Origin(
+        project=options.project,
+        commit=None if options.commit is None else _commit(options, options.commit),
+        device=(options.device or "").strip(),
+        branch=options.branch or "",
+        time=time,
+        occasion=(options.occasion or "").strip(),
+    )
+
+
+def _commit(options: ExternalResultOptions, revision: str) -> CommitInfo:
+    """Return the commit of --commit, in full if the clone has it. Raises UsageError."""
     try:
         repository = repository_of(options.repository or Path.cwd())
-        sha = resolve_revision(repository, options.commit)
-        commit = replace(commit_at(repository, sha), project=options.project)
-        return replace(commit, branch=options.branch or commit.branch)
+        sha = resolve_revision(repository, revision)
+        return CommitInfo(sha, None, None, dirty=False)
     except UsageError:
         # A whole id is good without the clone having it: it is ordered by time.
-        if options.repository is not None and len(options.commit) not in _COMMIT_DIGITS:
+        if options.repository is not None and len(revision) not in COMMIT_DIGITS:
             raise
-    sha = options.commit.lower()
+    sha = revision.lower()
     if not _SHA.fullmatch(sha):
         raise UsageError(
-            f"--commit {options.commit!r} is no hexadecimal sha, and no revision of the git tree "
+            f"--commit {revision!r} is no hexadecimal sha, and no revision of the git tree "
             "you are in: give its sha, or --repository FOLDER"
         )
-    if options.repository is not None:
-        say(
-            console(stderr=True),
-            f"{options.repository} does not have {sha[:10]}: its results are ordered by their time "
-            "(git fetch, in a shallow clone git fetch --unshallow)",
-        )
-    branch = options.branch or measured_branch()
-    return CommitInfo(sha, None, None, dirty=False, project=options.project, branch=branch)
+    return CommitInfo(sha, None, None, dirty=False)
 
 
-def _whole(database: Database, commit: CommitInfo) -> CommitInfo:
-    """Return an abbreviated commit in full if the database has it; else print a warning."""
+class _Commits:
+    """Commits as the clone describes them; abbreviated ones as the database has them."""
 
-    if len(commit.sha) in _COMMIT_DIGITS:
-        return commit
-    with database.session() as session:
-        known = queries.recent_commits(
-            session, limit=0, prefixes=[commit.sha], project=commit.project
-        )
-    if known:
-        return replace(commit, sha=known[0].sha)
-    say(
-        console(stderr=True),
-        f"commit {commit.sha} is abbreviated, and neither a repository here nor the database has "
-        "it: give the full id, or results with the full id will belong to another commit",
-    )
-    return commit
+    def __init__(self, database: Database, options: ExternalResultOptions) -> None:
+        self._database, self._options = database, options
+        self._known: dict[str, CommitInfo] = {}
+        self._clone: Path | None = None
+        with suppress(UsageError):  # no git tree
+            self._clone = repository_of(options.repository or Path.cwd())
+
+    def describe(self, commits: Collection[CommitInfo]) -> dict[str, CommitInfo]:
+        """Return commits in full, by the sha that was given; store their history."""
+        new = [commit for commit in commits if commit.sha not in self._known]
+        shas = [commit.sha for commit in new]
+        found = {} if self._clone is None or not shas else commits_at(self._clone, shas)
+        for commit in new:
+            known = found.get(commit.sha)
+            branch = commit.branch or self._options.branch or ""
+            if not branch and len(new) == 1:  # of many, the job's branch says nothing
+                branch = measured_branch(*(() if known is None else (self._clone, known.sha)))
+            found_one = known or self._whole(commit)
+            project = self._options.project or ""
+            self._known[commit.sha] = replace(found_one, branch=branch, project=project)
+        if self._options.repository is not None and len(found) < len(shas):
+            missing = [sha for sha in shas if sha not in found]
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            say(
+                console(stderr=True),
+                f"{self._options.repository} does not have {missing[0][:10]}{others}: such results "
+                "are ordered by their time (git fetch, in a shallow clone git fetch --unshallow)",
+            )
+        described = {commit.sha: self._known[commit.sha] for commit in commits}
+        if note := store_history(self._database, *(described[sha] for sha in found)):
+            say(console(stderr=True), note)
+        return described
+
+    def _whole(self, commit: CommitInfo) -> CommitInfo:
+        """Return an abbreviated commit in full if the database has it; else print a warning."""
+        whole = full_commits(self._database, self._options.project or "", [commit])[commit.sha]
+        if len(whole.sha) not in COMMIT_DIGITS:
+            say(
+                console(stderr=True),
+                f"commit {commit.sha} is abbreviated, and neither a repository here nor the "
+                "database has it: give the full id, or results with the full id will belong to "
+                "another commit",
+            )
+        return whole
 
 
-def _note_other_commit(path: str, reading: Reading, commit: CommitInfo) -> None:
-    """Print a note on stderr if the file's tool ran at another commit than --commit."""
-    if reading.commit is None or reading.commit.startswith(commit.sha):
-        return
-    say(
-        console(stderr=True),
-        f"{path} was made at commit {reading.commit[:10]} and is stored as of {commit.sha[:10]}: "
-        f"if these are results of its own commit, give --commit {reading.commit}",
-    )
+def _noted(path: str, readings: Iterable[Reading], origin: Origin) -> Iterator[Reading]:
+    """Print a note on stderr if a file's tool ran at another commit than --commit."""
+    for place, reading in enumerate(readings):
+        sha = origin.commit.sha if origin.commit is not None else ""
+        if not place and sha and reading.commit and not reading.commit.startswith(sha):
+            say(
+                console(stderr=True),
+                f"{path} was made at commit {reading.commit[:10]} and is stored as of {sha[:10]}: "
+                f"if these are results of its own commit, give --commit {reading.commit}",
+            )
+        yield reading
 
 
-def _note_unknown_device(path: str, reading: Reading, options: ExternalResultOptions) -> None:
-    """Print a note on stderr if neither the file nor --device names the device of its results."""
+def _note_quality(path: str, done: Imported, device: str) -> None:
+    """Print notes on stderr: results without a device, and what makes results less comparable."""
     from flexq_bench.exchange.external.records import UNKNOWN_DEVICE
 
-    unknown = sum(not result.device for result in reading.results)
-    if not unknown or (options.device or "").strip():
-        return
-    machine = f" ({reading.machine})" if reading.machine else ""
-    which = "its results" if unknown == len(reading.results) else f"{unknown} of its results"
-    say(
-        console(stderr=True),
-        f"{path} names no device{machine}: {which} are stored in series of {UNKNOWN_DEVICE!r}; "
-        "give --device NAME to keep machines apart",
-    )
+    errors = console(stderr=True)
+    if done.without_device and not device:
+        machine = f" ({done.machine})" if done.machine else ""
+        all_of_them = done.without_device == done.read + len(done.refused)
+        which = "its results" if all_of_them else f"{done.without_device} of its results"
+        say(
+            errors,
+            f"{path} names no device{machine}: {which} are stored in series of {UNKNOWN_DEVICE!r}; "
+            "give --device NAME to keep machines apart",
+        )
+    for remark, number in done.remarks.most_common(_MAX_REMARKS):
+        say(errors, f"{path}: {number} of {done.read} results: {remark}")
+    if len(done.remarks) > _MAX_REMARKS:
+        say(errors, f"{path}: {len(done.remarks) - _MAX_REMARKS} more remarks are stored")
 
 
 def _print_summary(summary: _Imported, database: Database) -> None:
     out = console()
-    say(out, f"{summary.path}: {summary.added} of {summary.read} results are new in {database.url}")
+    corrected = f", {summary.replaced} replaced" if summary.replaced else ""
+    say(
+        out,
+        f"{summary.path}: {summary.added} of {summary.read} results are new{corrected} in "
+        f"{database.url}",
+    )
     errors = console(stderr=True)
     for text in summary.refused[:_MAX_PRINTED]:
         say(errors, f"{summary.path}: refused {text}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flexq_bench.cli.compare import progress
+from flexq_bench.cli.comparison_progress import progress
 from flexq_bench.cli.external import (
     KernelSourceOptions,
     OpenedProject,
@@ -22,7 +22,6 @@ from flexq_bench.cli.external import (
     use_project,
     with_external,
 )
-from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
     ClusterOptions,
@@ -37,18 +36,17 @@ from flexq_bench.cli.reports import (
     JunitReportOptions,
     PolicyOption,
 )
-from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import MissingResultsError, UsageError
-from flexq_bench.repository.provenance import current_commit
-from flexq_bench.repository.worktrees import refuse_local_changes, repository_of
-from flexq_bench.runs.command_lines import command
+from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
+    # Servers of a gate import as long as this process, so they start before it imports these.
     from flexq_bench.ci.policy import Policy
     from flexq_bench.ci.report_data import GateReport
+    from flexq_bench.db.engine import Database
+    from flexq_bench.db.records import CommitInfo, DeviceInfo
     from flexq_bench.measure.sandbox import Kind
     from flexq_bench.repository.project import Project, ProjectRevision
     from flexq_bench.runs.machine import Machine
@@ -98,9 +96,6 @@ def perf(
     slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are stored
     with their evidence. A revision compared with itself measures the noise.
     """
-    from flexq_bench.ci.gate_perf import gate_perf, suffices
-    from flexq_bench.ci.reports import perf as reports
-
     rules = spending.applied_to(interleaving.rules)
     sources.use_kernels()
     output.check()
@@ -108,8 +103,7 @@ def perf(
         raise UsageError("--no-sandbox is for this process: a cluster's nodes have sandboxes")
     with ExitStack() as stack:
         if sources.project is None:
-            tree = repository_of(repository)
-            judged = _input_of_repository(tree, base, head, policy, trust_head=trust_head)
+            judged = _input_of_repository(repository, base, head, policy, trust_head=trust_head)
             if no_sandbox and not trust_head:
                 judged = replace(judged, compare=partial(judged.compare, sandbox="none"))
         elif trust_head or not place.is_local:
@@ -121,6 +115,10 @@ def perf(
             judged = _input_of_judged_project(
                 stack, sources.project, base, head, policy, place, kind
             )
+        from flexq_bench.ci.gate_perf import gate_perf, suffices
+        from flexq_bench.ci.reports import perf as reports
+        from flexq_bench.db.engine import open_database
+
         if no_sandbox and not trust_head:
             judged = replace(judged, notes=(_NO_SANDBOX, *judged.notes))
         database = stack.enter_context(open_database(db))
@@ -153,7 +151,7 @@ def perf(
         _check_compared(
             report, judged, out, is_isolated=sources.project is not None and not trust_head
         )
-    _print(report, out)
+    _print(report, out, database_arguments(database))
     raise typer.Exit(code_with_failures(int(report.exit_code)))
 
 
@@ -184,6 +182,8 @@ def _opened_place(
         plan = planned_cases(suite, machine.backend, capability)
         yield _OpenedPlace(machine, plan, partial(judged.compare, device=device, seed=seed), {})
         return
+    from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
+
     comparing = Comparing("gate", judged.head, judged.repository, judged.opened)
     with cluster_comparer(database, place, seed, comparing) as cluster:
         ends, kind = (judged.base.sha, judged.head.sha), cluster.kind
@@ -209,14 +209,16 @@ class _GateInput:
 
 
 def _input_of_repository(
-    tree: Path, base: str, head: str, policy: str, *, trust_head: bool
+    repository: Path, base: str, head: str, policy: str, *, trust_head: bool
 ) -> _GateInput:
-    """Return the gate's input for commits of this repository."""
+    """Return the gate's input for commits of the repository that contains a folder."""
     from flexq_bench.ci.base_policy import load_policy_of
     from flexq_bench.ci.gate_inputs import judged_commit
     from flexq_bench.ci.policy import load_policy
     from flexq_bench.measure import ab as interleave
+    from flexq_bench.repository.worktrees import repository_of
 
+    tree = repository_of(repository)
     first, second = (judged_commit(tree, revision) for revision in (base, head))
     rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
     compare = interleave.compare_commits if trust_head else interleave.compare_judged
@@ -293,6 +295,8 @@ def _policy_of(opened: OpenedProject, policy: str) -> Policy:
 
 
 def _refuse_changes(project: Project, base: ProjectRevision, head: ProjectRevision) -> None:
+    from flexq_bench.repository.worktrees import refuse_local_changes
+
     refuse_local_changes(project.root, head.checkout)
     if head.commit.dirty or base.commit.dirty:
         names = ("." if each.commit.dirty else each.commit.sha[:10] for each in (base, head))
@@ -305,6 +309,7 @@ def _refuse_changes(project: Project, base: ProjectRevision, head: ProjectRevisi
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
     """Notes on changes of head that the gate doesn't use."""
     from flexq_bench.measure.ab.judged_tree import judged_tree
+    from flexq_bench.repository.provenance import current_commit
 
     notes = judged_tree(repository, base, head).notes
     if base != head == current_commit().sha:
@@ -341,7 +346,7 @@ def _check_compared(
     )
 
 
-def _print(report: GateReport, out: Console) -> None:
+def _print(report: GateReport, out: Console, options: tuple[str, ...]) -> None:
     from flexq_bench.ci.reports.perf import findings_table, headline
 
     table = findings_table(report)
@@ -351,5 +356,5 @@ def _print(report: GateReport, out: Console) -> None:
         say(out, note)
     for change in ("opened", "joined", "fixed"):
         for alert in getattr(report, change):
-            say(out, f"{change} alert {alert}: {command('explain', str(alert))}")
+            say(out, f"{change} alert {alert}: {command('explain', str(alert), *options)}")
     say(out, headline(report))

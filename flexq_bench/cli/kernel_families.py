@@ -6,8 +6,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flexq_bench.kernels.contract import KernelSpec
+if TYPE_CHECKING:
+    from flexq_bench.kernels.contract import KernelSpec
 
 WIDTH = 100  # columns of a line
 _NUMBER = re.compile(r"\d+")

@@ -23,10 +23,7 @@ from flexq_bench.cli.options import (
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
-from flexq_bench.db import queries
-from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.errors import MissingDatabaseError
-from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.urls import is_default, resolve_url
 from flexq_bench.errors import UsageError
@@ -36,6 +33,8 @@ from flexq_bench.workloads.names import unknown
 from flexq_bench.workloads.patterns import check_pattern, matches
 
 if TYPE_CHECKING:
+    from flexq_bench.db.engine import Session
+    from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
     from flexq_bench.kernels.contract import Backend, KernelSpec
     from flexq_bench.schemes.registry import LayerKernel
 
@@ -259,6 +258,7 @@ def _models() -> list[Row]:
 
 
 def _devices(db: str | None) -> list[Row]:
+    from flexq_bench.db import queries
     from flexq_bench.measure.device import local_devices
 
     here = [
@@ -288,6 +288,7 @@ def _stored(db: str | None, *, optional: bool = False) -> Iterator[Session | Non
 
     optional: the data are not required, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
+    from flexq_bench.db.engine import open_database
 
     try:
         database = open_database(db, read_only=True)
@@ -301,6 +302,7 @@ def _stored(db: str | None, *, optional: bool = False) -> Iterator[Session | Non
 
 
 def _runs(db: str | None, limit: int) -> list[Row]:
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         if session is None:
@@ -312,6 +314,7 @@ def _runs(db: str | None, limit: int) -> list[Row]:
 
 def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
     """Format a run. of_models: results of a run of `accuracy` or `decode`; None: there are none."""
+
     received = run.received + (of_models.count if of_models else 0)
     return {
         "run": run.uuid,
@@ -327,6 +330,7 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
 
 
 def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
+    from flexq_bench.db import queries
 
     if kernel is not None:
         check_pattern(kernel)
@@ -363,6 +367,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
+    from flexq_bench.db import queries
     from flexq_bench.measure.device import local_devices
 
     (_, here), *_ = local_devices()
@@ -379,6 +384,7 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
 
 def _noise(db: str | None) -> list[Row]:
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         return [
@@ -404,6 +410,7 @@ def _case_key(page: NoiseRow) -> str:
 
 
 def _false_alarms(db: str | None, limit: int) -> list[Row]:
+    from flexq_bench.db import queries
 
     with _stored(db) as session:
         rows = queries.false_alarm_rates(session, limit=limit) if session else []

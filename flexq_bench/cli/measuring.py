@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from flexq_bench.cli.external import OpenedProject
@@ -24,19 +26,19 @@ from flexq_bench.fleet.pool_choice import PoolOptions, open_pool
 from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.repository.provenance import current_commit
-from flexq_bench.results.published_numbers import store_published_numbers
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, exit_code_of_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
+from flexq_bench.runs.table import problem_lines, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
 from flexq_bench.sweeps.plot import write_plot
-from flexq_bench.workloads.published import published_speedups
 from flexq_bench.workloads.suite import Suite
 
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
+
+_MANY_CASES = 100  # of a sweep, above which a person is asked first
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +73,12 @@ def measure_suite(
 ) -> int:
     """Measure a suite as new runs, one per kind of device; returns the exit code."""
     commit = options.measured_commit
-    with open_database(options.db) as database:
-        store_published_numbers(database)
-        with open_pool(database, options.pool, commit) as pool:
-            if options.opened is not None:
-                options.opened.check_loaded()
-            planned = plan_runs(pool, suite, requested_kernels, trigger)
-            announce(database, planned, options)
-            return carry_out(database, pool, planned, commit, options)
+    with open_database(options.db) as database, open_pool(database, options.pool, commit) as pool:
+        if options.opened is not None:
+            options.opened.check_loaded()
+        planned = plan_runs(pool, suite, requested_kernels, trigger)
+        announce(database, planned, options)
+        return carry_out(database, pool, planned, commit, options)
 
 
 def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
@@ -125,6 +125,11 @@ def announce(database: Database, planned: Sequence[PlannedRun], options: RunOpti
         unknown = "nothing like it was measured before"
         took = unknown if seconds is None else f"about {seconds / kind.workers:.0f} s"
         say(options.console, f"{len(run.cases)} cases on {kind.workers} × {kind.gpu}: {took}")
+    cases = sum(len(run.cases) for run in planned)
+    if cases > _MANY_CASES:
+        say(options.console, "fewer: name kernels (--kernels), layers (--layers) or sizes (--m)")
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            typer.confirm(f"measure {cases} cases?", default=True, abort=True)
 
 
 def carry_out(
@@ -167,15 +172,12 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = options.console
     on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
-    # Ratios of reference implementations on a CPU are meaningless.
+    are_own = any("." in result.kernel for result in results)  # of a file or package
+    # Ratios of times on a CPU say nothing of a GPU.
     print_unbroken(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
-        see = command("dashboard", "--examples")
-        say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
-        say(out, f"times of an NVIDIA H200: {see}")
-    published = None if on_cpu else published_table(results, published_speedups(run.suite))
-    if published is not None:
-        print_unbroken(out, published)
+        what = "" if are_own else "reference implementations, and not fast: "
+        say(out, f"no GPU was used: {what}times of this CPU say nothing of a GPU's")
     for line in problem_lines(results):
         say(out, line)
     if missing:

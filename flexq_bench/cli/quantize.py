@@ -24,7 +24,7 @@ from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
-from flexq_bench.workloads.models import get_model, load_catalog
+from flexq_bench.workloads.models import get_model, load_catalog, spelled
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.model_source import ModelSource
@@ -95,6 +95,8 @@ def quantize(
     kind = chosen_dtype(dtype, chosen)
     data = None
     source: ModelSource
+    if not Path(model).exists():
+        model = spelled(model)
     if model in load_catalog():
         source = SyntheticSource(SyntheticWeights(of_catalog(get_model(model)), seed))
         if algorithm.needs_calibration:

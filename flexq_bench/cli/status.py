@@ -47,7 +47,7 @@ def status(
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
     from flexq_bench.fleet.watchdog import stalls
-    from flexq_bench.runs.lifecycle import end_dead_runs
+    from flexq_bench.runs.dead_runs import end_dead_runs
 
     if prometheus and as_json:
         raise UsageError("--prometheus and --json are two formats: leave one of them out")
@@ -99,7 +99,7 @@ class Stopped:
 
 def _stopped(database: Database, session: Session) -> list[Stopped]:
     """The newest unfinished runs that are not running."""
-    from flexq_bench.runs.lifecycle import dead_runs
+    from flexq_bench.runs.dead_runs import dead_runs
 
     reasons = {
         run.uuid: f"its process {run.owner.pid} on {run.owner.host} is dead (--reap ends the run)"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flexq_bench.cli.cases import layers_of_option
 from flexq_bench.cli.external import (
     KernelSourceOptions,
     code_with_failures,
@@ -30,12 +31,10 @@ from flexq_bench.cli.stored_options import stores_options
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
-from flexq_bench.packages import require_extra
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.sweeps.text import operation_sweep, parse_sweep, split_names, split_sizes
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.model_spec import LayerShape
 from flexq_bench.workloads.operation import OperationWorkload
 from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.ranges import parse_lines
@@ -157,7 +156,7 @@ def sweep(
             )
         suite = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
     else:
-        config_layers = () if config is None else _layers_of_config(config, layers)
+        config_layers = () if config is None else layers_of_option(config, layers)
         shapes = parse_sweep(
             kernels=None if patterns is None else ",".join(patterns),
             m=_sizes("--m", m),
@@ -193,14 +192,6 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
         return split_sizes(text)
     content = read_text(text[1:], "a file of sizes", most_bytes=_MAX_SIZE_FILE_BYTES)
     return parse_lines(content.splitlines(), f"{option} {text}")
-
-
-def _layers_of_config(config: str, names: str) -> tuple[LayerShape, ...]:
-    require_extra("models", "sweep --config")
-
-    from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
-
-    return chosen_layers(layers_of_config(config), split_names(names) or ())
 
 
 def _suite_like(

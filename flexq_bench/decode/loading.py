@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,13 +18,15 @@ from flexq_bench.kernels.contract import Backend, Kernel, LinearKernel
 from flexq_bench.kernels.decoder import AttentionShape, HeadNorms, Norm
 from flexq_bench.kernels.decoder.kv import token_bytes
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.formats import FP16, NumberFormat
 from flexq_bench.kernels.formats.scales import SCALE_TYPES
+from flexq_bench.kernels.runtime.module import compile_ahead
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure.device import available_memory
 from flexq_bench.schemes.kernel_choice import kernel_label, no_kernel_reason
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from flexq_bench.workloads.gemm import GemmWorkload
 
 HEAD = "lm_head"  # never quantized
 _GIB = 1 << 30
@@ -83,7 +85,7 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
     if needed.total > free:
         raise MeasureError(
             f"{what} needs {needed.describe()}, and {free / _GIB:.1f} GiB are free: pick a smaller "
-            "batch, fewer tokens, --kv-bits 8 or another scheme"
+            "batch, fewer tokens, --kv-bits 8, --gpus 2 or another scheme"
         )
 
 
@@ -112,6 +114,25 @@ def linear_kernel(label: str, backend: Backend) -> LinearKernel:
     if not isinstance(kernel, LinearKernel):
         raise UsageError(f"{label} is no linear layer: see `flexq-bench list kernels`")
     return kernel
+
+
+def compile_layers(
+    source: WeightSource, device: torch.device, choose: ChooseConfig, batches: Iterable[int]
+) -> None:
+    """Compile the kernels of steps of these sizes on several threads; does nothing on a CPU."""
+    if device.type == "cpu":
+        return
+    model = source.architecture.dimensions
+    layers = [(label_of(name, source.formats()[name]), n, k)
+              for name, n, k in layer_sizes(source.architecture)]  # fmt: skip
+    layers.append((label_of(HEAD, LayerFormats(FP16)), model.vocab, model.hidden))
+    compile_ahead(
+        build
+        for label, n, k in layers
+        for kernel in [linear_kernel(label, "cuda")]
+        for m in batches
+        for build in kernel.builds_for(GemmWorkload(m, n, k), choose(kernel, m, n, k))
+    )
 
 
 def load(

@@ -15,7 +15,14 @@ from flexq_bench.decode.architecture import check_capacity
 from flexq_bench.decode.case import check_cache, open_decodable
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import RESERVE_BYTES, check_memory, footprint, load, release
+from flexq_bench.decode.loading import (
+    RESERVE_BYTES,
+    check_memory,
+    compile_layers,
+    footprint,
+    load,
+    release,
+)
 from flexq_bench.decode.modules import ModuleEngine, ModuleModel, ModuleWeights
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve, slots_within
@@ -100,6 +107,7 @@ class DecodeWorkerOperations:
         if isinstance(source, ModuleWeights):
             return self._load_modules(source, f"{model} under {scheme}")
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
+        compile_layers(source, self.device, tuner, batches)
         began = time.perf_counter()
         with self._in_memory(f"{model} under {scheme}"):
             loaded = load(source, self.device, capacity, tuner, tuple(batches), ranks=self._ranks)
@@ -347,7 +355,7 @@ class DecodeWorkerOperations:
         except torch.OutOfMemoryError as error:
             raise MeasureError(
                 f"{what} ran out of GPU memory, which others use too: free some, or pick a smaller "
-                "batch, fewer tokens, --kv-bits 8 or another scheme"
+                "batch, fewer tokens, --kv-bits 8, --gpus 2 or another scheme"
             ) from error
 
     def _allocated_bytes(self) -> int | None:

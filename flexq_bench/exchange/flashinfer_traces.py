@@ -7,7 +7,6 @@ A trace set is a folder of `definitions/**/*.json`, `solutions/**/*.json`,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,17 +141,6 @@ def suite_text(folder: str, kernels: Sequence[str]) -> str:
                 f"parameters = {{{', '.join(values)}}}",
             ]
     return "\n".join([*lines, ""])
-
-
-def folder_hash(folder: str) -> str:
-    """SHA-256 of the names and contents of a folder's definitions and traces."""
-    digest = hashlib.sha256()
-    for kind in ("definitions", "traces"):
-        for path in _files(folder, kind):
-            digest.update(f"{path.relative_to(folder)}\0".encode())
-            with path.open("rb") as file:
-                digest.update(file.read(MAX_BYTES + 1))
-    return digest.hexdigest()
 
 
 def read_definitions(folder: str) -> dict[str, TraceDefinition]:

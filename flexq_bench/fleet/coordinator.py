@@ -93,7 +93,9 @@ class _Kind:
 class Coordinator:
     """Assigns the jobs of runs to workers and stores their results.
 
-    The jobs of one call measure or compare; before, workers of the other kind are replaced.
+    The jobs of one call measure or compare; before, workers of the other kind are replaced. Cases
+    are measured by the number of GPUs that they need: those of one GPU first, then by workers with
+    two, and so on. So no worker waits for a GPU that another one holds.
     commit: of the code that the workers run. on_record: called with each result after it is stored;
     its exceptions end the measurement. clock: seconds, monotonic.
     """
@@ -112,7 +114,7 @@ class Coordinator:
         self._times, self._on_record, self._clock = times, on_record, clock
         self._buffer = WriteBuffer(database, times, clock=clock)
         self._states: dict[str, _WorkerState] = {}
-        self._kind_of_jobs = MEASURE
+        self._kind_of_jobs, self._gpus_of_jobs = MEASURE, 1
         self._gpus: dict[str, str] = {}  # kind of device by run
         self._works: dict[str, Work] = {}
         self._cases: dict[str, dict[str, Case]] = {}
@@ -148,7 +150,6 @@ class Coordinator:
         on_record. Unfinished measurements are then lost; their jobs become free when their leases
         expire.
         """
-        self.use(MEASURE)
         self._works = {work.run.info.uuid: work for work in works}
         self._gpus = {uuid: work.gpu for uuid, work in self._works.items()}
         self._cases = {
@@ -156,7 +157,12 @@ class Coordinator:
         }
         # Without the plan, of which every record of a run would otherwise hold a copy.
         self._runs = {uuid: replace(work.run.info, plan=()) for uuid, work in self._works.items()}
-        self._carry_out()
+        for gpus in sorted({1} | {case.gpus for work in works for case in work.cases}):
+            self.use(MEASURE, gpus)
+            self._carry_out()
+        if self._gpus_of_jobs > 1:  # the pool's kinds are those of workers with one
+            self.use(MEASURE)
+            self.gather()
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
         """Carry out the stored comparisons of these runs, as `carry_out` does.
@@ -170,11 +176,11 @@ class Coordinator:
         self._began, self._on_compared = self._clock(), on_compared
         self._carry_out()
 
-    def use(self, kind: str) -> None:
-        """Replace the workers by those for jobs of this kind."""
-        if kind != self._kind_of_jobs:
-            self._workers.use(kind)
-            self._kind_of_jobs = kind
+    def use(self, kind: str, gpus: int = 1) -> None:
+        """Replace the workers by those for jobs of this kind on so many GPUs."""
+        if (kind, gpus) != (self._kind_of_jobs, self._gpus_of_jobs):
+            self._workers.use(kind, gpus)
+            self._kind_of_jobs, self._gpus_of_jobs = kind, gpus
             self._handle_all(self._workers.poll(0.0))
 
     def _carry_out(self) -> None:
@@ -338,7 +344,12 @@ class Coordinator:
                     kind.missing_since = now
                     self._leased_elsewhere = self._backlog_is_stale = True
                     continue
-                reason = self._drain_of(gpu) or f"no {gpu} came within {self._times.device:.0f} s"
+                wanted = (
+                    f"no {gpu}"
+                    if self._gpus_of_jobs == 1
+                    else f"no host with {self._gpus_of_jobs} {gpu}"
+                )
+                reason = self._drain_of(gpu) or f"{wanted} came within {self._times.device:.0f} s"
                 for run, gpu_of_run in self._gpus.items():
                     if gpu_of_run == gpu:
                         self._buffer.abandon_jobs(run, reason)
@@ -516,17 +527,18 @@ class Coordinator:
                 self._leased_elsewhere = True  # unknown, so read again
                 return
             for row in rows:
-                if row.id in own_jobs:
-                    continue
-                is_leased = is_current(row.lease_until, now, timedelta(seconds=self._times.lease))
-                if is_leased and row.worker not in self._states:
-                    self._leased_elsewhere = True
-                    continue
                 task: Case | CompareJob = (
                     self._cases[uuid][row.case_key]
                     if row.content is None
                     else CompareJob.from_data(row.content)
                 )
+                gpus = task.gpus if isinstance(task, Case) else 1
+                if row.id in own_jobs or gpus != self._gpus_of_jobs:
+                    continue
+                is_leased = is_current(row.lease_until, now, timedelta(seconds=self._times.lease))
+                if is_leased and row.worker not in self._states:
+                    self._leased_elsewhere = True
+                    continue
                 expected, device = row.expected_s or 0.0, row.device or ""
                 waiting[gpu].append(
                     Job(row.id, uuid, task, row.repetition, expected, device=device)

@@ -40,8 +40,8 @@ from flexq_bench.fleet.pool import Kind, OnCompared, Work
 from flexq_bench.fleet.retry_policy import comparison_quarantine, is_quarantined
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import InterleaveRules, compare_commits, compare_project
-from flexq_bench.measure.device import device_info
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device import device_info, device_infos
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.repository.project import Project, revision
 from flexq_bench.runs.lifecycle import OnRecord, store_results
 from flexq_bench.runs.machine import Machine
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalPool:
-    """A pool of this process.
+    """A pool of this process. It holds as many devices, from its own on, as its cases need.
 
     device: its name in torch. project: the project whose commits are compared; None: this
     repository.
@@ -93,13 +93,18 @@ class LocalPool:
             self._measurer.check(case)
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
-        with device_alone(self._worker.device.uuid):
+        with devices_alone(self._uuids(works)):
             for work in works:
                 outcomes = (
                     MeasuredCase(case, self._measurer.measure(case), self._worker)
                     for case in self._measurer.in_order(work.cases)
                 )
                 store_results(work.run, work.cases, outcomes, on_record=on_record)
+
+    def _uuids(self, works: Sequence[Work]) -> list[str]:
+        """Devices of the case that needs most, as far as this machine has them."""
+        most = max((case.gpus for work in works for case in work.cases), default=1)
+        return [info.uuid for info in device_infos(self._device, most)]
 
     def machine(self, gpu: str) -> Machine:
         project = "" if self._project is None else self._project.name

@@ -85,7 +85,7 @@ class RayActors(ABC):
         self._actors: dict[Slot, Actor] = {}
         self._failures: dict[Slot, _SlotFailures] = {}
         self._slots: tuple[Slot, ...] = ()
-        self._one_per_host = False
+        self._one_per_host, self._gpus = False, 1
         self._events: list[Event] = []
         self._next_scan = 0.0
         self._open = ExitStack()
@@ -215,12 +215,16 @@ class RayActors(ABC):
         """Kill an actor's process, idle or not; a Lost follows."""
         self._lose(self._actor(worker), reason, blameless=False)
 
-    def replace_class(self, actor: type, *arguments: object, one_per_host: bool) -> None:
+    def replace_class(
+        self, actor: type, *arguments: object, one_per_host: bool, gpus: int = 1
+    ) -> None:
         """End all actors; others of this class, called with these arguments, take their slots.
 
-        one_per_host: only the first slot of each node. A Lost without a reason follows for each.
+        one_per_host: only the first slot of each node. gpus: of each slot. A Lost without a reason
+        follows for each.
         """
         self._class, self._arguments, self._one_per_host = actor, arguments, one_per_host
+        self._gpus = gpus
         for ended in list(self._actors.values()):
             self._end(ended)
             if ended.uuid:
@@ -229,7 +233,7 @@ class RayActors(ABC):
 
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self._times.scan
-        found = slots(self.backend, local=self._address == LOCAL)
+        found = slots(self.backend, local=self._address == LOCAL, gpus=self._gpus)
         if self._one_per_host:
             found = tuple(slot for slot in found if slot.number == 0)
         self._slots = found[: self._most]

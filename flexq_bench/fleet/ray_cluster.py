@@ -47,9 +47,10 @@ def cpu_slots() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one worker on a node. number: index of the slot; Ray assigns the GPU.
+    """A place for one worker on a node. number: index of the slot; Ray assigns the GPUs.
 
     accelerator: Ray's name of the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
+    gpus: of a worker; on a CPU, cores.
     """
 
     node: str  # Ray's id
@@ -57,14 +58,18 @@ class Slot:
     number: int
     backend: Backend
     accelerator: str = ""
+    gpus: int = 1
 
     def create(self, actor: type, *arguments: object) -> Any:
-        """Create actor(backend, *arguments) on this slot; only one at a time gets its device."""
+        """Create actor(backend, *arguments) on this slot; only one at a time gets its devices.
+
+        Ray assigns all of an actor's devices at once: it never holds some and waits for others.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {
-            "num_gpus": 1 if self.backend == "cuda" else 0,
-            "num_cpus": 0 if self.backend == "cuda" else 1,
+            "num_gpus": self.gpus if self.backend == "cuda" else 0,
+            "num_cpus": 0 if self.backend == "cuda" else self.gpus,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
         }
         if hasattr(actor, "beat"):
@@ -74,14 +79,17 @@ class Slot:
         return create_actor(actor, options, self.backend, *arguments)
 
 
-def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
-    """The slots of the nodes that are alive. local: the cluster was started on this machine."""
+def slots(backend: Backend, *, local: bool, gpus: int = 1) -> tuple[Slot, ...]:
+    """The slots of the nodes that are alive. local: the cluster was started on this machine.
+
+    gpus: of each slot; a node with fewer has none.
+    """
     import ray
 
     free: list[Slot] = []
     for node in ray.nodes():
         if node["Alive"]:
-            free.extend(_of_node(node, backend, local))
+            free.extend(_of_node(node, backend, local, gpus))
     return tuple(free if backend == "cuda" else free[:MAX_CPU_SLOTS])
 
 
@@ -123,7 +131,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
             ray.shutdown()
 
 
-def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Slot]:
+def _of_node(node: dict[str, Any], backend: Backend, local: bool, gpus: int) -> Iterator[Slot]:
     resources = node["Resources"]
     if backend == "cuda":
         count = int(resources.get("GPU", 0))
@@ -131,8 +139,8 @@ def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Sl
         accelerator = names[0].removeprefix(_ACCELERATOR) if names and count else ""
     else:
         count, accelerator = (cpu_slots() if local else int(resources.get("CPU", 0))), ""
-    for number in range(count):
-        yield Slot(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator)
+    for number in range(count // gpus):
+        yield Slot(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator, gpus)
 
 
 def _keep_private(token: Path) -> None:

@@ -30,10 +30,11 @@ from flexq_bench.measure.device import (
     capability,
     describe_environment,
     device_info,
+    device_infos,
     find_device,
     other_processes,
 )
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.external_kernels import (
     KernelDescriptions,
     adopt_descriptions,
@@ -64,7 +65,7 @@ class WorkerDescription:
 
 
 class MeterActor:
-    """Measures one case at a time on the device that Ray assigned to this process.
+    """Measures one case at a time on the devices that Ray assigned to this process.
 
     On a CPU it uses one thread, so that actors of one host don't share cores. kernels: external
     ones, which run in processes of their own. Raises InfrastructureError if another process uses
@@ -93,8 +94,10 @@ class MeterActor:
             self._measurer = ProcessMeter(options, self._adopted)
         self._known_keys: set[TuningKey] = set()
         # Held until the process ends. Actors on the slots of one CPU run side by side.
-        self._device_lock = device_alone(
-            self._measurer.worker.device.uuid, shared=backend == "cpu", wait_s=_RELEASE_TIMEOUT_S
+        self._device_lock = devices_alone(
+            [info.uuid for info in device_infos(device, visible_count(backend))],
+            shared=backend == "cpu",
+            wait_s=_RELEASE_TIMEOUT_S,
         )
         self._device_lock.__enter__()
         _wait_for_exclusive_use(device, self._measurer.worker)
@@ -221,13 +224,14 @@ class RayWorkers(RayActors):
             self._of_workers = self._arguments = (*self._arguments, kernels)
         return self
 
-    def use(self, kind: str) -> None:
+    def use(self, kind: str, gpus: int = 1) -> None:
         comparing = kind == COMPARE
         # A comparison needs its device alone, and the slots of a CPU share it.
         self.replace_class(
             self._comparer if comparing else self._meter,
             *self._of_workers,
             one_per_host=comparing and self.backend == "cpu",
+            gpus=gpus,
         )
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
@@ -256,8 +260,13 @@ class RayWorkers(RayActors):
 
 
 def _device_of(backend: Backend) -> str:
-    """The device of an actor: Ray shows a process only its own GPU, which is always the first."""
+    """The first device of an actor: Ray shows a process only its own GPUs."""
     return "cpu" if backend == "cpu" else "cuda:0"
+
+
+def visible_count(backend: Backend) -> int:
+    """Number of devices that Ray assigned to this process."""
+    return 1 if backend == "cpu" else torch.cuda.device_count()
 
 
 def _wait_for_exclusive_use(device: str, worker: Worker) -> None:

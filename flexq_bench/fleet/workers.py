@@ -73,15 +73,15 @@ Event = Joined | Finished | Lost
 
 
 class Workers(Protocol):
-    """Workers, each on its own device. Lost workers are replaced.
+    """Workers, each on its own devices. Lost workers are replaced.
 
-    All carry out jobs of one kind, at first those that measure.
+    All carry out jobs of one kind, at first those that measure on one GPU.
     """
 
-    def use(self, kind: str) -> None:
+    def use(self, kind: str, gpus: int = 1) -> None:
         """Replace the workers by processes for jobs of this kind (`measure`, `compare`).
 
-        A Lost without a reason follows for each that is replaced.
+        gpus: of each, all of one host. A Lost without a reason follows for each that is replaced.
         """
         ...
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.kernels.contract import Kernel, KernelSpec, OperationKernel, Probe
+from flexq_bench.kernels.contract import Kernel, KernelSpec, OperationKernel, Probe, RankKernel
+from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.inputs import derive_seed
@@ -30,13 +31,18 @@ def bind(
     spec: of the kernel, which its code can't change. The kernel's name does not affect the draw:
     all kernels have the same real values. M does not affect the weights: cases of one kernel and
     layer find them in `shared`. Inputs that change between samples are drawn from the secret of
-    `rewriting`.
+    `rewriting`. Raises UnsupportedError for a kernel of several GPUs.
     """
     if isinstance(kernel, Probe):
         drawn = derive_seed(seed, case.gemm, "timed")
         return ProbeSubject(kernel, spec, case.gemm, device, drawn)
     if isinstance(kernel, OperationKernel):
         return OperationSubject(kernel, spec, case, device, seed, rewriting, shared)
+    if isinstance(kernel, RankKernel):
+        raise UnsupportedError(
+            f"{spec.label} needs {case.gpus} GPUs: `run`, `sweep` and `nightly` measure it, and "
+            "nothing compares two commits of it"
+        )
     n, k = case.gemm.n, case.gemm.k
     bound = BoundKernel(kernel, spec, case, device)
     weights = shared.get(

@@ -53,6 +53,12 @@ def devices_from(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{kind}:{int(index or 0) + i}" for i in range(count))
 
 
+def device_infos(name: str, count: int) -> list[DeviceInfo]:
+    """Describe those of `devices_from` that this machine has."""
+    present = _device_names()
+    return [device_info(device) for device in devices_from(name, count) if device in present]
+
+
 def local_devices() -> list[tuple[str, DeviceInfo]]:
     """Names for `--device` with a description of each: GPUs first, then the CPU."""
     return [(name, device_info(name)) for name in _device_names()]

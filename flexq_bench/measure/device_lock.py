@@ -47,14 +47,16 @@ def device_alone(uuid: str, *, shared: bool = False, wait_s: float = MAX_WAIT_S)
 
 
 @contextmanager
-def devices_alone(uuids: Iterable[str], *, wait_s: float = MAX_WAIT_S) -> Iterator[None]:
+def devices_alone(
+    uuids: Iterable[str], *, shared: bool = False, wait_s: float = MAX_WAIT_S
+) -> Iterator[None]:
     """Hold several devices. All processes take them in the same order, so none waits in a circle.
 
     Raises as device_alone.
     """
     with ExitStack() as held:
         for uuid in sorted(set(uuids)):
-            held.enter_context(device_alone(uuid, wait_s=wait_s))
+            held.enter_context(device_alone(uuid, shared=shared, wait_s=wait_s))
         yield
 
 

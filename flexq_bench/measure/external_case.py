@@ -29,11 +29,9 @@ _MOST_CHECKED = (16, 128)  # rows and columns of each batch's last launch
 class ExternalCase:
     """Counterpart of `PreparedCase`, which is for kernels of this process; measured alike.
 
-    Results are checked on the buffers of placements, where a check looks like any turn. Raises
-    RefusedError, WorkerError and what drawing inputs raises.
+    Results are checked on the buffers of placements, where a check looks like any turn. reference:
+    see JudgedKernel. Raises RefusedError, WorkerError and what drawing inputs raises.
     """
-
-    processes = 2
 
     def __init__(
         self,
@@ -43,12 +41,16 @@ class ExternalCase:
         exchange: Exchange,
         device: torch.device,
         protocol: Protocol,
+        reference: tuple[Worker, Exchange] | None = None,
     ) -> None:
+        self.processes = 2 if reference is None else 3
         self._case, self._device, self._protocol = case, device, protocol
-        # The definition of another operation may be in the same file, which then judges itself.
-        self._is_judged = case.operation == GemmWorkload.operation
-        self.input_distribution = INPUT_DISTRIBUTION if self._is_judged else OPERATION_DISTRIBUTION
-        self._judged = JudgedKernel(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED)
+        is_linear = case.operation == GemmWorkload.operation
+        self.input_distribution = INPUT_DISTRIBUTION if is_linear else OPERATION_DISTRIBUTION
+        self._judged = JudgedKernel(
+            *(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED),
+            None if reference is None else lambda: reference,
+        )
         self._judged.worker = worker
         self._index: int | None = None  # of the placement that the worker has
         self._launches = 1
@@ -77,15 +79,10 @@ class ExternalCase:
         """Check whole results: before the samples on the first placement, after on the last."""
         if when == "before":
             self._place(0)
-        result = self._judged.check_result() if self._is_judged else self._checked(when)
+        result = self._judged.check_result()
         if not result.is_correct and (more := self._judged.inspected()):
             return replace(result, detail=f"{result.detail}; {more}")  # it may say why
         return result.merged(CheckResult(None, None, "" if when == "before" else self._late()))
-
-    def _checked(self, when: str) -> CheckResult:
-        """The result of a check in the worker."""
-        reply = self._judged.ask("check", when=when)
-        return CheckResult(reply["max_rel_error"], reply["exact"], str(reply["wrong"]))
 
     def _late(self) -> str:
         overhead = statistics.median(self._overheads) if self._overheads else 0.0
@@ -100,9 +97,7 @@ class ExternalCase:
     def placed(self, index: int) -> Iterator[JudgedPlacement]:
         """Placement `index`, which the worker keeps until the next one."""
         self._place(index)
-        rotation = JudgedRotation(
-            self._judged, self._launches, self._device, gives_inputs=self._is_judged
-        )
+        rotation = JudgedRotation(self._judged, self._launches, self._device)
         yield JudgedPlacement(rotation, self._judged)
         self._overheads.append(rotation.overhead)
 
@@ -123,10 +118,8 @@ class JudgedRotation(Rotation):
     Under steady load nothing may interrupt the batches, and the last one's inputs are older.
     """
 
-    def __init__(
-        self, judged: JudgedKernel, launches: int, device: torch.device, *, gives_inputs: bool
-    ) -> None:
-        self._judged, self._device, self._gives_inputs = judged, device, gives_inputs
+    def __init__(self, judged: JudgedKernel, launches: int, device: torch.device) -> None:
+        self._judged, self._device = judged, device
         self.launches = launches
         self._turns: list[tuple[Turn, float]] = []  # with the gaps of each, in seconds
 
@@ -141,11 +134,10 @@ class JudgedRotation(Rotation):
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         is_steady = gap_us is None
-        gives = self._gives_inputs and not (is_steady and self._turns)
-        inputs = self._judged.give_inputs() if gives else None
+        inputs = None if is_steady and self._turns else self._judged.give_inputs()
         turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
         if inputs is not None:
-            self._judged.check_cells(inputs)
+            self._judged.check_turn(inputs)
         gaps = 0 if self._device.type == "cpu" else count + turn.kept
         self._turns.append((turn, gaps * (gap_us or 0.0) / 1e6))
         return Batch(turn.samples_us, turn.sm_mhz)

@@ -10,33 +10,35 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from flexq_bench.kernels.contract import KernelSpec, LinearKernel
+from flexq_bench.kernels.contract import Kernel, KernelSpec, LinearKernel
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.kernels.formats import Operand
-from flexq_bench.kernels.reference import reference_of
-from flexq_bench.measure.bound_kernel import BoundKernel
-from flexq_bench.measure.check import CheckResult, check_linear, judge_error
+from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import draw_kept
-from flexq_bench.measure.given_inputs import named_tensors
-from flexq_bench.measure.inputs import (
-    LinearInputs,
-    real_weight,
-    realistic_inputs,
-    realistic_weight,
+from flexq_bench.measure.given_inputs import Parts, named_tensors, parts_of
+from flexq_bench.measure.judged_work import (
+    Given,
+    JudgedLinear,
+    JudgedOperation,
+    JudgedWork,
+    OwnReference,
+    Reference,
+    Role,
 )
-from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.shared_tensors import Exchange
+from flexq_bench.measure.work import Outputs
 from flexq_bench.measure.worker_process import WorkerError, waited_s
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import OperationWorkload, operation
 
 MAX_CLOCK_RATIO = 1.01  # ratio of the clocks of this process and of a device
 
@@ -89,74 +91,88 @@ class Turn:
         return untimed * statistics.median(self.samples_us) * self.launches / 1e6
 
 
+def is_defined_elsewhere(case: Case) -> bool:
+    """Return True if a case's operation is known here without the functions of its definition."""
+    is_linear = not isinstance(case.workload, OperationWorkload)
+    return not is_linear and operation(case.operation).reference is None
+
+
 class JudgedKernel:
     """A kernel at a case, in a slot of a worker.
 
     kernel: as this process knows it, with its formats and its required exactness. elements: rows
-    and columns of a turn's output that are checked, at most. wrong: the first error; empty: none.
-    waits_s: time in which either process waited for a CPU during each message besides turns.
+    and columns of a linear layer's output that are checked after a turn, at most. reference: a
+    worker that isn't the kernel's, with its exchange: it draws and judges an operation whose
+    definition is in a user's file, which this process doesn't run; None: there is none. wrong: the
+    first error; empty: none. waits_s: time in which either process waited for a CPU during each
+    message besides turns.
     """
 
     def __init__(
         self,
-        kernel: LinearKernel,
+        kernel: Kernel,
         case: Case,
         slot: str,
         exchange: Exchange,
         device: torch.device,
         protocol: MeasuringProtocol,
         elements: tuple[int, int],
+        reference: Callable[[], tuple[Worker, Exchange]] | None = None,
     ) -> None:
-        has_own_rule = isinstance(kernel, DescribedKernel) and kernel.has_own_rule
-        self._kernel = _OwnRule(kernel.spec, self._quantized) if has_own_rule else kernel
         self._case, self._slot = case, slot
-        self._exchange, self._device, self._protocol = exchange, device, protocol
-        self._elements = elements
-        self._weights: Operand | None = None  # of turns, drawn from this seed
-        self._seed = 0
-        self._given: Operand | None = None  # those that the worker has
+        self._exchange, self._device = exchange, device
+        self._streamed: Parts | None = None  # those that the worker has
         self.worker: Worker | None = None
         self.wrong = ""
         self.waits_s: list[float] = []
+        self._work: JudgedWork
+        if isinstance(case.workload, OperationWorkload):
+            judging: Reference
+            if not is_defined_elsewhere(case):
+                judging = OwnReference(case, kernel.spec, device, protocol.tolerance)
+            else:
+                assert reference is not None  # as is_defined_elsewhere says
+                judging = _OtherReference(case, device, reference)
+            self._work = JudgedOperation(case, kernel.spec, judging)
+            return
+        assert isinstance(kernel, LinearKernel)  # probes have no inputs
+        if isinstance(kernel, DescribedKernel) and kernel.has_own_rule:
+            kernel = _OwnRule(kernel.spec, self._quantized)
+        self._work = JudgedLinear(kernel, case, device, protocol.tolerance, elements)
 
     def forget_weights(self) -> None:
-        """Draw new weights with the next inputs."""
-        self._weights = None
+        """Draw new weights, and whatever else is streamed, with the next inputs."""
+        self._work.forget()
 
-    def give_inputs(self) -> LinearInputs:
-        """Give inputs that no worker can predict: new activations, and weights if it has none."""
-        gemm = self._case.gemm
-        kernel, device = self._kernel, self._device
-        if self._weights is None:
-            self._seed = new_seed()
-            self._weights = realistic_weight(kernel, gemm.n, gemm.k, device, self._seed)
-        inputs = realistic_inputs(kernel, gemm, device, new_seed(), w=self._weights)
-        if has_own_rule(kernel):
-            w_real = real_weight(gemm.n, gemm.k, device, self._seed)
-            self.note(own_quantization_error(kernel, inputs, w_real, new_seed()))
-        self._fill(inputs)
-        return inputs
+    def give_inputs(self) -> Given:
+        """Give inputs that no worker can predict: new fresh ones, and streamed ones if it has none.
+
+        Raises WorkerError if the worker takes none.
+        """
+        given = self._work.draw()
+        self.note(given.wrong)
+        self._fill(given)
+        return given
 
     def _quantized(self, operand: str, real: torch.Tensor) -> Operand:
         """Let the worker quantize by its kernel's own rule."""
         layout = self._exchange.give({"real": real})
         paths = {"path": str(self._exchange.inputs), "out": str(self._exchange.outputs)}
         reply = self.ask("quantize", layout=layout, operand=operand, **paths)
-        try:
-            found = self._exchange.take(reply["layout"])
-            parts = {name: tensor.to(self._device) for name, tensor in found.items()}
-            return Operand(**{**reply["plain"], **parts})
-        except (KeyError, TypeError, ValueError, OSError, ShapeError) as error:
-            raise WorkerError(
-                f"{self._case.label}: what a worker quantized is no operand: {error}"
-            ) from None
+        parts = _taken(self._exchange, reply, self._device, self._case)
+        found = parts.get(operand)
+        if not isinstance(found, Operand):
+            raise WorkerError(f"{self._case.label}: what a worker quantized is no operand")
+        return found
 
-    def _fill(self, inputs: LinearInputs) -> None:
-        tensors, plain = named_tensors(inputs, weights=inputs.w is not self._given)
+    def _fill(self, given: Given) -> None:
+        is_new = given.streamed is not self._streamed
+        tensors, plain = named_tensors({**given.fresh, **(given.streamed if is_new else {})})
         layout = self._exchange.give(tensors)
+        path = str(self._exchange.inputs)
         with self._noting_waits():
-            self.ask("fill", path=str(self._exchange.inputs), layout=layout, plain=plain)
-        self._given = inputs.w
+            self.ask("fill", path=path, layout=layout, plain=plain, weights=is_new)
+        self._streamed = given.streamed
 
     def turn(self, **arguments: Any) -> Turn:
         """Let the worker take samples. Raises WorkerError if it reports no times."""
@@ -188,29 +204,22 @@ class JudgedKernel:
             raise WorkerError(f"{self._case.label}: a worker reported no times for its turn")
         return Turn(samples, launches, clocks, kept, began, ended)
 
-    def check_cells(self, inputs: LinearInputs) -> None:
-        """Check elements of the latest launch's output, which are chosen now."""
-        output, gemm = self._output(), self._case.gemm
-        rows, columns = (
-            self._chosen(count, most)
-            for count, most in zip((gemm.m, gemm.n), self._elements, strict=True)
-        )
-        spec = self._kernel.spec
-        reference = reference_of(spec, inputs.x.take_rows(rows), inputs.w.take_rows(columns))
-        wrong = judge_error(output[rows][:, columns], reference, self._protocol.tolerance)
-        if wrong.detail:
-            self.note(f"wrong in a timed turn: {wrong.detail}")
+    def check_turn(self, given: Given) -> None:
+        """Check outputs of the latest launch, which had these inputs."""
+        if self._work.is_checked():
+            wrong = self._work.wrong(given, self._outputs())
+            if wrong:
+                self.note(f"wrong in a timed turn: {wrong}")
 
     def check_result(self) -> CheckResult:
         """Check whole results on the timed buffers, bit for bit where required."""
 
-        def run(inputs: LinearInputs, out: torch.Tensor) -> None:
-            self._fill(inputs)
+        def run(given: Given) -> Outputs:
+            self._fill(given)
             self.ask("turn", count=1)
-            out.copy_(self._output())
+            return self._outputs()
 
-        bound = BoundKernel(self._kernel, self._kernel.spec, self._case, self._device)
-        return check_linear(bound, run, seed=new_seed(), tolerance=self._protocol.tolerance)
+        return self._work.check(run)
 
     def inspected(self) -> str:
         """Errors that the worker finds in outputs that it kept; empty: none, or so it says."""
@@ -231,21 +240,50 @@ class JudgedKernel:
         yield
         self.waits_s.append(self.worker.waited_s() + waited_s() - before_s)
 
-    def _output(self) -> torch.Tensor:
-        gemm = self._case.gemm
+    def _outputs(self) -> dict[str, torch.Tensor]:
         with self._noting_waits():
             self.ask("output", path=str(self._exchange.outputs))
         try:
-            dtype = str(self._kernel.spec.output_dtype).removeprefix("torch.")
-            output = self._exchange.take([("out", dtype, (gemm.m, gemm.n))])["out"]
+            outputs = self._exchange.take(self._work.layout)
         except (OSError, ValueError) as error:
             raise WorkerError(f"{self._case.label}: a worker gave no output: {error}") from None
-        return output.to(self._device)
+        return {name: output.to(self._device) for name, output in outputs.items()}
 
-    def _chosen(self, count: int, most: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(new_seed())
-        chosen = torch.randperm(count, generator=generator)[:most].sort().values
-        return chosen.to(self._device)
+
+class _OtherReference:
+    """The reference of a definition that another worker has, and this process does not."""
+
+    def __init__(
+        self,
+        case: Case,
+        device: torch.device,
+        place: Callable[[], tuple[Worker, Exchange]],
+    ) -> None:
+        self._case, self._device, self._place = case, device, place
+
+    def draw(self, role: Role, seed: int) -> Parts:
+        worker, exchange = self._place()
+        out = str(exchange.outputs)
+        reply = worker.ask("draw", case=self._case.key, role=role, seed=seed, out=out)
+        return _taken(exchange, reply, self._device, self._case)
+
+    def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
+        worker, exchange = self._place()
+        layout, path = exchange.give(outputs), str(exchange.inputs)
+        seeds = {"streamed": streamed, "fresh": fresh}
+        reply = worker.ask("judge", case=self._case.key, layout=layout, path=path, **seeds)
+        return CheckResult(reply["max_rel_error"], reply["exact"], str(reply["wrong"]))
+
+
+def _taken(
+    exchange: Exchange, reply: Mapping[str, Any], device: torch.device, case: Case
+) -> dict[str, torch.Tensor | Operand]:
+    """The parts that a worker wrote. Raises WorkerError if they are none."""
+    try:
+        found = exchange.take(reply["layout"])
+        return parts_of({n: tensor.to(device) for n, tensor in found.items()}, reply["plain"])
+    except (KeyError, TypeError, ValueError, OSError, ShapeError) as error:
+        raise WorkerError(f"{case.label}: what a worker made is no operand: {error}") from None
 
 
 class _OwnRule(DescribedKernel):
@@ -260,8 +298,3 @@ class _OwnRule(DescribedKernel):
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:
         return self._quantized("x", x)
-
-
-def new_seed() -> int:
-    """A seed that nobody can predict."""
-    return secrets.randbits(62)

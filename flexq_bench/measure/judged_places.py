@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.launcher import Launcher, forking_launcher
+from flexq_bench.measure.launcher import ForkServer, Launcher, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
@@ -55,3 +55,6 @@ def judged_places(
             )
             places[slot] = JudgedPlace(own, sandbox, launcher, exchange)
         yield places
+        for place in places.values():  # before either is waited for
+            if isinstance(place.launcher, ForkServer):
+                place.launcher.finish()

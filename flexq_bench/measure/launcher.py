@@ -21,6 +21,8 @@ from typing import IO, Protocol, Self
 from flexq_bench.measure.clean_environment import installed_on_python_path
 from flexq_bench.repository.descendants import end_marked, marks_in, new_mark
 
+# Of our own kernels, which take a second to import.
+OWN_LIBRARIES = ("nvmath.bindings.cublasLt", "nvmath.bindings.cublas")
 _SERVER = Path(__file__).with_name("fork_server.py")
 _END_S = 10.0  # for the end of a process that was killed, and of all that it started
 _DEATH_S = 1.0  # between the end of a server's sockets and its own
@@ -130,15 +132,17 @@ class ForkServer:
 
     program: folder of trusted code, of which the server imports what the module of its first
     process imports; None: it imports only dependencies. wrap: changes the server's command line,
-    for example to run it in a sandbox; stdin and stderr must stay as they are.
+    for example to run it in a sandbox; stdin and stderr must stay as they are. libraries: of
+    kernels, that it imports as well.
     """
 
     def __init__(
         self,
         program: Path | None = None,
         wrap: Callable[[Sequence[str]], Sequence[str]] = tuple,
+        libraries: Sequence[str] = (),
     ) -> None:
-        self._program, self._wrap = program, wrap
+        self._program, self._wrap, self._libraries = program, wrap, libraries
         self._mark, self._replaced_mark = new_mark(), new_mark()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -202,11 +206,15 @@ class ForkServer:
             if not select.select([ours], [], [], _END_S)[0] or not ours.recv(_MESSAGE_BYTES):
                 self.end()  # it hangs, or could not empty them: the next process starts another
 
-    def end(self) -> None:
-        """End the server and all of its processes."""
+    def finish(self) -> None:
+        """Tell the server that no request follows, so that it ends; `end` waits for its end."""
         if self._control is not None:
             self._control.close()
             self._control = None
+
+    def end(self) -> None:
+        """End the server and all of its processes."""
+        self.finish()
         if self._server is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._server.wait(_END_S)
@@ -233,8 +241,9 @@ class ForkServer:
         if self._control is None:
             self._control, control = socket.socketpair()
             with control:
-                options = () if self._program is None else (str(self._program),)
-                command = (sys.executable, str(_SERVER), self._replaced_mark, *options)
+                program = "" if self._program is None else str(self._program)
+                options = (self._replaced_mark, program, *self._libraries)
+                command = (sys.executable, str(_SERVER), *options)
                 self._server = subprocess.Popen(
                     list(self._wrap(command)),
                     env=_server_variables(environment) | {self._replaced_mark: "1"},
@@ -333,6 +342,7 @@ def forking_launcher(
     program: Path | None = None,
     wrap: Callable[[Sequence[str]], Sequence[str]] = tuple,
     *,
+    libraries: Sequence[str] = (),
     begin: tuple[str, Mapping[str, str]] | None = None,
 ) -> Iterator[Launcher]:
     """A ForkServer where the operating system has what it needs; else fresh processes.
@@ -343,7 +353,7 @@ def forking_launcher(
     if sys.platform != "linux":
         yield FreshProcesses(wrap)
         return
-    with ForkServer(program, wrap) as server:
+    with ForkServer(program, wrap, libraries) as server:
         if begin is not None:
             server.begin(*begin)
         yield server

@@ -12,6 +12,7 @@ from flexq_bench.kernels.reference import reference_of
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import CheckResult, check_linear
+from flexq_bench.measure.given_inputs import Parts, linear_inputs
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
     LinearInputs,
@@ -86,6 +87,9 @@ class LinearSubject(CopiedSubject):
             return launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
         return check_linear(self._bound, run, seed=seed, tolerance=tolerance)
+
+    def given(self, parts: Parts) -> LinearInputs:
+        return linear_inputs(parts)
 
     def _work(self, seed: int) -> Work:
         launch, own = _launcher(self._bound), self._inputs

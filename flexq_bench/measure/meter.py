@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
+from weakref import finalize
 
 import torch
 
@@ -18,7 +19,7 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningMemory
-from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec
+from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec, RankKernel
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError, first_line
 from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.measure.check import CheckResult
@@ -28,6 +29,7 @@ from flexq_bench.measure.device import (
     capability,
     describe_device,
     describe_environment,
+    device_infos,
     find_device,
     other_processes,
 )
@@ -39,6 +41,7 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
+from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
@@ -149,6 +152,8 @@ class Meter:
         self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
         self._external = external
+        self._ranked = RankedCases(device)
+        finalize(self, self._ranked.end)
         self._tuning = tuning
         self._choices = tuning.memory()
         self._shared = SharedWeights(_SHARED_PERCENT * self.free_memory() // 100)
@@ -161,6 +166,10 @@ class Meter:
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
+    def spec_of(self, case: Case) -> KernelSpec:
+        """The spec of a case's kernel. Raises as memory_needed."""
+        return self._find(case).spec
+
     def memory_needed(self, case: Case) -> int:
         """Bytes that preparing and placing the case takes, estimated without allocating.
 
@@ -171,6 +180,11 @@ class Meter:
     def free_memory(self) -> int:
         """Bytes that can be allocated on the device now."""
         return available_memory(self._device)
+
+    def forget_weights(self) -> None:
+        """Free the weights that are kept for later cases."""
+        self._shared.clear()
+        self.release_memory()
 
     def free_mhz(self) -> float | None:
         """SM clock of the device without load, measured once; None: not available."""
@@ -204,6 +218,8 @@ class Meter:
         """
         with self._clock.device_guard():
             self._check_health()
+            if case.gpus == 1:
+                self._ranked.end()
             measured = self._measure_alone(case)
             if measured.status in ("unsupported", "failed"):
                 return measured
@@ -285,7 +301,7 @@ class Meter:
             self._check_supported(kernel.spec, case)
             estimate = self._estimate(kernel.spec, case, distinct=kernel.spec.is_external)
             if estimate.total > self.free_memory():
-                self._shared.clear()
+                self.forget_weights()
             estimate.check(self.free_memory(), case)
             return self._measure_kernel(kernel, case, blank)
         except (RefusedError, WorkerError) as error:  # of the process of an external kernel
@@ -310,6 +326,17 @@ class Meter:
             raise UnsupportedError(
                 f"{spec.label} has no stage {case.stage!r}: it has {', '.join(spec.stages)}"
             )
+        if case.gpus > 1 and self.backend == "cuda":
+            present = len(device_infos(str(self._device), case.gpus))
+            if present < case.gpus:
+                raise UnsupportedError(
+                    f"it needs {case.gpus} GPUs of a host, and {self._device} is the first of "
+                    f"{present}: use --cluster, or another host"
+                )
+            if spec.is_external:
+                raise UnsupportedError(
+                    f"{spec.label} is a function of one GPU, and this case needs {case.gpus}"
+                )
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         steps = Steps()
@@ -383,12 +410,16 @@ class Meter:
                 secret=prepared.secret,
                 other_processes=other_processes(self._nvml, prepared.processes),
                 steps_s=steps.seconds,
+                **(prepared.facts if isinstance(prepared, RankedCase) else {}),
             ),
+            floor_us=prepared.floor_us if isinstance(prepared, RankedCase) else None,
         )
 
     def _prepared(self, kernel: Kernel, case: Case) -> Prepared:
         if isinstance(kernel, DescribedKernel) and self._external is not None:
             return self._external.prepared(kernel, case, self._device, self.protocol)
+        if isinstance(kernel, RankKernel):
+            return self._ranked.prepared(case, self.seed, self._secret)
         return self._prepare(kernel, case, self._shared, distinct=kernel.spec.is_external)
 
     def _prepare(
@@ -422,8 +453,8 @@ class Meter:
         launch = self._probe(EMPTY_KERNEL, case, measured)
         launch_us = launch.median_us if launch.is_comparable else None
         measured = replace(measured, launch_us=launch_us)
-        if spec.operation == "linear" and not spec.reads_weights:
-            return measured
+        if (spec.operation == "linear" and not spec.reads_weights) or case.gpus > 1:
+            return measured  # the floor of several GPUs is that of their links
         floor, is_least = self._floor(spec, case, measured)
         if case.cache == "cold" and is_least and not is_probe(case.label):
             measured = judge_speed(measured, floor, launch_us or 0.0, self.protocol)

@@ -190,7 +190,7 @@ class OperationCase:
         """Call a function of the definition with what it takes by name."""
         names = _names(function)
         taken = {n: v.real() for n, v in inputs.items() if n in names}
-        known = {**self.values, **taken, **(others or {})}
+        known = {**self.spec.formats, **self.values, **taken, **(others or {})}
         return function(**{name: known[name] for name in names if name in known})
 
     def _references(

@@ -14,6 +14,7 @@ from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import poison
 from flexq_bench.measure.check import CheckResult, judge_error
+from flexq_bench.measure.given_inputs import Parts, values_of
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION, OperationCase
 from flexq_bench.measure.subject import CopiedSubject, check_packed, plain_operand
@@ -105,6 +106,17 @@ class OperationSubject(CopiedSubject):
         made = self._kernel.launch(self._of.workload, x, w, out, config)
         return judge_outputs(self._of, {**streamed, **fresh}, made or out, tolerance)
 
+    def given(self, parts: Parts) -> Inputs:
+        return values_of(self._of, self._of.definition.inputs, parts)
+
+    def streamed_of(self, inputs: Inputs) -> Inputs:
+        """Those of the inputs that are streamed."""
+        return {tensor.name: inputs[tensor.name] for tensor in self._streamed}
+
+    def fresh_of(self, inputs: Inputs) -> Inputs:
+        """Those of the inputs that are fresh."""
+        return {tensor.name: inputs[tensor.name] for tensor in self._fresh}
+
     def _work(self, seed: int) -> Work:
         return _OperationWork(self, self._kernel, self._of, self._rewriting, seed)
 
@@ -185,10 +197,10 @@ class _OperationWork(Work):
         return ""
 
     def stage(self, inputs: Inputs) -> PackedOperand:
-        return _packed(inputs)
+        return _packed(self._subject.fresh_of(inputs))
 
     def content(self, inputs: Inputs, config: Config | None) -> Content:
-        return self._subject.content(inputs)
+        return self._subject.content(self._subject.streamed_of(inputs))
 
 
 def judge_outputs(

@@ -22,6 +22,7 @@ from flexq_bench.measure.binding import bind
 from flexq_bench.measure.buffers import Buffers, Draw, UnseenInputs
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
+from flexq_bench.measure.given_inputs import Parts
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.tuning import BriefTimer
@@ -288,6 +289,10 @@ class PreparedCase:
         seed = derive_seed(self._seed, self.case.workload, "check", when)
         return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
 
+    def given(self, parts: Parts) -> Any:
+        """The inputs of these parts, as buffers take them. Raises ValueError if one is missing."""
+        return self._subject.given(parts)
+
     def buffers(self, index: int, *, shared_with: Buffers | None = None) -> Buffers:
         """Buffers of placement `index`, allocated now.
 
@@ -296,6 +301,10 @@ class PreparedCase:
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
         return self._subject.place(self.copies, seed=seed, shared_with=shared_with)
+
+    def assume_launches(self, launches: int) -> None:
+        """Give samples so many launches, without timing some to choose the number."""
+        self._launches[self.copies, self.config] = launches
 
     @contextmanager
     def placed(self, index: int, *, buffers: Buffers | None = None) -> Iterator[Placed]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from flexq_bench.measure.worker_process import WorkerProcess
+from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 
 _GRACE_S = 10.0  # for the answers of other ranks after one has failed: they may wait for it
 
@@ -18,7 +18,7 @@ class RankProcesses:
     """One process per device; a context manager that terminates them.
 
     command: of a process that takes --device, --rank, --ranks and --meeting besides. Other
-    arguments as of WorkerProcess.
+    arguments as of WorkerProcess. is_broken: one of them died or was ended.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class RankProcesses:
             ]
             self._threads = stack.enter_context(ThreadPoolExecutor(len(devices)))
             self._resources = stack.pop_all()
+        self.is_broken = False
 
     def __enter__(self) -> Self:
         return self
@@ -67,9 +68,7 @@ class RankProcesses:
 
         Raises what the first of them raises that fails; ranks that then wait for it are ended.
         """
-        for process in self._processes:
-            process.send(what, **arguments)
-        answers = [self._threads.submit(process.receive) for process in self._processes]
+        answers = [self._threads.submit(p.ask, what, **arguments) for p in self._processes]
         done, _ = wait(answers, return_when=FIRST_EXCEPTION)
         failed = next((a for a in answers if a in done and a.exception() is not None), None)
         if failed is not None:
@@ -77,5 +76,7 @@ class RankProcesses:
             for process, answer in zip(self._processes, answers, strict=True):
                 if answer in waiting:
                     process.kill()
+            refused = all(isinstance(a.exception(), RefusedError) for a in answers)
+            self.is_broken = self.is_broken or not refused
             failed.result()
         return [answer.result() for answer in answers]

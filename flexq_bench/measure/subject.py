@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.buffers import Buffers, RotatingBuffers, random_pad
 from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.given_inputs import Parts
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.weight_rotation import Content, LayerWeights, WeightCopies
 from flexq_bench.measure.work import Work
@@ -67,6 +69,13 @@ class Subject(ABC):
         shared_with: another subject's buffers; weight copies with the same number, contents and
         layout are taken from there.
         """
+
+    def given(self, parts: Parts) -> Any:
+        """The inputs of these parts, as `Buffers.fill` takes them.
+
+        Raises ValueError if one is missing, or if there are none to give.
+        """
+        raise ValueError(f"{self.spec.label} has no inputs that can be given")
 
 
 def plain_operand(spec: KernelSpec, packed: PackedOperand) -> PackedOperand:

@@ -15,8 +15,9 @@ import json
 from typing import Any
 
 VERSION = 1
-# Of `fill` and `output`, and of `kept` and `launches` of `turn`, which only a judge needs.
-JUDGED_VERSION = 4
+# Of `fill` and `output`, of `kept` and `launches` of `turn`, of `inspect` of `leave`: only a judge
+# needs them.
+JUDGED_VERSION = 5
 
 
 def printable(text: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.db import queries
-from flexq_bench.db.engine import Session
-from flexq_bench.errors import UsageError
+from flexq_bench.db.errors import NotFoundError
+from flexq_bench.read_api.responses import Parameters, Source
 from flexq_bench.repository.worktrees import find_revision
 from flexq_bench.verdicts import Verdict
 
@@ -31,31 +32,52 @@ _COLORS = {
 }
 _UNKNOWN = "#5A6978"
 _LETTER_PX, _PAD_PX, _HEIGHT_PX = 7, 10, 20
+STYLES = ("flat-square", "flat")
+_LABEL = "kernels"
+_RADIUS_PX = {"flat-square": 0, "flat": 3}  # of the corners
 
 
-def badge_of(
-    session: Session, revision: str | None, repository: Path | None, *, project: str = ""
-) -> str:
-    """Return the badge of a branch or commit.
+@dataclass(frozen=True, slots=True)
+class ShieldsBadge:
+    """Content of an endpoint badge of shields.io (https://shields.io/badges/endpoint-badge)."""
 
-    revision: name, sha or prefix; None: the watched branch. repository: for branch names; None:
-    only commits. project: name of an external project; empty: this repository, or the first project
-    where it has no timed result. Raises UsageError if it is neither a commit nor a branch, GitError
-    if git does not run.
+    schemaVersion: int  # noqa: N815 (its name there)
+    label: str
+    message: str
+    color: str
+
+
+def badge_svg(source: Source, parameters: Parameters) -> str:
+    """Return the badge of a branch or commit as an SVG.
+
+    Raises NotFoundError for an unknown project, or a text that is neither a commit nor a branch,
+    GitError if git does not run.
     """
-    sha = None if revision is None else _sha(revision, repository)
-    project = project or queries.main_project(session)
-    counts = queries.verdicts_of_commit(session, sha, project=project)
+    return svg(_LABEL, *_verdict(source, parameters), style=parameters.get("style", STYLES[0]))
+
+
+def badge_shields(source: Source, parameters: Parameters) -> ShieldsBadge:
+    """Return the same as data. Raises as badge_svg."""
+    words, color = _verdict(source, parameters)
+    return ShieldsBadge(1, _LABEL, words, color)
+
+
+def _verdict(source: Source, parameters: Parameters) -> tuple[str, str]:
+    """Return the worst verdict on a commit in words, and its colour."""
+    revision, project = parameters.get("of"), parameters.get("project", "")
+    if project and project not in queries.stored_texts(source.session, "project"):
+        raise NotFoundError(f"no project {project!r:.60}: check its name")
+    sha = None if revision is None else _sha(revision, source.repository)
+    project = project or queries.main_project(source.session)
+    counts = queries.verdicts_of_commit(source.session, sha, project=project)
     worst = next((verdict for verdict in _WORST_FIRST if counts.get(verdict.value)), None)
     if worst is None:
-        return svg("kernels", "not judged", _UNKNOWN)
-    number = counts[worst.value]
+        return "not judged", _UNKNOWN
     plain = worst in (Verdict.SAME, Verdict.FASTER)
-    words = worst.value if plain else f"{number} {worst.value}"
-    return svg("kernels", words, _COLORS[worst])
+    return worst.value if plain else f"{counts[worst.value]} {worst.value}", _COLORS[worst]
 
 
-def svg(label: str, words: str, color: str) -> str:
+def svg(label: str, words: str, color: str, *, style: str = STYLES[0]) -> str:
     """Return a badge with two fields, readable without its colour."""
     left, right = (_LETTER_PX * len(text) + _PAD_PX for text in (label, words))
     name = html.escape(f"{label}: {words}")
@@ -66,11 +88,13 @@ def svg(label: str, words: str, color: str) -> str:
             (words, left + _PAD_PX // 2, right),
         )
     )
+    size = f'width="{left + right}" height="{_HEIGHT_PX}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="{_HEIGHT_PX}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
         f'role="img" aria-label="{name}"><title>{name}</title>'
-        f'<rect width="{left}" height="{_HEIGHT_PX}" fill="#3B4048"/>'
-        f'<rect x="{left}" width="{right}" height="{_HEIGHT_PX}" fill="{color}"/>'
+        f'<clipPath id="r"><rect {size} rx="{_RADIUS_PX[style]}"/></clipPath>'
+        f'<g clip-path="url(#r)"><rect width="{left}" height="{_HEIGHT_PX}" fill="#3B4048"/>'
+        f'<rect x="{left}" width="{right}" height="{_HEIGHT_PX}" fill="{color}"/></g>'
         f'<g fill="#FFFFFF" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{fields}'
         "</g></svg>"
     )
@@ -80,11 +104,11 @@ def _sha(revision: str, repository: Path | None) -> str:
     if repository is not None and _BRANCH.fullmatch(revision) and ".." not in revision:
         sha = find_revision(repository, revision)
         if sha is None:  # does not list branches: their names may be private
-            raise UsageError(f"no branch and no commit {revision!r:.60}")
+            raise NotFoundError(f"no branch and no commit {revision!r:.60}")
         return sha
     if _SHA.fullmatch(revision):
         return revision
-    raise UsageError(
+    raise NotFoundError(
         f"{revision!r:.60} is no commit: give its sha, or start the API with --repository, "
         "which knows branches"
     )

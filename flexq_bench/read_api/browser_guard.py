@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOSTS_VARIABLE = "FLEXQ_BENCH_ALLOWED_HOSTS"  # names, separated by commas
@@ -67,7 +67,8 @@ class BrowserGuard:
             await _refuse(scope, receive, send, f"pages of {origin!r:.80} may not read this")
         else:
             named = origin if origin in self.origins else None
-            await self.app(scope, receive, self._with_headers(send, named))
+            app = _preflight if named and _is_preflight(scope, headers) else self.app
+            await app(scope, receive, self._with_headers(send, named))
 
     def _is_allowed(self, host: str) -> bool:
         try:
@@ -95,9 +96,25 @@ class BrowserGuard:
                     headers.add_vary_header("Origin")
                 if origin is not None:
                     headers["access-control-allow-origin"] = origin
+                    headers["access-control-expose-headers"] = "ETag, Retry-After"
             await send(message)
 
         return send_with_headers
+
+
+def _is_preflight(scope: Scope, headers: Headers) -> bool:
+    is_options = scope["type"] == "http" and scope["method"] == "OPTIONS"
+    return is_options and "access-control-request-method" in headers
+
+
+async def _preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a preflight request: other sites may read, with conditions and credentials of ours."""
+    allowed = {
+        "access-control-allow-methods": "GET, HEAD",
+        "access-control-allow-headers": "Authorization, If-None-Match",
+        "access-control-max-age": "600",
+    }
+    await Response(None, 204, allowed)(scope, receive, send)
 
 
 def _is_address(name: str) -> bool:

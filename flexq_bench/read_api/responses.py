@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, TypeVar
 
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
@@ -14,10 +17,12 @@ from flexq_bench.db.errors import NotFoundError
 from flexq_bench.db.queries import (
     AlertEventRow,
     AlertRow,
+    CountRuns,
     DecisionRow,
     Filters,
     HistoryPoint,
     NightState,
+    Page,
     ResultRow,
     RunSummary,
     SeriesName,
@@ -26,14 +31,31 @@ from flexq_bench.db.queries import (
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100  # rows per response
 
 Parameters = Mapping[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Source of responses. repository: git tree for names of branches; None: only commits.
+
+    count_runs: counts the results of runs; None: by reading them.
+    """
+
+    session: Session
+    repository: Path | None = None
+    count_runs: CountRuns | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesList:
-    """total: number of matching series, of which this is one page."""
+    """total: number of matching series, of which this is one page. next: as `after`, the next one.
+
+    It is null on the last page, as in all lists.
+    """
 
     total: int
     series: tuple[SeriesName, ...]
+    next: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +73,24 @@ class SeriesHistory:
 class AlertList:
     total: int
     alerts: tuple[AlertRow, ...]
+    next: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class AlertDetail:
-    """decisions: of this alert, slowest first."""
+    """decisions: a page of this alert's, wrong results and slowest first. next: uuid."""
 
     alert: AlertRow
     decisions: tuple[DecisionRow, ...]
     events: tuple[AlertEventRow, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class RunList:
+    total: int
     runs: tuple[RunSummary, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +107,17 @@ class NightList:
 
     total: int
     nights: tuple[NightState, ...]
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ResultList:
-    """The newest accepted result of each series; times in microseconds.
-
-    All results are of one project: this repository, or, if it has no timed result, the first
-    project by name that was measured here.
-    """
+    """Results; times in microseconds, other values in their `unit`. regime: empty: any."""
 
     total: int
     regime: str
     results: tuple[ResultRow, ...]
+    next: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,95 +130,167 @@ class Status:
     open_alerts: int
 
 
-def status(session: Session, parameters: Parameters) -> Status:
+@dataclass(frozen=True, slots=True)
+class Health:
+    status: str
+
+
+def health(source: Source, parameters: Parameters) -> Health:
+    queries.rows_stored(source.session)
+    return Health("ok")
+
+
+def status(source: Source, parameters: Parameters) -> Status:
     return Status(
-        queries.suite_names(session),
-        queries.gpu_names(session),
-        queries.newest_result_at(session),
-        len(queries.alerts(session, states=OPEN_STATES)),
+        queries.suite_names(source.session),
+        queries.gpu_names(source.session),
+        queries.newest_result_at(source.session),
+        queries.count_alerts(source.session, states=OPEN_STATES),
     )
 
 
-def series_list(session: Session, parameters: Parameters) -> SeriesList:
-    names = ("kernel", "variant", "gpu", "stage", "operation", "parameters", "m", "n", "k")
-    filters = {name: parameters[name] for name in names if name in parameters}
-    matching = [
-        series
-        for series in queries.series_names(session)
-        if all(getattr(series, name) == value for name, value in filters.items())
-    ]
-    return SeriesList(len(matching), tuple(_page(matching, parameters)))
+def series_list(source: Source, parameters: Parameters) -> SeriesList:
+    filters = _filters(source, parameters)
+    page = _page(parameters)
+    rows, total = queries.series_page(source.session, filters, page)
+    return SeriesList(total, *_cut(rows, page, lambda row: row.id))
 
 
-def series_history(session: Session, parameters: Parameters) -> SeriesHistory:
-    by_id = {series.id: series for series in queries.series_names(session)}
-    series = by_id.get(parameters["id"])
+def series_history(source: Source, parameters: Parameters) -> SeriesHistory:
+    series = queries.series_name(source.session, parameters["id"])
     if series is None:
         raise NotFoundError(f"no series {parameters['id']}: /v1/series lists them")
-    points = queries.series_history(session, series.id, branch=parameters.get("branch"))
-    return SeriesHistory(series, tuple(points[-parameters.get("limit", DEFAULT_LIMIT) :]))
-
-
-def alert_list(session: Session, parameters: Parameters) -> AlertList:
-    state = parameters.get("state", "open")
-    states: tuple[str, ...] = () if state == "all" else (state,)
-    alerts = queries.alerts(session, states=OPEN_STATES if state == "open" else states)
-    return AlertList(len(alerts), tuple(_page(alerts, parameters)))
-
-
-def alert_detail(session: Session, parameters: Parameters) -> AlertDetail:
-    return AlertDetail(
-        queries.alert_by_id(session, parameters["id"]),
-        tuple(queries.alert_decisions(session, parameters["id"])),
-        tuple(queries.alert_events(session, parameters["id"])),
-    )
-
-
-def run_list(session: Session, parameters: Parameters) -> RunList:
-    filters = {name: parameters[name] for name in ("suite", "status", "gpu") if name in parameters}
-    return RunList(tuple(queries.runs(session, **filters, limit=parameters.get("limit", 20))))
-
-
-def run_detail(session: Session, parameters: Parameters) -> RunDetail:
-    run = queries.run_by_uuid_prefix(session, parameters["uuid"])
-    return RunDetail(run, queries.missing_cases(session, run.uuid))
-
-
-def night_list(session: Session, parameters: Parameters) -> NightList:
-    filters = {name: parameters[name] for name in ("suite", "state", "name") if name in parameters}
-    nights = [
-        night
-        for night in queries.night_states(session, **filters)
-        if parameters.get("gpu") in (None, night.gpu)
+    points = queries.series_history(source.session, series.id, branch=parameters.get("branch"))
+    since, until = parameters.get("since"), parameters.get("until")
+    within = [
+        point
+        for point in points
+        if (since is None or point.created_at >= since)
+        and (until is None or point.created_at <= until)
     ]
-    return NightList(len(nights), tuple(_page(nights, parameters)))
+    return SeriesHistory(series, tuple(within[-parameters.get("limit", DEFAULT_LIMIT) :]))
 
 
-def latest_results(session: Session, parameters: Parameters) -> ResultList:
-    filters = Filters(
-        kernels=_values_of(parameters, "kernel"),
-        gpus=_values_of(parameters, "gpu"),
-        stages=_values_of(parameters, "stage"),
-        operations=_values_of(parameters, "operation"),
-        m=_values_of(parameters, "m"), suites=_values_of(parameters, "suite"),
-        without_triggers=() if parameters.get("sweeps") else (queries.SWEEP,),
-        projects=(queries.main_project(session),),
-    )  # fmt: skip
+def alert_list(source: Source, parameters: Parameters) -> AlertList:
+    state = parameters.get("state", "open")
+    states = OPEN_STATES if state == "open" else () if state == "all" else (state,)
+    page = _page(parameters)
+    rows, total = queries.alerts_page(
+        source.session, _filters(source, parameters), page, states=states
+    )
+    return AlertList(total, *_cut(rows, page, lambda row: row.id))
+
+
+def alert_detail(source: Source, parameters: Parameters) -> AlertDetail:
+    alert = queries.alert_by_id(source.session, parameters["id"])
+    page = _page(parameters)
+    rows = queries.alert_decisions_page(source.session, alert.id, page)
+    decisions, following = _cut(rows, page, lambda row: row.uuid)
+    events = tuple(queries.alert_events(source.session, alert.id))
+    return AlertDetail(alert, decisions, events, following)
+
+
+def run_list(source: Source, parameters: Parameters) -> RunList:
+    filters = _filters(source, parameters)
+    page = _page({"limit": 20, **parameters})
+    rows, total = queries.runs_page(
+        source.session, filters, page, gpus=filters.gpus, count=source.count_runs
+    )
+    return RunList(total, *_cut(rows, page, lambda row: row.uuid))
+
+
+def run_detail(source: Source, parameters: Parameters) -> RunDetail:
+    uuid = queries.run_uuid_of(source.session, parameters["uuid"])
+    (run,) = queries.runs_by_uuid(source.session, [uuid], count=source.count_runs)
+    return RunDetail(run, queries.missing_cases(source.session, uuid) if run.missing else ())
+
+
+def run_results(source: Source, parameters: Parameters) -> ResultList:
+    uuid = queries.run_uuid_of(source.session, parameters["uuid"])
+    filters = _filters(source, parameters)
+    page = _page(parameters)
+    rows, total = queries.run_results_page(
+        source.session, uuid, filters, page, counted=filters != Filters()
+    )
+    if total is None:
+        (run,) = queries.runs_by_uuid(source.session, [uuid], count=source.count_runs)
+        total = run.received
+    results, following = _cut(rows, page, lambda row: row.uuid)
+    return ResultList(total, "", results, following)
+
+
+def night_list(source: Source, parameters: Parameters) -> NightList:
+    page = _page(parameters)
+    rows, total = queries.nights_page(
+        source.session,
+        _filters(source, parameters),
+        page,
+        names=parameters.get("name", ()),
+        states=parameters.get("state", ()),
+    )
+    return NightList(total, *_cut(rows, page, lambda row: row.key))
+
+
+def latest_results(source: Source, parameters: Parameters) -> ResultList:
+    filters = _filters(source, parameters)
+    if not parameters.get("sweeps"):
+        filters = replace(filters, without_triggers=(queries.SWEEP,))
+    if not filters.projects:
+        main = queries.main_project(source.session)
+        if main or main in queries.stored_texts(source.session, "project"):
+            filters = replace(filters, projects=(main,))
     regime = parameters.get("regime", "boost")
-    results = queries.latest_results(session, filters, regime=regime)
-    return ResultList(len(results), regime, tuple(_page(results, parameters)))
+    page = _page(parameters)
+    rows, total = queries.latest_results_page(source.session, filters, page, regime=regime)
+    results, following = _cut(rows, page, lambda row: row.series_id)
+    return ResultList(total, regime, results, following)
 
 
-def run_results(session: Session, parameters: Parameters) -> ResultList:
-    run = queries.run_by_uuid_prefix(session, parameters["uuid"])
-    results = queries.run_results(session, run.uuid)
-    return ResultList(len(results), "", tuple(_page(results, parameters)))
+# Parameters by the fields of filters.
+_TEXT_FILTERS = {
+    "kernels": "kernel",
+    "variants": "variant",
+    "gpus": "gpu",
+    "stages": "stage",
+    "operations": "operation",
+    "parameters": "parameters",
+    "metrics": "metric",
+    "projects": "project",
+    "suites": "suite",
+    "statuses": "status",
+}
 
 
-def _values_of(parameters: Parameters, name: str) -> tuple[Any, ...]:
-    return (parameters[name],) if name in parameters else ()
+def _filters(source: Source, parameters: Parameters) -> Filters:
+    values: dict[str, Any] = {
+        field: _matching(source.session, name, parameters[name])
+        for field, name in _TEXT_FILTERS.items()
+        if name in parameters
+    }
+    same = ("m", "n", "k", "since", "until")
+    return Filters(**values, **{name: parameters[name] for name in same if name in parameters})
 
 
-def _page(rows: Any, parameters: Parameters) -> Any:
-    start = parameters.get("offset", 0)
-    return rows[start : start + parameters.get("limit", DEFAULT_LIMIT)]
+def _matching(session: Session, name: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    """Return the texts and the stored values that patterns with * or ? match.
+
+    A pattern that matches none is returned as a text, which is not stored either.
+    """
+    chosen = dict.fromkeys(patterns)
+    globs = [re.sub(r"\[", "[[]", text) for text in patterns if "*" in text or "?" in text]
+    if globs:
+        stored = queries.stored_texts(session, name)
+        chosen |= {text: None for text in stored for glob in globs if fnmatchcase(text, glob)}
+    return tuple(chosen)
+
+
+def _page(parameters: Parameters) -> Page:
+    """Return the requested page with one more row, which says whether there is a next one."""
+    limit = parameters.get("limit", DEFAULT_LIMIT)
+    return Page(limit + 1, parameters.get("after"), parameters.get("offset", 0))
+
+
+def _cut(rows: Sequence[T], page: Page, identity: Callable[[T], Any]) -> tuple[tuple[T, ...], Any]:
+    """Return the rows of a page, and the identity of the last one if there is a next page."""
+    shown = tuple(rows[: page.limit - 1])
+    return shown, identity(shown[-1]) if len(rows) > len(shown) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +29,10 @@ class CloneHistory:
     note: str = ""
 
 
-def read_history(root: Path, sha: str, project: str, known: KnownHistory) -> CloneHistory:
-    """Read what a clone knows of the history of a commit, and the database does not.
+def read_history(
+    root: Path, shas: Sequence[str], project: str, known: KnownHistory
+) -> CloneHistory:
+    """Read what a clone knows of the history of commits, and the database does not.
 
     Reads parents only of commits that are not stored yet. Without a part of the history (a shallow
     clone, missing objects) the note says so. Raises GitError if git does not run.
@@ -40,12 +42,13 @@ def read_history(root: Path, sha: str, project: str, known: KnownHistory) -> Clo
         for name, tip in _tips(root).items()
     }
     shallow = _shallow_commits(root)
-    parents, note = _parents(root, sha, tips, known, shallow)
-    if not note and tips and not shallow and not _is_reached(root, sha, tips):
+    parents, note = _parents(root, shas, tips, known, shallow)
+    if not note and tips and not shallow and (others := _unreached(root, shas, tips)):
         note = (
-            f"no branch of {root} reaches {sha[:10]}: its results are kept, and left out of the "
-            "history"
+            f"no branch of {root} reaches {others[0][:10]}: its results are kept, and left out of "
+            "the history"
         )
+        note += f" (and {len(others) - 1} more)" if len(others) > 1 else ""
     deleted = known.tips.keys() - tips.keys() if _has_every_branch(root, shallow) else ()
     ancestry = Ancestry(
         project, parents, tips, _main_branch(root, known, tips), tuple(sorted(deleted))
@@ -71,10 +74,14 @@ def measured_branch(root: Path | None = None, sha: str = "") -> str:
 
 
 def _parents(
-    root: Path, sha: str, tips: Mapping[str, Tip], known: KnownHistory, shallow: Collection[str]
+    root: Path,
+    shas: Sequence[str],
+    tips: Mapping[str, Tip],
+    known: KnownHistory,
+    shallow: Collection[str],
 ) -> tuple[dict[str, tuple[str, ...]], str]:
     """Return the parents of the commits that are not stored, and a note on what is missing."""
-    wanted = [sha, *(tip.sha for tip in tips.values())]
+    wanted = [*shas, *(tip.sha for tip in tips.values())]
     lines: list[str] = []
     note = ""
     try:
@@ -86,10 +93,10 @@ def _parents(
             f"the history of {root} can't be read ({error}): its commits are ordered by their "
             "times; git fsck there shows what is missing"
         )
-        lines = [sha]
+        lines = list(shas)
     parents = {commit: tuple(others) for commit, *others in map(str.split, lines)}
     # git hides the parents of these, which the commits themselves name.
-    for commit in parents.keys() & {*shallow, *([sha] if note else ())}:
+    for commit in parents.keys() & {*shallow, *(shas if note else ())}:
         parents[commit] = parents_of(root, commit)
     if shallow and not note:
         note = (
@@ -160,12 +167,14 @@ def _has_tip(root: Path, known: KnownHistory, name: str, sha: str) -> bool:
     return run_git(root, "cat-file", "-e", f"{stored.sha}^{{commit}}").returncode == 0
 
 
-def _is_reached(root: Path, sha: str, tips: Mapping[str, Tip]) -> bool:
-    if any(tip.sha == sha for tip in tips.values()):
-        return True
-    places = (_BRANCHES, _REMOTES)
-    listing = ("for-each-ref", "--count=1", "--format=%(refname)", f"--contains={sha}", *places)
-    return bool(_first_line(root, *listing))
+def _unreached(root: Path, shas: Sequence[str], tips: Mapping[str, Tip]) -> list[str]:
+    """Return the commits that no branch reaches."""
+    others = set(shas) - {tip.sha for tip in tips.values()}
+    if not others:
+        return []
+    listing = ("rev-list", "--stdin", "--not", "--branches", "--remotes")
+    listed = git_output(root, *listing, input_text="\n".join(others)).split()
+    return sorted(others.intersection(listed))
 
 
 def _has_every_branch(root: Path, shallow: Collection[str]) -> bool:

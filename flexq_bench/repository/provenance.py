@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -23,6 +25,7 @@ _NOT_MEASURING = frozenset({"ci", "dashboard"})  # parts that affect no result
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
 _FIELD_SEPARATOR = "\x1f"
+_DESCRIPTION = ("%H %P", "%an", "%cI", "%s", ".")  # of a commit; the point keeps an empty subject
 
 _clones: dict[str, Path] = {}  # by sha of a commit that was read there
 
@@ -59,6 +62,26 @@ def commit_at(root: Path, sha: str) -> CommitInfo:
     return commit
 
 
+def commits_at(root: Path, shas: Collection[str]) -> dict[str, CommitInfo]:
+    """Return the commits that a git tree has, by the given shas, which may be abbreviated.
+
+    Two calls of git read any number of them. Raises GitError if git does not run.
+    """
+    asked = "\n".join(f"{sha}^{{commit}}" for sha in shas)
+    found = git_output(root, "cat-file", "--batch-check=%(objectname)", input_text=asked)
+    pairs = zip(shas, found.splitlines(), strict=False)
+    full = {sha: name for sha, name in pairs if " " not in name}
+    if not full:
+        return {}
+    form = f"--format={_FIELD_SEPARATOR.join(_DESCRIPTION)}"
+    listing = ("log", "--no-walk=unsorted", "--stdin", form)
+    lines = git_output(root, *listing, input_text="\n".join(full.values())).split("\n")
+    described = {commit.sha: commit for commit in map(_parsed, lines)}
+    for commit in described.values():
+        _clones[commit.sha] = root
+    return {sha: described[name] for sha, name in full.items() if name in described}
+
+
 def _git_commit(root: Path) -> CommitInfo | None:
     # A wheel inside another repository (a .venv in a checkout) is not that repository's code.
     if _git(root, "ls-files", "--error-unmatch", "flexq_bench/__init__.py") is None:
@@ -67,25 +90,37 @@ def _git_commit(root: Path) -> CommitInfo | None:
 
 
 def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
-    form = f"--format={_FIELD_SEPARATOR.join(('%H', '%an', '%cI', '%s'))}"
+    form = f"--format={_FIELD_SEPARATOR.join(_DESCRIPTION)}"
     described = _git(root, "log", "-1", form, revision)
     if not described:
         return None
+    commit = _parsed(described)
+    parents = parents_of(root, commit.sha)  # all, also where a shallow clone ends
+    _clones[commit.sha] = root
+    return replace(
+        commit,
+        parent=parents[0] if parents else None,
+        parents=parents,
+        dirty=dirty,
+        branch=measured_branch(root, commit.sha),
+    )
+
+
+def _parsed(description: str) -> CommitInfo:
     # Authors and subjects may contain invalid UTF-8, which can be neither stored nor printed.
-    text = described.encode(errors="replace").decode()
-    sha, author, committed_at, subject = text.split(_FIELD_SEPARATOR, 3)
-    parents = parents_of(root, sha)
-    _clones[sha] = root
+    text = description.encode(errors="replace").decode()
+    shas, author, committed_at, rest = text.split(_FIELD_SEPARATOR, 3)
+    subject = rest.rpartition(_FIELD_SEPARATOR)[0]
+    sha, *parents = shas.split()
     return CommitInfo(
         sha=sha,
         parent=parents[0] if parents else None,
         topo_order=None,
-        dirty=dirty,
+        dirty=False,
         subject=subject,
         author=author,
         committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
-        parents=parents,
-        branch=measured_branch(root, sha),
+        parents=tuple(parents),
     )
 
 

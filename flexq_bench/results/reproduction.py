@@ -20,7 +20,7 @@ _SHA = 10
 @dataclass(frozen=True, slots=True)
 class Reproduction:
     """Command lines. compare, bisect None: there is no last good commit, or another tool measured
-    the results.
+    the results; bisect alone: no commit lies between.
 
     suite: contents of the suite file in `compare`; empty: the suite is part of the package.
     """
@@ -48,8 +48,18 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
         *("--stage", decision.stage, "--cache", decision.cache, *arguments),
     )
     commits = ("--good", alert.good.sha[:_SHA], "--bad", alert.bad.sha[:_SHA])
-    bisect = command("bisect", str(decision.series_id), *commits, *project, *arguments)
+    bisect = None
+    if not is_one_step(alert):
+        bisect = command("bisect", str(decision.series_id), *commits, *project, *arguments)
     return Reproduction(compare, bisect, explain, suite)
+
+
+def is_one_step(alert: AlertRow) -> bool:
+    """Return True if no commit of the main line lies between the last good and first bad one."""
+    if alert.good is None:
+        return False
+    good, bad = alert.good.topo_order, alert.bad.topo_order
+    return good is not None and bad is not None and bad - good <= 1
 
 
 def is_reproducible(decision: DecisionRow) -> bool:

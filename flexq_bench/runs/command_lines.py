@@ -8,9 +8,12 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flexq_bench.db.engine import Database
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE, default_path
+
+if TYPE_CHECKING:
+    from flexq_bench.db.engine import Database
 
 NAME = "flexq-bench"
 

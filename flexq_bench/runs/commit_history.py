@@ -17,18 +17,22 @@ from flexq_bench.runs.transactions import run_transaction
 log = logging.getLogger(__name__)
 
 
-def store_history(database: Database, commit: CommitInfo) -> str:
-    """Store the ancestry and the branches that the clone of a commit adds; return a note on them.
+def store_history(database: Database, *commits: CommitInfo) -> str:
+    """Store the ancestry and the branches that the clone of commits adds; return a note on them.
+
+    All commits are of one project, and of one clone.
 
     The note says what is missing and how commits are ordered instead; empty: nothing is missing, or
     there is no clone. Raises InfrastructureError if the database stays unavailable.
     """
-    root, project = clone_of(commit), commit.project
+    cloned = [commit for commit in commits if clone_of(commit) is not None]
+    root = clone_of(cloned[0]) if cloned else None
     if root is None:
         return ""
+    project = cloned[0].project
     known = run_transaction(database, lambda session: known_history(session, project))
     try:
-        history = read_history(root, commit.sha, project, known)
+        history = read_history(root, [commit.sha for commit in cloned], project, known)
     except GitError as error:
         log.debug("%s", error)
         return f"the history of {root} can't be read: commits are ordered by their times"

@@ -28,18 +28,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import UNAVAILABLE, DatabaseError, FileMovedError, ResultsFileError
 from flexq_bench.db.exchange import write_records
-from flexq_bench.db.queries import Filters, OwnedRun, stored_records
+from flexq_bench.db.queries import Filters, stored_records
 from flexq_bench.db.records import MODEL_KINDS, AnyRecord, CommitInfo, Record, RunInfo
-from flexq_bench.db.store import add_record, begin_run, end_runs_of, finish_run
+from flexq_bench.db.store import add_record, begin_run, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.commit_history import store_history, warn_once
-from flexq_bench.runs.owner_process import is_dead, this_process
+from flexq_bench.runs.dead_runs import end_dead_runs
+from flexq_bench.runs.owner_process import this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.transactions import run_transaction
 from flexq_bench.runs.worker import MeasuredCase
@@ -141,24 +141,6 @@ def open_run(
             _set_final_status(opened, status_after(error))
             raise
         _set_final_status(opened, opened.status)
-
-
-def end_dead_runs(database: Database) -> list[OwnedRun]:
-    """Mark runs whose processes were killed on this host as interrupted, and return them."""
-    dead = dead_runs(database)
-    for run in dead:
-        assert run.owner is not None
-        with database.session() as session:
-            end_runs_of(session, run.owner, at=datetime.now(UTC))
-        log.warning("run %s is interrupted: its process was killed", run.uuid[:8])
-    return dead
-
-
-def dead_runs(database: Database) -> list[OwnedRun]:
-    """Runs with status `running` whose process on this host has ended."""
-    with database.session() as session:
-        running = queries.owned_runs(session)
-    return [run for run in running if run.owner is not None and is_dead(run.owner)]
 
 
 def status_after(error: BaseException) -> str:

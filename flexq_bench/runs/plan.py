@@ -12,7 +12,7 @@ from flexq_bench.kernels.errors import KernelError, UnsupportedError
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.names import listed, nearest_first
-from flexq_bench.workloads.patterns import is_glob
+from flexq_bench.workloads.patterns import is_glob, matches
 from flexq_bench.workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 from flexq_bench.workloads.suite import Shape, Suite
 
@@ -21,7 +21,7 @@ _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cases in the order of measurement: grouped by shape, floors first.
+    """Cases in the order of measurement: by number of GPUs, grouped by shape, floors first.
 
     skipped: labels of the suite that this backend doesn't have.
     """
@@ -57,7 +57,7 @@ def build_plan(
     cases = fitting(suite.cases(offered), backend)
     skipped = suite.unmatched(offered)
     if not cases:
-        raise UsageError(_nothing_left(suite, backend, skipped))
+        raise UsageError(_nothing_left(suite, backend, skipped, offered, requested_kernels))
     return Plan(suite.name, backend, with_probes(cases, backend), skipped)
 
 
@@ -92,8 +92,8 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
             probes.setdefault(floor)
     position = {shape: i for i, shape in enumerate(dict.fromkeys(case.shape for case in cases))}
 
-    def order(case: Case) -> tuple[int, bool]:
-        return (position.get(case.shape, -1), not is_probe(case.kernel))
+    def order(case: Case) -> tuple[int, int, bool]:
+        return (case.gpus, position.get(case.shape, -1), not is_probe(case.kernel))
 
     return tuple(sorted((*probes, *planned), key=order))
 
@@ -190,7 +190,22 @@ def _check_exists(pattern: str, backend: Backend) -> None:
         raise UsageError(str(error)) from None
 
 
-def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
+def _nothing_left(
+    suite: Suite,
+    backend: Backend,
+    skipped: Sequence[str],
+    offered: Sequence[str],
+    requested: Sequence[str],
+) -> str:
+    if (
+        not skipped
+        and all(any(matches(pattern, label) for label in offered) for pattern in requested)
+        and requested
+    ):
+        return (
+            f"no case is left of suite {suite.name} for {', '.join(requested)}: it has none of "
+            "these options together; drop one, or name shapes (--n and --k)"
+        )
     names = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
     return (
         f"nothing to measure: the {backend} backend has none of {names or 'the requested kernels'}"

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import RecordError
 from flexq_bench.db.identity import name_uuid
 from flexq_bench.db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.measure import Measured
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import format_values
 from flexq_bench.workloads.probes import is_probe
+
+if TYPE_CHECKING:  # importing it imports torch, which takes a second
+    from flexq_bench.measure import Measured
 
 _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flexq_bench.db.exchange import record_line, write_records
-from flexq_bench.db.records import AnyRecord
 from flexq_bench.errors import UsageError
 from flexq_bench.packages import require_extra
+
+if TYPE_CHECKING:
+    from flexq_bench.db.records import AnyRecord
 
 STDOUT = "-"
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
@@ -52,6 +54,8 @@ class ResultFiles:
 
     def write(self, records: Iterable[AnyRecord]) -> None:
         """Write the records to all files. Raises DatabaseError if a file can't be written."""
+        from flexq_bench.db.exchange import record_line, write_records  # imports numpy
+
         records = list(records)
         if self.uses_stdout:
             for record in records:

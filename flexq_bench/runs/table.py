@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -15,14 +14,12 @@ from flexq_bench.stats.baseline import (
     BASELINE,
     Result,
     Row,
-    common_speedups,
     half_width_percent,
     shape_key,
 )
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.operation import describe
 from flexq_bench.workloads.probes import EMPTY_KERNEL, is_probe
-from flexq_bench.workloads.published import PublishedValue
 
 _SPEEDUP = -2  # index of the column: the last but one
 
@@ -40,7 +37,7 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
     sizes = all(row.result.operation == "linear" for row in rows)
     if not sizes:
         table.add_column("shape", no_wrap=True)
-    for name in (*(("M", "N", "K") if sizes else ()), "time µs", "± %", "% of floor", *over):
+    for name in (*(("M", "N", "K") if sizes else ()), "time µs", "± %", "% of read", *over):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("correct", no_wrap=True)
     for i, row in enumerate(rows):
@@ -51,33 +48,6 @@ def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> 
         style = "dim" if is_probe(row.result.kernel) else ""
         table.add_row(*cells, end_section=ends_shape, style=style)
     return table
-
-
-def published_table(results: Sequence[Result], published: Sequence[PublishedValue]) -> Table | None:
-    """Tabulate published speedups and the geometric means of measured ones; None: no common ones.
-
-    Measured means are over the layers with cold weights for which a run has both times.
-    """
-    table = Table(title="published, not measured here", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("kernel", "over", "M", "published", "on", "measured", "shapes", "source"):
-        numeric = name in ("M", "published", "measured", "shapes")
-        table.add_column(name, justify="right" if numeric else "left")
-    for stated in published:
-        if stated.m is None:
-            continue
-        ours = common_speedups(results, stated.kernel, stated.baseline, stated.m)
-        if ours:
-            table.add_row(
-                stated.kernel,
-                Text(stated.baseline),
-                str(stated.m),
-                f"{stated.value:.2f}×",
-                stated.hardware,
-                f"{statistics.geometric_mean(ours):.2f}×",
-                str(len(ours)),
-                f"{stated.source}, {stated.table}",
-            )
-    return table if table.row_count else None
 
 
 def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
@@ -154,7 +124,7 @@ def result_line(record: Record) -> str:
     """Format a result as one line."""
     if record.median_us is None:
         return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
-    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"
+    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of read"
     regime = f", {record.regime}" if record.regime == "sustained" else ""
     return (
         f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}{regime}"

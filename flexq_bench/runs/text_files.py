@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from flexq_bench.errors import UsageError
 
@@ -17,27 +22,55 @@ def read_text(path: str, what: str, *, most_bytes: int, pipes: bool = False) -> 
     Raises UsageError if it is not a regular file, is larger than most_bytes, can't be read or is no
     text. Messages contain none of its content.
     """
+    with _opened(path, what, pipes=pipes) as file:
+        content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise _too_large(path, most_bytes)
+        return content.decode(_encoding(content))
+
+
+def text_lines(path: str, what: str, *, most_bytes: int, longest: int = 1 << 20) -> Iterator[str]:
+    """Iterate over the lines of a text file, with their ends, a line in memory at a time.
+
+    Raises UsageError like `read_text`, also while it iterates, and for a line of more than
+    `longest` letters.
+    """
+    with _opened(path, what) as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise _too_large(path, most_bytes)
+        encoding = _encoding(file.read(4))
+        file.seek(0)
+        # Ends of lines are kept: a quoted cell of a CSV file has its own.
+        text = io.TextIOWrapper(file, encoding, newline="")
+        while line := text.readline(longest + 1):
+            if len(line) > longest:
+                raise UsageError(f"{path} has a line of over {longest:,} letters: name {what}")
+            yield line
+
+
+@contextmanager
+def _opened(path: str, what: str, *, pipes: bool = False) -> Iterator[BinaryIO]:
     file = Path(path)
     try:
         # Checked before opening, because opening a pipe blocks until there is a writer.
         if not pipes and file.exists() and not file.is_file():
             raise UsageError(f"{path} can't be read: it is no regular file: name {what}")
         with file.open("rb") as opened:
-            content = opened.read(most_bytes + 1)
+            yield opened
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(f"{path} can't be read: {reason}: name {what}") from error
-    except ValueError as error:  # a NUL in the path
-        raise UsageError(f"{path!r} can't be read: it is no name of a file: name {what}") from error
-    if len(content) > most_bytes:
-        raise UsageError(
-            f"{path} can't be read: it is larger than {most_bytes:,} bytes: name a smaller one"
-        )
-    try:
-        return content.decode(_encoding(content))
-    except UnicodeDecodeError:
+    except UnicodeError:
         # `from None`, because the cause contains the content, which --debug would print.
         raise UsageError(f"{path} can't be read: it is no text in UTF-8: name {what}") from None
+    except ValueError as error:  # a NUL in the path
+        raise UsageError(f"{path!r} can't be read: it is no name of a file: name {what}") from error
+
+
+def _too_large(path: str, most_bytes: int) -> UsageError:
+    return UsageError(
+        f"{path} can't be read: it is larger than {most_bytes:,} bytes: name a smaller one"
+    )
 
 
 def _encoding(content: bytes) -> str:

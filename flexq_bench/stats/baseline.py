@@ -119,27 +119,6 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
     return [row(result) for result in ordered]
 
 
-def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) -> list[float]:
-    """baseline time / kernel time, labels, at every shape and GPU where both were timed cold.
-
-    Results under steady load are excluded.
-    """
-    times: dict[str, dict[_Group, float]] = {kernel: {}, baseline: {}}
-    for result in results:
-        label = kernel_label(result.kernel, result.variant)
-        time = time_of(result)
-        if (
-            label in times
-            and time
-            and (result.m, result.stage, result.cache) == (m, "gemm", "cold")
-            and result.regime != "sustained"
-        ):
-            times[label][_group(result)] = time.estimate
-    common = times[kernel].keys() & times[baseline].keys()
-    ordered: Any = sorted(common)
-    return [times[baseline][group] / times[kernel][group] for group in ordered]
-
-
 def time_of(result: Result) -> Interval | None:
     """The median with its interval, microseconds; None: wrong, or never timed."""
     median = result.median_us

@@ -271,13 +271,13 @@ def confirm_together(
     faster need a smaller p-value; those without become ambiguous. If nothing changed, the
     probability of any false verdict among them is at most `rate`.
     """
-    from scipy import stats  # imported here because it takes half a second
-
     judged = [
         i for i, confirmation in enumerate(confirmations) if np.isfinite(confirmation.p_value)
     ]
     if not judged:
         return tuple(confirmations)
+    from scipy import stats  # imported here because it takes half a second
+
     adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])
     result = list(confirmations)
     for i, p_value in zip(judged, adjusted, strict=True):

@@ -7,7 +7,7 @@ and the multiplication.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -17,9 +17,11 @@ from flexq_bench.kernels.contract import (
     GemmCall,
     KernelSpec,
     PackedOperand,
+    Probe,
+    ProbeResult,
     checked_scales,
 )
-from flexq_bench.kernels.formats import NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
@@ -28,7 +30,6 @@ from flexq_bench.workloads.gemm import GemmWorkload
 GROUP = 128
 W_BITS = 6
 MMA_ROWS, MMA_COLS = 16, 8
-_DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/btc/gemm.cu
 MAX_TOKENS = 8  # of one block; the blocks of further tokens read the weights from L2
 
 
@@ -39,7 +40,7 @@ class Optimizations:
     warp_reduction: bool = True
     pipeline: bool = True
     evict_first: bool = True
-    fused_dequant: bool = True
+    dequant: bool = True
 
     @property
     def defines(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ VARIANTS = {
     "+warp-reduction": Optimizations(pipeline=False, evict_first=False),
     "+pipeline": Optimizations(evict_first=False),
     "+evict-first": Optimizations(),
-    "-fused-dequant": Optimizations(fused_dequant=False),
+    "-dequant": Optimizations(dequant=False),  # integer sums: see BinaryTensorCoreSums
 }
 
 
@@ -81,7 +82,6 @@ class BtcConfig(Config):
         row_ints = -(-tokens * a_bits // MMA_COLS) * 4 + 1
         reduction = self.warps * self.row_tiles * MMA_ROWS * row_ints * 4
         scratch = 0 if optimizations.warp_reduction else W_BITS * MMA_ROWS * MMA_COLS * 4
-        scratch += 0 if optimizations.fused_dequant else MMA_ROWS * row_ints * 4
         return max(self.warps * self.stages * stage, reduction) + self.warps * scratch
 
 
@@ -161,28 +161,16 @@ class BinaryTensorCoreGemm(CheckedGemm):
         chosen = config if isinstance(config, BtcConfig) else self.default_config(shape)
         tokens, a_bits = min(shape.m, MAX_TOKENS), self.spec.activation.bits
         build = chosen.build(a_bits, tokens, self._optimizations)
-        group_sums = None
-        if not self._optimizations.fused_dequant:
-            size = (-(-shape.k // GROUP), shape.m, shape.n)
-            group_sums = torch.empty(size, dtype=torch.int32, device=out.device)
         blocks = -(-shape.n // (MMA_ROWS * chosen.row_tiles))
         sizes = (shape.m, shape.n, shape.k)
-        w_scales, x_scales = w.buffers["scales"], x.buffers["scales"]
-        operands = (w.buffers["planes"], w_scales, x.buffers["planes"], x_scales)
+        operands = [o.buffers[part] for o in (w, x) for part in ("planes", "scales")]
         load_function(build, "flexq_btc").launch(
             (blocks, -(-shape.m // tokens), 1),
             chosen.warps * 32,
-            (*operands, bias, out, group_sums, *sizes),
+            (*operands, bias, out, *sizes),
             shared_bytes=chosen.shared_bytes(a_bits, tokens, self._optimizations),
             overlap_previous=True,
         )
-        if group_sums is not None:
-            load_function(build, "flexq_dequantize").launch(
-                (-(-shape.n // _DEQUANT_THREADS), shape.m, 1),
-                _DEQUANT_THREADS,
-                (group_sums, w_scales, x_scales, bias, out, *sizes),
-                overlap_previous=True,
-            )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         allowed = current_gpu().block_shared_bytes
@@ -216,9 +204,7 @@ class BinaryTensorCoreGemm(CheckedGemm):
     def _configs(self, tokens: int) -> list[BtcConfig]:
         """Return the configurations without spills: with 16 warps the sums of many tokens spill."""
         configs = _CONFIGS if self._optimizations.pipeline else _UNPIPELINED
-        max_warps = 16 if self._optimizations.fused_dequant else 8 if tokens <= 4 else 4
-        few_warps = [c for c in configs if c.warps <= max_warps]
-        return [c for c in few_warps if tokens <= 4 or c.row_tiles * c.warps <= 16]
+        return [c for c in configs if tokens <= 4 or c.row_tiles * c.warps <= 16]
 
     def _columns(self, m: int) -> int:
         return -(-m * self.spec.activation.bits // MMA_COLS) * MMA_COLS
@@ -238,3 +224,66 @@ class BinaryTensorCoreGemm(CheckedGemm):
         arguments = (*inputs, packed.buffers["planes"], packed.buffers["scales"])
         sizes = (packed.rows, packed.k, columns)
         function.launch(grid, 32, (*arguments, *sizes), overlap_previous=overlap)
+
+
+class _SharedTokens(PackedOperand):
+    """Operand whose clones share all buffers except those that a launch reads as weights."""
+
+    __slots__ = ()
+
+    def clone(self) -> PackedOperand:
+        return self.with_buffers(planes=self.buffers["planes"].clone())
+
+
+class BinaryTensorCoreSums(Probe):
+    """`flexq-w6a<a_bits>[-dequant]`: the kernel without scales (FlexQ, Table 6, last row).
+
+    It stores int32 sums over all of K, which are no output of a layer.
+    """
+
+    def __init__(self, a_bits: int) -> None:
+        self._gemm = BinaryTensorCoreGemm(a_bits, "-dequant")
+        self.spec = replace(
+            self._gemm.spec, stages=("gemm",), summary="FlexQ's kernel without dequantization"
+        )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        generator = torch.Generator(device=device).manual_seed(seed)
+        tokens, weights = (
+            quantize(torch.randn(rows, gemm.k, generator=generator, device=device), number)
+            for rows, number in ((gemm.m, self.spec.activation), (gemm.n, self.spec.weight))
+        )
+        x, w = self._gemm.pack_activation(tokens), self._gemm.pack_weight(weights)
+        buffers = {
+            **w.buffers,
+            "x_planes": x.buffers["planes"],
+            "x_scales": x.buffers["scales"],
+            "x_codes": tokens.values,
+            "w_codes": weights.values,
+            "sums": torch.empty(gemm.m, gemm.n, dtype=torch.int32, device=device),
+        }
+        return _SharedTokens(buffers, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        b = operand.buffers
+        x_buffers = {"planes": b["x_planes"], "scales": b["x_scales"]}
+        m, n = b["sums"].shape
+        x = PackedOperand(x_buffers, m, operand.k)
+        call = GemmCall(x, operand, b["sums"], None, GemmWorkload(m, n, operand.k))
+        self._gemm.compute(call, config)
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        b = operand.buffers
+        sums = b["sums"].fill_(-(2**31))  # differs from every sum
+        self.launch(operand, config)
+        wrong = int((sums != b["x_codes"].double() @ b["w_codes"].double().T).sum())
+        return ProbeResult(wrong == 0, f"{wrong:,} of {sums.numel():,} sums are wrong")
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return self._gemm.candidates(gemm)
+
+    def builds(self) -> Sequence[Build]:
+        return self._gemm.builds()
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        return self._gemm.builds_for(gemm, config)

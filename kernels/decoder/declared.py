@@ -5,7 +5,7 @@ They write FP16, or codes of 8 bits with an FP32 scale per row, as the kernels t
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -23,6 +23,7 @@ from flexq_bench.kernels.decoder.operations import (
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.external.declare import kernel
+from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.operations.norm_quantize import EPS
 
 Tensors = tuple[torch.Tensor, ...]
@@ -130,4 +131,57 @@ def attention(
     return made
 
 
-KERNELS = (norm_halves, norm_codes, silu_mul_halves, silu_mul_codes, attention)
+def _coded_layer(bits: int, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes and scales of a KvLayer from codes, scales and zero points of keys and of values."""
+    keys, values = parts[:3], parts[3:]
+    codes, steps, zeros = (
+        torch.stack(both).transpose(2, 3) for both in zip(keys, values, strict=True)
+    )
+    unsigned = codes.to(torch.int32) & (1 << bits) - 1
+    packed = unsigned.to(torch.uint8)
+    if bits == 4:
+        packed = packed[..., ::2] | packed[..., 1::2] << 4
+    step = steps.float()
+    return packed.contiguous(), torch.cat([step, zeros.float() * step], -1).half().contiguous()
+
+
+def _attention_over(bits: int) -> FunctionDefinition:
+    """Attention of a decode step over a cache of codes."""
+
+    def attention(
+        qkv: torch.Tensor,
+        rotary: torch.Tensor,
+        position: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        context: int,
+    ) -> Tensors:
+        to, made = _destination(qkv, heads * head_dim, has_codes=False)
+        shape = AttentionShape(heads, kv_heads, head_dim, rotary)
+        layer = KvLayer(codes, scales, bits)
+        _operations(qkv.device.type).attend(qkv, shape, layer, position, context, to)
+        return made
+
+    return kernel(
+        "decoder_attention",
+        "decoder-attention",
+        variant=f"kv{bits}",
+        cache=f"uint{bits}/128",
+        prepare_state=partial(_coded_layer, bits),
+        returns=True,
+        summary=f"Attention of a decode step over a cache of {bits}-bit codes.",
+    )(attention)
+
+
+KERNELS = (
+    norm_halves,
+    norm_codes,
+    silu_mul_halves,
+    silu_mul_codes,
+    attention,
+    *map(_attention_over, (8, 4)),
+)

@@ -19,7 +19,7 @@ OPERATION = Operation(
     name="all_reduce",
     summary="the sum of the vectors of several GPUs, on each of them; row i is of GPU i",
     parameters=(
-        Parameter("elements", "elements of a vector", is_axis=True),
+        Parameter("elements", "elements of a vector", is_axis=True, maximum=1 << 30),
         Parameter("gpus", "GPUs", minimum=2, default=2, is_axis=True),
     ),
     inputs=(Input("x", ("gpus", "elements"), "dtype", "activation"),),

@@ -1,7 +1,8 @@
 """Attention of a decode step as a decoder runs it: rotated, written to the cache, then attended.
 
 `qkv` has the queries, keys and values of the new token of each sequence, at position
-`context - 1`; what the sequence's slot of the cache has there is overwritten.
+`context - 1`; what the sequence's slot of the cache has there is overwritten, rounded if the cache
+has codes (Atom, arXiv 2310.19102, section 4.4).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
 
 if TYPE_CHECKING:
     import torch
+
+    from flexq_bench.kernels.formats import NumberFormat
 
 
 def _draw(values: Mapping[str, Value], generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -36,6 +39,7 @@ def _reference(
     heads: int,
     kv_heads: int,
     context: int,
+    cache: NumberFormat | None = None,
 ) -> dict[str, Any]:
     import torch
 
@@ -43,12 +47,30 @@ def _reference(
     q, k, v = of_heads[:, :heads], of_heads[:, heads:-kv_heads], of_heads[:, -kv_heads:]
     at = rotary[position.long()]
     q, k = rotated(q, at), rotated(k, at)
+    if cache is not None and not cache.is_dense:
+        k, v = _rounded(k.half().double(), cache.bits), _rounded(v, cache.bits)
+        k_cache, v_cache = _with_rounded_minima(k_cache), _with_rounded_minima(v_cache)
     of_each = (
         (torch.cat([earlier[:-1], own[None]]) for earlier, own in zip(cache, new, strict=True))
         for cache, new in ((k_cache, k), (v_cache, v))
     )
     y, magnitude = attended_sequences(q[:, None], *of_each, past=context - 1)
     return {"y": (y.flatten(1), magnitude.flatten(1))}
+
+
+def _rounded(new: torch.Tensor, bits: int) -> torch.Tensor:
+    """Keys or values of each head as a cache of codes stores them: between their extremes."""
+    low, high = (end.half().double() for end in new.aminmax(dim=-1, keepdim=True))
+    step = ((high - low) / (2**bits - 1)).half().double().clamp_min(2.0**-24)
+    rounded: torch.Tensor = ((new - low) / step).round().clamp(0, 2**bits - 1) * step + low
+    return rounded
+
+
+def _with_rounded_minima(cached: torch.Tensor) -> torch.Tensor:
+    """Values whose codes count from a minimum in FP16: the smallest of a head has code 0."""
+    low = cached.amin(dim=-1, keepdim=True)
+    as_stored: torch.Tensor = cached + (low.half().double() - low)
+    return as_stored
 
 
 _CACHE = ("batch", "context", "kv_heads", "head_dim")

@@ -111,6 +111,15 @@ def test_empty_alert_list_says_so(cli):
     assert listed(cli) == []
 
 
+def test_explain_of_distant_commits_names_the_bisection(cli, database, commits, compared):
+    machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"))
+    slow = [compared("flexq-w6a6", 1.05, base=1, head=5)]
+    with open_database(str(database)) as opened, opened.session() as session:
+        (alert,) = record_night(session, slow, machine, commits, alerting=True).opened
+
+    assert f"bisect 1 --good {1:040x}"[:26] in cli("explain", str(alert)).out
+
+
 def test_explain_recomputes_and_draws_verdicts(cli, alert, tmp_path):
     ran = cli("explain", alert, "--png", str(tmp_path / "why.png"))
 
@@ -118,7 +127,7 @@ def test_explain_recomputes_and_draws_verdicts(cli, alert, tmp_path):
     assert "2 of 2 verdicts are the same to the last bit" in ran.out
     assert ran.out.count("estimate") == 2
     assert "Change 2 (Ada)" in ran.out
-    assert f"bisect 1 --good {1:040x}"[:26] in ran.out
+    assert "no commit lies between" in ran.out
     assert (tmp_path / "why.png").stat().st_size > 1000
     assert cli("explain", alert, "--most", "1").out.count("estimate") == 1
 

@@ -102,6 +102,32 @@ def test_two_labels_are_compared_on_shapes_of_suite(cli, compared):
     }
 
 
+def test_two_labels_are_compared_on_shapes_of_options(cli, compared):
+    compared()
+    shape = ("--n", "128", "--k", "256,512", "--m", "2", "--backend", "cpu")
+
+    ran = cli("compare", "flexq-w6a6", "cublaslt-w8a8", *shape, "--json")
+
+    keys = [case["case"] for case in json.loads(ran.out)["cases"]]
+    assert ["m2n128k256" in key or "m2n128k512" in key for key in keys] == [True, True]
+
+
+def test_options_that_leave_no_case_are_named_as_the_reason(cli, compared):
+    compared()
+    narrow = ("--m", "1", "--layers", "256x256", "--backend", "cpu")
+
+    ran = cli("compare", "w8a16", "cublaslt-w8a8", *narrow)
+
+    assert ran.code == 2
+    assert "has none of these options together" in ran.error
+
+
+def test_own_shapes_and_suite_are_refused_together(cli):
+    options = ("--n", "128", "--k", "256", "--suite", "smoke")
+
+    assert cli("compare", "flexq-w6a6", "cublaslt-w8a8", *options).code == 2
+
+
 def test_probes_are_compared_only_if_requested(cli, repository, compared):
     compared()
 

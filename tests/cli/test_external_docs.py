@@ -34,19 +34,14 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("FLEXQ_BENCH_SLACK_URL", "FLEXQ_BENCH_HOOK_URL"):
         monkeypatch.delenv(name, raising=False)
-    estimate = {"estimate": 2.0, "lower_bound": 1.0, "upper_bound": 3.0, "unit": "ns"}
-    complete = {"reason": "benchmark-complete", "id": "gemm", "unit": "ns", "median": estimate}
-    run = {"name": "BM_gemm", "run_type": "iteration", "real_time": 5.0, "time_unit": "us"}
     mean = {"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "value": "2e-5"}]}
     state = {"name": "Device=0", "device": 0, "axis_values": None, "summaries": [mean]}
     device = {"id": 0, "name": "NVIDIA H200"}
     nvbench = {"devices": [device], "benchmarks": [{"name": "gemm", "states": [state]}]}
     Path("nvbench.json").write_text(json.dumps(nvbench))
-    Path("gbench.json").write_text(json.dumps({"context": {}, "benchmarks": [run]}))
-    Path("criterion.jsonl").write_text(json.dumps(complete))
-    Path("results.csv").write_text(block("csv"))
+    shutil.copy(ROOT / "tests/exchange/external/files/data.js", "data.js")
+    Path("history.csv").write_text(block("csv"))
     Path("subscriptions.toml").write_text(block("toml"))
-    shutil.copy(ROOT / "tests/exchange/external/pytest_benchmark.json", "pytest.json")
     shape = {"A": {"shape": ["M", "K"]}, "B": {"shape": ["N", "K"]}}
     axes = {"M": {"type": "var"}, "N": {"type": "const", "value": 64}}
     definition = {
@@ -89,7 +84,7 @@ def test_every_command_of_page_runs(cli, files):
         )
     }
     assert wrong == {}
-    assert len(ran) == 16
+    assert len(ran) == 12
     assert json.loads(Path("bmf.json").read_text())
     assert Path("theirs.toml").read_text().count("[[group]]") == 1
 

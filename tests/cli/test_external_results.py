@@ -15,7 +15,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.exports.formats import EXPORTS
 from flexq_bench.exchange.external.formats import read_results
-from flexq_bench.exchange.external.records import Origin, external_records, file_hash
+from flexq_bench.exchange.external.records import Origin, external_records
 
 PROJECT = "their/kernels"
 OTHER = "elsewhere-gemms"
@@ -59,9 +59,9 @@ def history(cli, tmp_path, database):
             path = tmp_path / f"{order}.json"
             path.write_text(json.dumps(an_nvbench_file(us)))
             at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
-            origin = Origin(PROJECT, "nvbench", commit, "", at.isoformat(), file_hash(str(path)))
-            reading = read_results("nvbench", str(path))
-            records += external_records(reading.results, origin)
+            (reading,) = read_results("nvbench", str(path))
+            origin = Origin(PROJECT, commit, time=at.isoformat())
+            records += external_records(reading, origin)[0]
         with open_database(str(database)) as opened, opened.session() as session:
             add_records(session, records)
         order, us = last
@@ -270,7 +270,8 @@ def test_results_from_the_future_store_no_file(cli, tmp_path, database):
     ("options", "says"),
     [
         ((*OF_P, "--time", "9999-01-01"), "--time is 9999-01-01T00:00:00+00:00, in the future"),
-        (("--format", "csv"), "--project NAME and --commit SHA"),
+        (("--format", "csv"), "--project NAME with --format"),
+        (("--format", "csv", "--project", "p"), "names no commits: give --commit SHA"),
         (("--format", "svg", "--project", "p", "--commit", "a" * 40), "no format 'svg'"),
         (("--format", "csv", "--project", "a b", "--commit", "a" * 40), "--project 'a b'"),
         (("--format", "csv", "--project", "p", "--commit", "; rm"), "no hexadecimal sha"),

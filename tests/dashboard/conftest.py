@@ -149,6 +149,7 @@ open_paper = _opening("paper")
 open_results = _opening("results")
 open_accuracy = _opening("accuracy")
 open_pareto = _opening("pareto")
+open_ship = _opening("ship")
 open_decode = _opening("decode")
 open_fleet = _opening("fleet")
 

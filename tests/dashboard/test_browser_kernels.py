@@ -28,7 +28,6 @@ from browsing import (
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
-from flexq_bench.results.published_numbers import store_published_numbers
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.slow]
 
@@ -38,7 +37,6 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The dashboard on every example of an H200, with what papers state."""
     path = tmp_path_factory.mktemp("dashboard") / "gallery.sqlite"
     with open_database(str(path)) as database:
-        store_published_numbers(database)
         for file in sorted((ROOT / "examples" / "h200").glob("*.parquet")):
             with database.session() as session:
                 import_file(session, file)

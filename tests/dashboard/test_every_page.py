@@ -12,7 +12,7 @@ from made_results import COMMIT, a_record, a_run, records_of
 
 PAGES = (
     *("accuracy", "alert", "compare", "decode", "fleet", "history", "home", "kernels"),
-    *("leaderboard", "measurement", "paper", "pareto", "results", "sweep", "triage"),
+    *("leaderboard", "measurement", "paper", "pareto", "results", "ship", "sweep", "triage"),
 )
 CPU = {"backend": "cpu", "gpu": "A CPU"}
 UNNAMED = {"model": "", "n": 256, "k": 256, "layer": "256x256"}  # a shape of no model

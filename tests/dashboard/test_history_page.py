@@ -91,7 +91,7 @@ def test_a_filter_chosen_on_the_page_goes_into_the_link(stored, open_history):
 
 
 def test_percent_of_the_floor_is_asked_for_by_the_link(stored, open_history):
-    app = open_history(kernel="flexq-w6a6", m="1", show="% of floor")
+    app = open_history(kernel="flexq-w6a6", m="1", show="% of read")
 
     table = listed_points(app)
     assert table["floor / time (%)"].tolist() == pytest.approx(

@@ -106,3 +106,17 @@ def test_names_from_records_are_never_markup(store, open_measurement):
     assert "<b>" not in raw
     assert r"\[a\]" in raw
     assert r"\*\*x\*\*" in raw
+
+
+def test_what_another_tool_states_of_its_result_is_shown(store, open_measurement):
+    record = a_record(
+        environment={"tool": "nvbench"},
+        extra={"remarks": ["the SM clock was 58% of the device's 1785 MHz"], "extra_info": {}},
+    )
+    store.add(record)
+
+    app = open_measurement(uuid=record.uuid)
+
+    facts = app.dataframe[-1].value.set_index("environment")["value"]
+    assert facts["remarks"] == '["the SM clock was 58% of the device\'s 1785 MHz"]'
+    assert "extra_info" not in facts

@@ -8,6 +8,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
@@ -54,7 +55,9 @@ def test_difference_between_models_and_migrations_is_detected(database):
 
 
 def test_revisions_are_a_single_line():
-    assert schema.revisions() == tuple(sorted(schema.revisions()))
+    scripts = ScriptDirectory(str(schema.MIGRATIONS)).walk_revisions()
+
+    assert schema.revisions() == tuple(script.revision for script in scripts)[::-1]
 
 
 def test_older_database_is_refused_until_it_is_upgraded(old, build):
@@ -135,7 +138,7 @@ def test_failed_upgrade_leaves_the_old_tables(old, monkeypatch):
         real(config, revision)
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(schema.command, "upgrade", breaking)
+    monkeypatch.setattr(command, "upgrade", breaking)
     with open_database(old, check_schema=False) as database:
         with pytest.raises(RuntimeError, match="power cut"):
             upgrade(database)

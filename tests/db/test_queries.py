@@ -8,7 +8,6 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.reference_store import ReferenceInfo, store_reference_values
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_record, begin_run, finish_run
 
@@ -360,32 +359,6 @@ def test_result_detail_has_device_environment_and_extra(session, add):
 def test_measurement_that_is_not_stored_is_an_error(session):
     with pytest.raises(NotFoundError, match="no measurement nowhere is stored"):
         queries.result_detail(session, "nowhere")
-
-
-def stated(m=1, **changes):
-    fields = {"source": "Paper", "source_table": "Table 1", "kernel": "flexq-w6a6", "unit": "×"}
-    return ReferenceInfo(**fields | {"metric": "speedup", "value": 1.5, "m": m} | changes)
-
-
-def test_storing_the_same_values_twice_writes_nothing(session):
-    values = [stated(1), stated(4)]
-
-    assert store_reference_values(session, values) is True
-    assert store_reference_values(session, values) is False
-    assert queries.reference_values(session) == values
-
-
-def test_corrected_value_replaces_the_old_one(session):
-    store_reference_values(session, [stated(value=1.5), stated(4)])
-
-    assert store_reference_values(session, [stated(value=1.6)]) is True
-
-    assert [row.value for row in queries.reference_values(session)] == [1.6]
-
-
-def test_duplicate_published_value_is_refused(session):
-    with pytest.raises(ValueError, match="two published values"):
-        store_reference_values(session, [stated(value=1.5), stated(value=1.6)])
 
 
 def test_releases_are_tags_of_stored_clean_commits(session, build, add):

@@ -14,6 +14,8 @@ from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, conversion, scale_of
         *((unit, RATIO) for unit in ("frames per second", "J/token", "MHz")),
         *((unit, COUNT) for unit in ("bytes", "MiB", "KB", "registers", "spills", "count")),
         *((unit, DIFFERENCE) for unit in ("%", "points", "")),
+        *((unit, COUNT) for unit in ("B/op", "allocs/op", "bytes/iter")),
+        *((unit, RATIO) for unit in ("ns/op", "ops/s", "op/sec")),
     ],
 )
 def test_scale_follows_the_unit(unit, scale):
@@ -37,6 +39,11 @@ def test_time_is_a_ratio_whatever_its_unit():
         ("%", "fraction", 0.01),
         ("KiB", "bytes", 1024),
         ("GB/s", "GB", None),
+        ("usec", "us", 1.0),
+        ("Milliseconds", "us", 1e3),
+        ("nanoseconds", "us", 1e-3),
+        ("hours", "s", 3600),
+        ("kilobytes", "bytes", 1000),
         ("us", "bytes", None),
         ("points", "marks", None),
     ],

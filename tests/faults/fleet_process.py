@@ -125,7 +125,7 @@ class SimulatedWorkers:
         self._jobs[worker] = job
         self.start(worker, job.cases[0], ())
 
-    def use(self, kind: str) -> None:
+    def use(self, kind: str, gpus: int = 1) -> None:
         for worker in list(self._members):
             self.end(worker, "")
 

@@ -60,15 +60,16 @@ class Clock:
 class ScriptedWorkers:
     """Workers that answer by a script: a result, a loss, or None: never.
 
-    kinds: number of workers by SKU. script: called with the worker and the case; compares: with a
-    worker and a comparison. replaces: replace a lost worker at once. lost_in_memory_query: number
-    of workers that die in memory_obstacles.
+    kinds: number of GPUs by SKU, all of one host. gpus: of a worker. script: called with the worker
+    and the case; compares: with a worker and a comparison. replaces: replace a lost worker at once.
+    lost_in_memory_query: number of workers that die in memory_obstacles.
     """
 
     kinds: Mapping[str, int]
     script: Callable[[ReadyWorker, Case], Answer]
     clock: Clock
     replaces: bool = True
+    gpus: int = 1
     arriving: int = 0
     lost_in_memory_query: int = 0
     compares: Callable[[ReadyWorker, CompareJob], Compared | Lost | None] | None = None
@@ -80,8 +81,11 @@ class ScriptedWorkers:
     _events: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
+        self._join_all()
+
+    def _join_all(self) -> None:
         for gpu, count in self.kinds.items():
-            for index in range(count):
+            for index in range(count // self.gpus):
                 self._join(f"{gpu} {index}", gpu)
 
     def _join(self, device: str, gpu: str) -> None:
@@ -109,10 +113,12 @@ class ScriptedWorkers:
         elif isinstance(answer, Lost):
             self._lose(member, answer.reason, answer.blameless)
 
-    def use(self, kind: str) -> None:
-        self.used.append(kind)
+    def use(self, kind: str, gpus: int = 1) -> None:
+        self.used.append(kind if gpus == 1 else f"{kind} {gpus}")
+        self.gpus = gpus
         for member in list(self._members):
-            self._lose(member, "", True, replaces=True)
+            self._lose(member, "", True, replaces=False)
+        self._join_all()
 
     def compare(self, member: str, job: CompareJob, repository: Path, rules: Any = None) -> None:
         assert self.compares is not None

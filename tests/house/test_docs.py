@@ -165,7 +165,7 @@ def test_tests_named_in_the_text_exist(page):
 
 @every_page
 def test_commands_in_the_text_are_verbs_of_the_program(page):
-    known = commands()
+    known = {words[:2] for words in commands()}  # of `db token create` these are found in the text
     written = re.findall(
         r"flexq(?:-bench|_bench\.cli) ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", page.read_text()
     )

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "dashboard"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from made_results import H200, records_of
 

@@ -15,13 +15,13 @@ from made_results import H200, a_record, a_run
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
-from flexq_bench.db.errors import DatabaseError, UnreachableError
+from flexq_bench.db.errors import DatabaseError, NotFoundError, UnreachableError
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.store import add_record
-from flexq_bench.errors import UsageError
 from flexq_bench.read_api import app
-from flexq_bench.read_api.badge import badge_of
+from flexq_bench.read_api.badge import badge_svg
 from flexq_bench.read_api.endpoints import ENDPOINTS, document
+from flexq_bench.read_api.responses import Source
 from flexq_bench.repository.git import GitError
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
@@ -37,6 +37,9 @@ ADDRESSES = [
     f"/v1/runs/{a_run().uuid[:8]}/results",
     "/v1/nights",
     "/v1/results/latest",
+    "/badge.json",
+    "/badge.svg",
+    "/healthz",
 ]
 
 
@@ -51,6 +54,11 @@ def plain(answer):
     assert answer.status == 200, answer.body
     assert answer.headers["content-type"] == "application/json"
     return json.loads(answer.body)
+
+
+def image(answer):
+    assert answer.headers["content-type"] == "image/svg+xml", answer.body
+    return ET.fromstring(answer.body)
 
 
 def test_the_document_is_valid_openapi():
@@ -69,9 +77,11 @@ def test_every_response_matches_the_document(slower, ask, address):
         and endpoint.path.count("{") == (path not in [e.path for e in ENDPOINTS])
     ]
     spec = document()
-    schema = spec["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]
+    ((media_type, schema),) = spec["paths"][template]["get"]["responses"]["200"]["content"].items()
 
-    answer = plain(ask(address))
+    given = ask(address)
+    assert given.headers["content-type"] == media_type
+    answer = json.loads(given.body) if media_type == "application/json" else given.body.decode()
 
     whole = {"components": spec["components"], **schema["schema"]}
     Draft202012Validator(whole).validate(answer)
@@ -124,18 +134,27 @@ def test_alert_has_its_kernels_and_verdicts(slower, ask):
         ("/v1/series?colour=red", 422),
         ("/v1/alerts?state=lost", 422),
         ("/v1/results/latest?m=1%3B--", 422),
-        ("/badge.svg?of=no-such-branch", 422),
-        ("/badge.svg?of=--upload-pack%3Dx", 422),
+        ("/badge.svg?of=no-such-branch", 404),
+        ("/badge.svg?project=nobody", 404),
+        ("/badge.svg?style=neon", 422),
+        ("/v1/series?limit=1&limit=2", 422),
+        ("/v1/series?kernel=a%00b", 422),
+        ("/v1/runs?since=yesterday", 422),
+        ("/v1/runs?after=ffffffff", 404),
+        ("/badge.svg?of=--upload-pack%3Dx", 404),
     ],
 )
 def test_invalid_request_has_one_line_error(path, ask, address, status):
     answer = ask(address)
 
     assert answer.status == status
-    error = json.loads(answer.body)["error"]
-    assert error
-    assert "\n" not in error
-    assert "Traceback" not in error
+    assert answer.headers["content-type"] == "application/problem+json"
+    given = json.loads(answer.body)
+    assert given["status"] == status
+    assert given["title"]
+    assert given["detail"] == given["error"] != ""
+    assert "\n" not in given["detail"]
+    assert "Traceback" not in given["detail"]
 
 
 def test_unchanged_response_is_not_sent_again(path, ask):
@@ -268,12 +287,13 @@ def test_badge_finds_a_branch_in_the_repository(slower, tmp_path):
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
 
     with open_database(str(slower)) as database, database.session() as session:
-        assert "not judged" in badge_of(session, "topic", tree)
+        source = Source(session, tree)
+        assert "not judged" in badge_svg(source, {"of": "topic"})
         for name in ("nowhere", "topi", "--all", "../tree"):
             with pytest.raises(
-                UsageError, match=r"^(no branch and no commit|.* is no commit)"
+                NotFoundError, match=r"^(no branch and no commit|.* is no commit)"
             ) as no:
-                badge_of(session, name, tree)
+                badge_svg(source, {"of": name})
             # Neither what other branches there are, nor where they are.
             assert "topic" not in str(no.value).replace(name, "")
             assert str(tmp_path) not in str(no.value)
@@ -292,5 +312,6 @@ def test_server_error_reveals_no_host_user_or_file(ask, monkeypatch, caplog, err
     answer = ask("/v1/runs")
 
     assert answer.status == 503
-    assert json.loads(answer.body) == {"error": "the database can't be read now: try again later"}
+    detail = "the database can't be read now: try again later"
+    assert json.loads(answer.body)["detail"] == detail
     assert str(error) in caplog.text

@@ -32,12 +32,12 @@ def shas(clone, git):
 def test_only_parents_that_are_not_stored_are_read(clone, shas):
     known = KnownHistory("main", {"main": Tip(shas[1], AT)}, (shas[1],), ())
 
-    assert read_history(clone, shas[2], "p", NOTHING).ancestry.parents == {
+    assert read_history(clone, [shas[2]], "p", NOTHING).ancestry.parents == {
         shas[0]: (),
         shas[1]: (shas[0],),
         shas[2]: (shas[1],),
     }
-    assert read_history(clone, shas[2], "p", known).ancestry.parents == {shas[2]: (shas[1],)}
+    assert read_history(clone, [shas[2]], "p", known).ancestry.parents == {shas[2]: (shas[1],)}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_main_branch_without_a_remote(clone, git, branches, checked_out, known, 
         git(clone, "checkout", "-q", checked_out)
     stored = KnownHistory(known, {}, (), ())
 
-    history = read_history(clone, git(clone, "rev-parse", "HEAD"), "p", stored)
+    history = read_history(clone, [git(clone, "rev-parse", "HEAD")], "p", stored)
 
     assert history.ancestry.main == expected
 
@@ -69,7 +69,7 @@ def test_main_branch_is_the_head_of_the_remote(clone, tmp_path, git):
     git(tmp_path, "clone", "-q", str(clone), "copy")
     git(tmp_path / "copy", "checkout", "-q", "-b", "main", "origin/main")
 
-    history = read_history(tmp_path / "copy", git(clone, "rev-parse", "HEAD"), "p", NOTHING)
+    history = read_history(tmp_path / "copy", [git(clone, "rev-parse", "HEAD")], "p", NOTHING)
 
     assert history.ancestry.main == "trunk-of-theirs"
 
@@ -77,7 +77,7 @@ def test_main_branch_is_the_head_of_the_remote(clone, tmp_path, git):
 def test_missing_object_is_noted_and_the_commit_keeps_its_parent(clone, shas):
     (clone / ".git" / "objects" / shas[1][:2] / shas[1][2:]).unlink()
 
-    history = read_history(clone, shas[2], "p", NOTHING)
+    history = read_history(clone, [shas[2]], "p", NOTHING)
 
     assert "can't be read" in history.note
     assert history.ancestry.parents == {shas[2]: (shas[1],)}
@@ -88,7 +88,7 @@ def test_deleted_branches_are_those_that_a_full_clone_lacks(clone, tmp_path, git
     known = KnownHistory("main", {"gone": Tip(shas[1], AT)}, (), ())
 
     def deleted(folder):
-        return read_history(folder, shas[2], "p", known).ancestry.deleted
+        return read_history(folder, [shas[2]], "p", known).ancestry.deleted
 
     assert (deleted(clone), deleted(tmp_path / "single")) == (("gone",), ())
 

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.record import build_record
-from flexq_bench.runs.table import problem_lines, published_table, results_table
+from flexq_bench.runs.table import problem_lines, results_table
 from flexq_bench.stats.baseline import BASELINE, compare_with_baseline
-from flexq_bench.workloads.published import PublishedValue, published_speedups
 
 
 @pytest.fixture
@@ -77,50 +76,6 @@ def test_problems_are_grouped_by_cause_worst_first(result):
 
     assert [line.partition(":")[0] for line in lines] == ["incorrect", "failed", "unsupported"]
     assert "and 1 more" in lines[1]
-
-
-def test_published_speedup_has_our_mean_next_to_it(result):
-    stated = [
-        PublishedValue(
-            source="Paper",
-            table="Table 1",
-            kernel="flexq-w6a6",
-            metric="speedup",
-            value=1.24,
-            baseline="abq-w6a6",
-            m=m,
-            hardware="RTX 3090 Ti",
-        )
-        for m in (1, 4)
-    ]
-    results = [
-        result("abq-w6a6", n=256, median_us=20.0),
-        result("flexq-w6a6", n=256, median_us=10.0),
-        result("abq-w6a6", n=512, median_us=80.0),
-        result("flexq-w6a6", n=512, median_us=10.0),
-        result("abq-w6a6", n=1024, median_us=500.0),  # alone: not part of the mean
-    ]
-    table = published_table(results, stated)
-    out = io.StringIO()
-    Console(file=out, width=120).print(table)
-
-    (row,) = [line for line in out.getvalue().splitlines() if "flexq-w6a6" in line]
-    assert row.split()[:7] == ["flexq-w6a6", "abq-w6a6", "1", "1.24×", "RTX", "3090", "Ti"]
-    assert "4.00×" in row  # of 2 and 8
-    assert "Paper, Table 1" in row
-
-
-def test_suite_without_published_values_has_no_table(result):
-    assert published_speedups("smoke") == ()
-    assert published_table([result("flexq-w6a6")], published_speedups("paper-fig10")) is None
-
-
-def test_figure_10_has_means_for_each_baseline_and_m():
-    stated = published_speedups("paper-fig10")
-
-    assert {(s.baseline, s.m) for s in stated} == {
-        (baseline, m) for baseline in ("cublas-w8a8[gemmex]", "abq-w6a6") for m in (1, 4, 8)
-    }
 
 
 def test_cpu_results_have_no_speedup(result):

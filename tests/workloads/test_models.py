@@ -15,13 +15,18 @@ PUBLISHED_BILLIONS = {
     "llama-13b": 13.0,
     "llama-30b": 32.5,
     "llama-65b": 65.2,
+    "sheared-llama-1.3b": 1.345,
     "llama-2-7b": 6.738,
     "llama-2-13b": 13.016,
     "llama-2-70b": 68.977,
     "llama-3-8b": 8.030,
+    "opt-125m": 0.125,
+    "opt-1.3b": 1.3,
+    "opt-2.7b": 2.65,
     "opt-6.7b": 6.7,
     "opt-13b": 13.0,
     "opt-30b": 30.0,
+    "opt-66b": 66.0,
     "qwen2.5-0.5b": 0.49,
     "qwen2.5-1.5b": 1.54,
     "qwen2.5-3b": 3.09,
@@ -165,3 +170,12 @@ def test_a_family_file_with_a_slip_is_refused(tmp_path, old, new, complaint):
         read_family(path)
 
     assert complaint in str(caught.value)
+
+
+def test_name_in_upper_case_is_the_catalog_model():
+    assert get_model("Qwen3-0.6B") == get_model("qwen3-0.6b")
+
+
+def test_unknown_model_is_pointed_to_its_configuration():
+    with pytest.raises(WorkloadError, match=r"sweep --config PATH"):
+        get_model("no-such-model")

@@ -1,62 +1,99 @@
+"""Published tables, statements and contradictions, and the names that they have here."""
+
 from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
 
 import pytest
 
-from flexq_bench.workloads import published
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.published import (
+    get_paper,
+    published_papers,
+    read_paper,
+    select_tables,
+)
+
+FILE = resources.files("flexq_bench") / "workloads" / "published" / "flexq.toml"
 
 
-@pytest.fixture
-def file(monkeypatch, tmp_path):
-    """A function that puts a text in place of the file."""
+def test_files_have_every_number_of_the_papers():
+    tables = select_tables(None)
+    cells = [cell for _, table in tables for cell in table.cells()]
 
-    def put(text):
-        (tmp_path / "workloads").mkdir(exist_ok=True)
-        (tmp_path / "workloads" / "published.toml").write_text(text, encoding="utf-8")
-        monkeypatch.setattr(published.resources, "files", lambda _: tmp_path)
-        published.published_values.cache_clear()
-        published.absent_tables.cache_clear()
-
-    yield put
-    published.published_values.cache_clear()
-    published.absent_tables.cache_clear()
-
-
-SET = '[[set]]\nsource = "P"\ntable = "T"\nkernel = "k"\nmetric = "speedup"\n'
-
-
-def test_table_row_has_differing_values_and_number(file):
-    file(SET + 'by = ["m", "model"]\nvalues = [[1, "a", 2.0], [4, "b", 3.0]]\n')
-
-    found = published.published_values()
-
-    assert [(v.m, v.model, v.value, v.unit) for v in found] == [
-        (1, "a", 2.0, "×"),
-        (4, "b", 3.0, "×"),
-    ]
+    assert len(tables) == 42
+    assert sum(len(table.rows) for _, table in tables) == 532
+    assert sum(cell.value is not None for cell in cells) == 4119
+    assert sum(len(paper.statement) for paper in published_papers()) == 115
+    assert sum(len(paper.mismatch) for paper in published_papers()) == 51
 
 
 @pytest.mark.parametrize(
-    "damaged",
+    ("old", "new", "complaint"),
     [
-        SET + "values = [[1, 2.0]]\n",
-        SET + 'bound = "roughly"\nvalues = [[2.0]]\n',
-        SET + "no_such_key = 1\nvalues = [[2.0]]\n",
-        SET.replace("speedup", "joy") + "values = [[2.0]]\n",
-        SET,
+        ('["cublas-w8a8", "cublas", 37.02, 0.91]', '["cublas-w8a8", 37.02, 0.91]', "4 cells"),
+        ("37.02, 0.91]", '"fast", 0.91]', 'a number, "-" or "\\?"'),
+        ("value = 2.46", "low = 2.46", "either value, or low and high"),
+        ('kind = "misprint"', 'kind = "typo"', "kind"),
+        ('measures = "time', 'measure = "time', "measure"),
+        ('id = "table-6"', 'id = "table-5"', "two tables are called table-5"),
     ],
 )
-def test_a_damaged_file_is_refused(file, damaged):
-    file(damaged)
+def test_a_damaged_file_is_refused_with_the_entry(tmp_path, old, new, complaint):
+    text = FILE.read_text(encoding="utf-8")
+    assert old in text
+    file = tmp_path / "flexq.toml"
+    file.write_text(text.replace(old, new), encoding="utf-8")
 
-    with pytest.raises(WorkloadError, match=r"published\.toml"):
-        published.published_values()
+    with pytest.raises(WorkloadError, match=complaint) as refused:
+        read_paper(file)
+    assert "flexq.toml" in str(refused.value)
 
 
-def test_every_reproduced_paper_is_listed_or_declared_absent():
-    named = {
-        one.source.partition(",")[0]
-        for one in (*published.published_values(), *published.absent_tables())
-    }
+def test_unknown_paper_or_table_names_the_nearest():
+    with pytest.raises(WorkloadError, match="flexq"):
+        select_tables("flexg")
+    with pytest.raises(WorkloadError, match="table-6"):
+        select_tables("flexq/table-7")
 
-    assert {"FlexQ", "ABQ-LLM", "ZeroQuant(4+2)", "Atom", "DGQ"} <= named
+
+def test_a_scheme_is_looked_up_by_all_words_first():
+    paper = get_paper("zeroquant-fp6")
+    (table,) = [table for table in paper.table if table.id == "table-6"]
+    of = {cell.subject: paper.schemes_of(cell) for cell in table.cells()}
+
+    assert of["W4A16 gptq coarse"] == ("gptq-w4a16[group=none]",)
+    assert of["FP6-A16 rtn fine"] == ("fp6[group=256]", "fp6[group=128]")
+    assert of["FP16 fp16"] == ("fp16",)
+
+
+def test_mismatch_is_of_each_table_that_it_names():
+    named = {m.where for m in get_paper("abq-llm").mismatches("table-9")}
+
+    assert "tables 3, 8, 9, 10, 11" in named
+    assert "table-9, W6A6, smoothquant" in named
+    assert not any(where.startswith("table-3,") for where in named)
+
+
+def test_printed_means_of_table_b1_are_arithmetic():
+    (table,) = [t for t in get_paper("zeroquant-fp6").table if t.id == "table-b.1"]
+    times = {(c.at["layer"], c.at["model"], c.at["kernel"]): c.value for c in table.cells()}
+    ratios = [
+        value / times[layer, model, "fp6-w6a16"]
+        for (layer, model, kernel), value in times.items()
+        if kernel == "cublas-fp16"
+    ]
+
+    assert sum(ratios) / len(ratios) == pytest.approx(1.92, abs=0.005)
+
+
+def test_settings_of_the_shared_data_are_kept():
+    own = tomllib.loads(Path(str(FILE)).read_text(encoding="utf-8"))
+
+    (table,) = [table for table in own["table"] if table["id"] == "table-6"]
+    assert (table["setting"]["m"], table["setting"]["n"], table["setting"]["k"]) == (1, 4096, 4096)
+    assert [row[1] for row in table["rows"]] == [
+        "cublas", "vanilla", "+warp-reduction", "+pipeline", "+evict-first", "-fused-dequant",
+    ]  # fmt: skip

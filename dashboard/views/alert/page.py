@@ -217,7 +217,7 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
     commands = reproduction(row, member, database)
     st.markdown("Recompute the verdicts from their evidence:")
     st.code(commands.explain, language=None, wrap_lines=True)
-    if commands.compare is None or commands.bisect is None:
+    if commands.compare is None:
         reason = (
             f"Another tool measured this: it was judged {history_verdict.CAVEAT}."
             if member.detector == history_verdict.DETECTOR
@@ -230,8 +230,11 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
         st.caption("No suite of the package has this shape. Save this as the file that is named:")
         st.code(commands.suite, language="toml")
     st.code(commands.compare, language=None, wrap_lines=True)
-    st.markdown("Find the commit that did it:")
-    st.code(commands.bisect, language=None, wrap_lines=True)
+    if commands.bisect is None:
+        st.caption("No commit lies between the last good and the first bad one: it is the latter.")
+    else:
+        st.markdown("Find the commit that did it:")
+        st.code(commands.bisect, language=None, wrap_lines=True)
     if not is_read_only():
         st.markdown("Or let a worker do it:")
         show_buttons(st.container(horizontal=True), database, row, member)

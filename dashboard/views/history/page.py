@@ -47,7 +47,7 @@ _MAX_SERIES = 6  # series in one chart: the number of dash styles, and quick to 
 _TIME = "time"
 _MAX_COMMITS = 50  # commits in the table by default, to send fewer bytes
 _BY_COMMIT, _BY_DATE = "commits", "dates"
-_ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
+_ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of read", "relative to a release"
 
 
 @app_page("History", section=PERFORMANCE, icon=":material/show_chart:")

@@ -184,7 +184,7 @@ def _show_reach(points: pd.DataFrame) -> None:
     )
     table = best.sort_values("median", ascending=False).reset_index()
     columns = {
-        name: st.column_config.NumberColumn(f"{name}, % of floor", format="%.1f")
+        name: st.column_config.NumberColumn(f"{name}, % of read", format="%.1f")
         for name in ("lowest", "median", "highest")
     }
     draw_table(
@@ -350,7 +350,7 @@ def _show_times(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
             "ci_low_us": number("low", format="%.2f", help="of the 95 % interval of the level"),
             "ci_high_us": number("high", format="%.2f"),
             "speedup": number(f"× {shown.baseline}", format="%.2f"),
-            "pct_of_floor": number("% of floor", format="%.1f"),
+            "pct_of_floor": number("% of read", format="%.1f"),
             "tops": number("TOPS", format="%.2f"),
         },
         key="times-table",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 
+from flexq_bench.accuracy.results import FULL_PRECISION, PERPLEXITY
 from flexq_bench.dashboard.shared.formatting import short_commit
 from flexq_bench.dashboard.shared.links import history_address, page_address
-from flexq_bench.db.queries import ResultRow
+from flexq_bench.db.queries import ResultRow, ScoreRow
 from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.results.stored_comparison import level_ratio
 from flexq_bench.results.stored_noise import StoredNoise
@@ -17,10 +19,59 @@ from flexq_bench.workloads.case import kernel_label
 
 # level_low, level_high: 95 % interval of the level, µs. slower: time / time of the fastest.
 COLUMNS = (
-    *("rank", "label", "median_us", "level_low", "level_high", "slower", "apart"),
+    *(
+        "rank",
+        "label",
+        "format",
+        "class",
+        "in_class",
+        "median_us",
+        "level_low",
+        "level_high",
+        "slower",
+        "apart",
+    ),
     *("pct_of_floor", "tops", "gb_s", "correct", "noisy", "history", "samples", "run"),
     *("configuration", "error", "commit", "measured", "noise"),
 )
+
+
+_SCHEME_BITS = re.compile(r"(?<![a-z])w(\d+)a(\d+|x)")
+_MAX_EXAMPLES = 3  # of each class
+
+
+def accuracy_class(weight_bits: int, act_bits: int) -> int:
+    """Return the bits of the narrower operand of a format, by which its loss is judged."""
+    return min(bits for bits in (weight_bits, act_bits or 16, 16) if bits)
+
+
+def losses_by_class(scores: Sequence[ScoreRow]) -> dict[int, list[str]]:
+    """Return measured perplexity increases over fp16, largest first, by class, widest first.
+
+    A scheme's class is that of the bits in its name; `ax` are activations that are as wide as the
+    weights, or wider. Schemes without bits in their names are left out.
+    """
+    groups: dict[tuple[str, ...], dict[str, float]] = {}
+    for row in scores:
+        if row.metric == PERPLEXITY and row.value:
+            key = (row.model, row.task, row.through, row.gpu)
+            groups.setdefault(key, {})[row.scheme] = row.value
+    found: dict[int, dict[tuple[str, str], float]] = {}
+    for (model, *_), by_scheme in groups.items():
+        base = by_scheme.get(FULL_PRECISION)
+        for scheme, value in by_scheme.items():
+            bits = _SCHEME_BITS.search(scheme)
+            if base and bits:
+                wide = int(bits[1]) if bits[2] == "x" else int(bits[2])
+                of_class = found.setdefault(accuracy_class(int(bits[1]), wide), {})
+                of_class[scheme, model] = 100 * (value / base - 1)
+    return {
+        bits: [
+            f"{scheme} {loss:+.2f} % ({model})"
+            for (scheme, model), loss in sorted(found[bits].items(), key=lambda item: -item[1])
+        ][:_MAX_EXAMPLES]
+        for bits in sorted(found, reverse=True)
+    }
 
 
 def leaderboard_frame(rows: Sequence[LatestRow[ResultRow]], noise: StoredNoise) -> pd.DataFrame:
@@ -34,7 +85,8 @@ def leaderboard_frame(rows: Sequence[LatestRow[ResultRow]], noise: StoredNoise) 
         key=lambda row: row.result.median_us or 0.0,
     )
     cells = [_cells(i, row, timed[0], noise) for i, row in enumerate(timed, start=1)]
-    return pd.DataFrame(cells, columns=list(COLUMNS))
+    frame = pd.DataFrame(cells, columns=list(COLUMNS))
+    return frame.assign(in_class=frame.groupby("class").cumcount() + 1)
 
 
 def _cells(
@@ -46,6 +98,8 @@ def _cells(
     return {
         "rank": rank,
         "label": kernel_label(r.kernel, r.variant),
+        "format": f"w{r.weight_bits}a{r.act_bits}",
+        "class": accuracy_class(r.weight_bits, r.act_bits),
         "median_us": r.median_us,
         "level_low": level.low,
         "level_high": level.high,

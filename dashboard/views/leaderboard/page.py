@@ -25,9 +25,14 @@ from flexq_bench.dashboard.shared.latest_controls import (
 from flexq_bench.dashboard.shared.latest_frame import frame_of, read_latest, read_rows
 from flexq_bench.dashboard.shared.model_places import models_and_layers, places_of_frame
 from flexq_bench.dashboard.shared.operation_controls import choose_operation, choose_parameters
+from flexq_bench.dashboard.shared.results_table import READ_HELP
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
-from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
+from flexq_bench.dashboard.views.leaderboard.frame import (
+    accuracy_class,
+    leaderboard_frame,
+    losses_by_class,
+)
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import ResultRow
@@ -78,6 +83,12 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     choose = _choose_layer if operation == LINEAR else _choose_workload
     shape = choose(controls, frame)
     rows = [row for row in everything if shape.matches(row.result)]
+    classes = sorted({accuracy_class(r.result.weight_bits, r.result.act_bits) for r in rows})
+    least = controls.select(
+        st.sidebar, "class", "Accuracy class", [0, *classes], 0,
+        format_func=lambda bits: f"at least {bits} bits" if bits else "any",
+    )  # fmt: skip
+    rows = [r for r in rows if accuracy_class(r.result.weight_bits, r.result.act_bits) >= least]
     table = leaderboard_frame(rows, latest.noise)
     st.markdown(
         f"{shape.words} on **{as_text(gpu)}** · "
@@ -90,6 +101,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
         st.info(f"No correct result with a time is stored here. Measure: {as_code(measure)}")
         return
     _show_fastest(table)
+    _show_losses(database, least)
     _show_table(table)
     with database.session() as session:
         kernels = queries.kernel_names(session)
@@ -169,6 +181,22 @@ def _show_fastest(table: pd.DataFrame) -> None:
     st.markdown(words + ".")
 
 
+def _show_losses(database: Database, least: int) -> None:
+    """Show the measured loss of each accuracy class, with the models it was measured on."""
+    with database.session() as session:
+        scores = queries.latest_scores(session, queries.scored_models(session))
+    lines = [
+        f"{bits} bits: {as_text(', '.join(examples))}"
+        for bits, examples in losses_by_class(scores).items()
+        if bits >= least
+    ]
+    if lines:
+        st.caption(
+            "Accuracy class: bits of the narrower operand of a kernel's format. Perplexity against "
+            "fp16 of models that were evaluated here. " + "; ".join(lines) + "."
+        )
+
+
 def _show_table(table: pd.DataFrame) -> None:
     column = st.column_config
     number = column.NumberColumn
@@ -178,12 +206,15 @@ def _show_table(table: pd.DataFrame) -> None:
         column_config={
             "rank": number("#", format="%d"),
             "label": column.TextColumn("kernel", pinned=True),
+            "format": column.TextColumn(help="bits of weights and activations"),
+            "class": number("class, bits", format="%d", help="accuracy class"),
+            "in_class": number("# in class", format="%d"),
             "median_us": number("µs", format="%.2f"),
             "level_low": number("low", format="%.2f", help="of the 95 % interval of the level, µs"),
             "level_high": number("high", format="%.2f"),
             "slower": number("× fastest", format="%.3f"),
             "apart": column.TextColumn("distinct", help="from the fastest one"),
-            "pct_of_floor": number("% of floor", format="%.1f"),
+            "pct_of_floor": number("% of read", format="%.1f", help=READ_HELP),
             "tops": number("TOPS", format="%.2f"),
             "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),
             "correct": column.TextColumn("correct", help="against the reference"),

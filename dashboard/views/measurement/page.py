@@ -161,6 +161,8 @@ def _show_device(detail: ResultDetail) -> None:
     if table:
         draw_table(table, key="readings")
     facts = {"device": detail.device, "seed": str(detail.seed), **detail.environment}
+    if "tool" in detail.environment:  # of another tool: what it states of its result
+        facts |= {name: value for name, value in detail.extra.items() if value}
     draw_table(
         pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]}),
         key="environment",

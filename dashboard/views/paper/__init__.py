@@ -1,1 +1,1 @@
-"""Paper: published numbers next to measured ones, in separate columns."""
+"""Paper: published tables and statements beside ours, each with a verdict."""

@@ -1,15 +1,18 @@
-"""Criterion.rs: the output of `cargo criterion --message-format=json`, or its folder of results.
+"""Criterion.rs: the output of `cargo criterion --message-format=json`, its text, or its folder.
 
 The messages, one JSON object per line, are described in its book ("External Tools",
 bheisler.github.io/criterion.rs/book): a `benchmark-complete` with samples and estimates for each
 benchmark. In target/criterion, which `cargo bench` writes, the newest results of a benchmark are in
 a folder `new`: benchmark.json contains its name, estimates.json and sample.json contain
-nanoseconds.
+nanoseconds. In the text that is printed, `time:   [26.0 µs 26.2 µs 26.5 µs]` are the estimate
+between its bounds, after the name, or in the line below a long one. Benchmarks of Rust's own
+harness print `test NAME ... bench: 1,234 ns/iter (+/- 56)`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +24,7 @@ from flexq_bench.exchange.external.result import (
     BadResult,
     ExternalResult,
     Reading,
+    by_unit,
     collect,
     in_us,
     number,
@@ -28,7 +32,12 @@ from flexq_bench.exchange.external.result import (
 )
 from flexq_bench.runs.text_files import read_text
 
-_WHAT = "the output of cargo criterion --message-format=json, or the folder target/criterion"
+_WHAT = "the output of cargo bench, or of cargo criterion as JSON, or the folder target/criterion"
+_VALUE = r"([\d.]+) (\S+)"
+_ESTIMATE = re.compile(rf"(.*?)\s*(time|thrpt): +\[{_VALUE} {_VALUE} {_VALUE}\]\s*")
+_HARNESS = re.compile(
+    r"test (\S.*?) +\.\.\. bench: +([\d,.]+) (\w+)/iter(?: \(\+/- ([\d,.]+)\))?.*"
+)
 
 
 def read(path: str) -> Reading:
@@ -48,7 +57,10 @@ def read(path: str) -> Reading:
     lines = read_text(path, _WHAT, most_bytes=MAX_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):
-        raise UsageError(f"{path} holds no message of Criterion: name {_WHAT}")
+        entries = list(_of_text(lines))
+        if not entries:
+            raise UsageError(f"{path} holds no message of Criterion: name {_WHAT}")
+        return collect(entries)
     return collect(_entries(messages))
 
 
@@ -62,6 +74,34 @@ def _entries(
             message = None
         name = message.get("id") if isinstance(message, dict) else None
         yield str(name or f"line {place}"), partial(_result, message)
+
+
+def _of_text(lines: Sequence[str]) -> Iterator[tuple[str, Callable[[], ExternalResult]]]:
+    name = before = ""
+    for line in lines:
+        if (estimate := _ESTIMATE.fullmatch(line)) is not None:
+            own = estimate[1].strip()
+            name = own or (name if estimate[2] == "thrpt" else before.strip())
+            yield f"{name} {estimate[2]}", partial(_printed, name, estimate)
+        elif (bench := _HARNESS.fullmatch(line)) is not None:
+            yield bench[1], partial(_of_harness, bench)
+        before = line
+
+
+def _printed(name: str, estimate: re.Match[str]) -> ExternalResult:
+    low, value, high = (
+        by_unit(estimate[place], estimate[place + 1].replace("elem/s", "items/s"))
+        for place in (3, 5, 7)
+    )
+    ends = {"low": low["median"], "high": high["median"]}
+    return ExternalResult(**_named(name, "estimate"), **value, **ends)
+
+
+def _of_harness(bench: re.Match[str]) -> ExternalResult:
+    value = in_us(bench[2].replace(",", ""), bench[3], "the time")
+    deviation = bench[4] and in_us(bench[4].replace(",", ""), bench[3], "the deviation")
+    extra = {"deviation_us": deviation} if deviation is not None else {}
+    return ExternalResult(**_named(bench[1]), median=value, extra=extra)
 
 
 def _result(message: object) -> ExternalResult | None:
@@ -118,10 +158,10 @@ def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tupl
     return tuple(times)
 
 
-def _named(identity: object) -> dict[str, Any]:
+def _named(identity: object, statistic: str = "median") -> dict[str, Any]:
     stem, _, parameter = str(identity).rpartition("/")
     return {
         "name": stem or parameter,
         "variant": parameter if stem else "",
-        "environment": {"tool": "criterion", "statistic": "median"},
+        "environment": {"tool": "criterion", "statistic": statistic},
     }

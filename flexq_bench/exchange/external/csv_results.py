@@ -1,8 +1,10 @@
-"""CSV: one result per row, with a header.
+"""CSV, and JSON lines: one result per row, with its commit, time, branch and device.
 
 Columns, in any order: `benchmark` and `value`; optional are `unit` (default us), `metric` (default
 time), `direction` (lower or higher; required for metrics other than time), `low` and `high` (of the
-95 % interval), `samples` (their number), `variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
+95 % interval), `samples` (their number), `variant`, `m`, `n`, `k`, `device` (or `gpu`), `cache`
+(cold or hot), `commit`, `branch`, `time` (ISO 8601) and `occasion`. A line of JSON is an object
+with these keys. Files are read in parts, so that they may have millions of rows.
 
 Columns are separated by commas, semicolons or tabs. Spreadsheets of locales that write 1,5 for 1.5
 separate columns by semicolons. A file that is not separated by commas may therefore use a decimal
@@ -12,46 +14,67 @@ point or a decimal comma, but the same one for all of its numbers.
 from __future__ import annotations
 
 import csv
-import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MAX_BYTES,
-    US,
+    BATCH,
     BadResult,
     ExternalResult,
     Reading,
-    collect,
+    collect_batches,
+    commit_of,
     count,
     in_us,
+    iso_time,
     number,
 )
-from flexq_bench.runs.text_files import read_text
+from flexq_bench.runs.text_files import text_lines
 from flexq_bench.workloads.names import listed, unknown
 
 _WHAT = "a CSV file with the columns benchmark and value"
+_JSON_WHAT = "JSON lines, each an object with the keys benchmark and value"
 _NEEDED = ("benchmark", "value")
 _COLUMNS = (
     *_NEEDED, "unit", "metric", "direction", "low", "high", "samples", "variant",
-    "m", "n", "k", "gpu", "cache",
+    "m", "n", "k", "device", "gpu", "cache", "commit", "branch", "time", "occasion",
 )  # fmt: skip
 _NUMBERS = ("value", "low", "high", "samples", "m", "n", "k")
 _SEPARATORS = (",", ";", "\t")
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # optional first line of spreadsheets: the separator
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+")
+_MAX_BYTES = 1 << 30  # per file
 
 
-def read(path: str) -> Reading:
-    """Read one result per row; empty rows are ignored. Raises UsageError for another header."""
-    text = read_text(path, _WHAT, most_bytes=MAX_BYTES)
-    if (separator_line := _SEPARATOR_LINE.match(text)) is not None:
-        text = text[separator_line.end() :]
-    rows, header, separator = _with_header(path, text)
+class _Lines:
+    """Lines of a file, one at a time.
+
+    is_cut_off: the last one that was read has no end. It may be cut off, because programs end the
+    last line, too; an editor may not.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lines = text_lines(path, _WHAT, most_bytes=_MAX_BYTES)
+        self.is_cut_off = False
+
+    def __iter__(self) -> Iterator[str]:
+        for place, line in enumerate(self._lines):
+            self.is_cut_off = not line.endswith(("\n", "\r"))
+            if place or not _SEPARATOR_LINE.fullmatch(line):
+                yield line
+
+
+def read_csv(path: str) -> Iterator[Reading]:
+    """Read one result per row, in parts; empty rows are ignored.
+
+    Raises UsageError for another header.
+    """
+    header, separator = _header(path)
     for name in header:
         if (other := re.search(r"[;\t|]", name)) is not None:
             raise UsageError(
@@ -63,38 +86,68 @@ def read(path: str) -> Reading:
     if missing or len(set(header)) != len(header):
         wrong = f"no column {listed(missing)}" if missing else "a column twice"
         raise UsageError(f"{path} has {wrong}: name {_WHAT}")
-    decimal = "." if separator == "," else _decimal(path, text, header, separator)
-    return collect(_entries(path, rows, header, decimal, _cut_off_row(text, separator)))
+    decimal = "." if separator == "," else _decimal(path, header, separator)
+    return collect_batches(_entries(path, header, separator, decimal), BATCH)
 
 
-def _with_header(path: str, text: str) -> tuple[Iterator[list[str]], list[str], str]:
-    """Return the rows after the header, the header, and the separator of columns.
+def read_json_lines(path: str) -> Iterator[Reading]:
+    """Read one result per line, in parts. Raises UsageError if the first one is no such object."""
+    lines = (line for line in text_lines(path, _JSON_WHAT, most_bytes=_MAX_BYTES) if line.strip())
+    first = next(lines, "")
+    try:
+        is_object = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object or not all(f'"{name}"' in first for name in _NEEDED):
+        raise UsageError(f"{path} does not begin with a result: name {_JSON_WHAT}")
+    entries = (
+        (f"line {place}", partial(_of_line, line))
+        for place, line in enumerate(chain((first,), lines), start=1)
+    )
+    return collect_batches(entries, BATCH)
 
-    The separator is the one with which the header has the required columns; if there is none, a
-    comma. Raises UsageError if the text is no CSV.
-    """
-    candidates = []
-    for separator in _SEPARATORS:
-        rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
-        try:
-            # Spreadsheets may write upper case, and empty columns at the end.
-            header = _without_empty_end([name.strip().lower() for name in next(rows, [])])
-        except csv.Error:
-            raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
-        candidates.append((rows, header, separator))
-    return next(
-        (candidate for candidate in candidates if set(_NEEDED) & set(candidate[1])), candidates[0]
+
+def _of_line(line: str) -> ExternalResult:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        raise BadResult("it is no JSON: copy the file again") from None
+    strange = [name for name in fields if name not in _COLUMNS]
+    if strange:
+        raise BadResult(unknown("key", str(strange[0])[:40], _COLUMNS))
+    return _of_fields(
+        {name: str(value) for name, value in fields.items() if value is not None}, "jsonl"
     )
 
 
-def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
+def _header(path: str) -> tuple[list[str], str]:
+    """Return the header of a file, and the separator of its columns.
+
+    The separator is the one with which the header has the required columns; if there is none, a
+    comma. Raises UsageError if the file is no CSV.
+    """
+    candidates = []
+    for separator in _SEPARATORS:
+        try:
+            names = next(csv.reader(iter(_Lines(path)), delimiter=separator), [])
+        except csv.Error:
+            raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
+        # Spreadsheets may write upper case, and empty columns at the end.
+        header = _without_empty_end([name.strip().lower() for name in names])
+        candidates.append((header, separator))
+    return next(
+        (candidate for candidate in candidates if set(_NEEDED) & set(candidate[0])), candidates[0]
+    )
+
+
+def _decimal(path: str, header: list[str], separator: str) -> str:
     """Return the decimal separator of a file whose columns are not separated by commas.
 
     Raises UsageError if it is ambiguous.
     """
     first: dict[str, str] = {}  # first number with this separator, and its row
     has_fraction = False
-    rows = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
+    rows = csv.reader(iter(_Lines(path)), delimiter=separator)
     with suppress(csv.Error):  # reported when the row is read
         for place, row in islice(enumerate(rows, start=1), 1, None):
             named_cells = zip(header, row, strict=False)
@@ -116,9 +169,11 @@ def _decimal(path: str, text: str, header: list[str], separator: str) -> str:
 
 
 def _entries(
-    path: str, rows: Iterator[list[str]], header: list[str], decimal: str, cut_off_row: int
+    path: str, header: list[str], separator: str, decimal: str
 ) -> Iterator[tuple[str, Callable[[], ExternalResult]]]:
-    place = 1
+    lines = _Lines(path)
+    rows = csv.reader(iter(lines), delimiter=separator)
+    place = 0
     while True:
         place += 1
         try:
@@ -127,21 +182,9 @@ def _entries(
             return
         except csv.Error:
             raise UsageError(f"{path}: row {place} is no CSV: name {_WHAT}") from None
-        if any(cell.strip() for cell in row):
-            is_cut_off = place == cut_off_row and len(row) < len(header)
-            yield f"row {place}", partial(_result, row, header, decimal, is_cut_off)
-
-
-def _cut_off_row(text: str, separator: str) -> int:
-    """Return the number of the last row if its line has no end, so that it may be cut off; else 0.
-
-    Programs end the last line, too; an editor may not.
-    """
-    if text.endswith(("\n", "\r")):
-        return 0
-    with suppress(csv.Error):  # reported when the row is read
-        return sum(1 for _ in csv.reader(io.StringIO(text, newline=None), delimiter=separator))
-    return 0
+        if place > 1 and any(cell.strip() for cell in row):
+            is_cut_off = lines.is_cut_off and len(row) < len(header)
+            yield f"row {place}", partial(_of_row, row, header, decimal, is_cut_off)
 
 
 def _without_empty_end(row: list[str]) -> list[str]:
@@ -149,7 +192,7 @@ def _without_empty_end(row: list[str]) -> list[str]:
     return row[: max(filled, default=0)]
 
 
-def _result(row: list[str], header: list[str], decimal: str, is_cut_off: bool) -> ExternalResult:
+def _of_row(row: list[str], header: list[str], decimal: str, is_cut_off: bool) -> ExternalResult:
     if is_cut_off:
         raise BadResult("the file is cut off within it: copy it again")
     row = _without_empty_end(row)
@@ -158,42 +201,57 @@ def _result(row: list[str], header: list[str], decimal: str, is_cut_off: bool) -
     fields = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
     if decimal != ".":
         fields |= {name: fields[name].replace(decimal, ".") for name in _NUMBERS if name in fields}
+    return _of_fields(fields, "csv")
+
+
+def _of_fields(fields: Mapping[str, str], tool: str) -> ExternalResult:
     if "benchmark" not in fields or "value" not in fields:
         raise BadResult("it has no benchmark, or no value")
     metric, unit = fields.get("metric", "time"), fields.get("unit", "us")
+    convert: Callable[[object, str], float] = number
     if metric == "time":
         if fields.get("direction", "lower") != "lower":
             raise BadResult("less time is better: its direction is lower")
-        factor = in_us(1, unit, "1")
-        unit = "us"
+        convert, unit = partial(_time, unit), "us"
     else:
-        factor = 1.0
-        if unit in US and "unit" not in fields:
+        if "unit" not in fields:
             raise BadResult(f"the unit of {metric} is missing: add a column unit")
         if "direction" not in fields:
             raise BadResult(f"{metric} needs a column direction: lower or higher is better")
+    low, high = (
+        convert(fields[name], name) if name in fields else None for name in ("low", "high")
+    )
+    created_at = iso_time(fields.get("time"))
+    if "time" in fields and created_at is None:
+        raise BadResult("its time is not written as 2026-01-31T02:00:00+00:00")
+    commit = None
+    if "commit" in fields:
+        commit = commit_of(fields["commit"], branch=fields.get("branch", ""))
     cache = fields.get("cache", "")
     if cache not in ("", "cold", "hot"):
         raise BadResult("its cache is neither cold nor hot")
     return ExternalResult(
         name=fields["benchmark"],
         variant=fields.get("variant", ""),
-        median=number(fields["value"], "value") * factor,
-        low=_end(fields, "low", factor),
-        high=_end(fields, "high", factor),
+        median=convert(fields["value"], "value"),
+        low=low,
+        high=high,
         n_samples=count(fields.get("samples", 0), "samples"),
         metric=metric,
         unit=unit,
         direction=fields.get("direction", "lower"),
         cache=cache,
         shape=(_size(fields, "m"), _size(fields, "n"), _size(fields, "k")),
-        device=fields.get("gpu", ""),
-        environment={"tool": "csv"},
+        device=fields.get("device", fields.get("gpu", "")),
+        environment={"tool": tool},
+        commit=commit,
+        created_at=created_at,
+        occasion=fields.get("occasion", ""),
     )
 
 
-def _end(fields: Mapping[str, str], name: str, factor: float) -> float | None:
-    return number(fields[name], name) * factor if name in fields else None
+def _time(unit: str, value: object, name: str) -> float:
+    return in_us(value, unit, name)
 
 
 def _size(fields: Mapping[str, str], name: str) -> int:

@@ -20,6 +20,7 @@ from flexq_bench.exchange.external.result import (
     count,
     in_us,
     iso_time,
+    kept,
     list_of,
     of_samples,
     read_json,
@@ -28,6 +29,11 @@ from flexq_bench.exchange.external.result import (
 
 _WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
 _OLD_AGGREGATES = ("mean", "median", "stddev")
+_FIELDS = {
+    "name", "family_index", "per_family_instance_index", "run_name", "run_type", "repetitions",
+    "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit", "label",
+    "aggregate_name", "aggregate_unit",
+}  # of a run; others are counters  # fmt: skip
 _CENTRES = ("median", "mean")  # aggregates that are times, in order of preference
 
 
@@ -105,7 +111,9 @@ def _result(
         "tool_version": cleaned(context.get("library_version", "")),
         "build": cleaned(context.get("library_build_type", "")),
     }
-    common: dict[str, Any] = {"name": stem, "variant": variant, "shape": shape}
+    common: dict[str, Any] = {
+        "name": stem, "variant": variant, "shape": shape, "remarks": _remarks(context),
+    }  # fmt: skip
     failed = [e for e in entries if e.get("error_occurred") or e.get("skipped")]
     if failed:
         reason = failed[0].get("error_message") or failed[0].get("skip_message") or "it failed"
@@ -130,7 +138,7 @@ def _result(
             samples=times,
             n_samples=len(times),
             environment=environment | {"statistic": "median" if len(times) > 1 else "mean"},
-            extra={"iterations": iterations},
+            extra={"iterations": iterations, "counters": _counters(runs)},
         )
     for centre in _CENTRES:
         for entry in entries:
@@ -144,6 +152,22 @@ def _result(
                     environment=environment | {"statistic": centre},
                 )
     return None  # a complexity (BigO, RMS), or only deviations
+
+
+def _remarks(context: Mapping[str, Any]) -> tuple[str, ...]:
+    scaled = ("the clock of the CPU varied: CPU scaling was enabled",)
+    debug = ("the benchmark library is a debug build: times are longer",)
+    return (scaled if context.get("cpu_scaling_enabled") else ()) + (
+        debug if context.get("library_build_type") == "debug" else ()
+    )
+
+
+def _counters(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the benchmark counted: each counter, with its value in each run."""
+    names = dict.fromkeys(name for run in runs for name in run if name not in _FIELDS)
+    values = {name: [run.get(name) for run in runs] for name in names}
+    counters: dict[str, Any] = kept(values)
+    return counters
 
 
 def _split(name: str) -> tuple[str, dict[str, object]]:

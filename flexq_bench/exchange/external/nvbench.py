@@ -24,6 +24,7 @@ from flexq_bench.exchange.external.result import (
     cleaned,
     collect,
     count,
+    kept,
     list_of,
     notches,
     number,
@@ -35,6 +36,7 @@ from flexq_bench.exchange.external.result import (
 _WHAT = "an nvbench file: the benchmark's --json FILE"
 _FORM = 1  # major version of nvbench's JSON
 _US = 1e6  # microseconds in a second
+_LOW_CLOCK = 0.95  # share of the default clock; below it, times are of a slower device
 _Z_95 = 1.96  # half-width of a 95 % interval in standard errors
 _NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # in text form
 # Our cache mode, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
@@ -134,6 +136,10 @@ def _results(
         "device": str(device["name"]) if device else "",
         "extra": {"state": cleaned(state.get("name", ""))},
     }
+    summaries = {summary["tag"]: _values(summary) for summary in state.get("summaries") or ()}
+    own = {tag: values for tag, values in summaries.items() if not tag.startswith("nv/")}
+    if own:
+        common["extra"]["summaries"] = kept(own)
     if state.get("is_skipped"):
         detail = cleaned(state.get("skip_reason") or "nvbench skipped it without a reason")
         environment = {"tool": "nvbench", "tool_version": version}
@@ -141,7 +147,6 @@ def _results(
             **common, median=None, cache="cold", detail=detail, environment=environment
         )
         return [skipped]
-    summaries = {summary["tag"]: _values(summary) for summary in state.get("summaries") or ()}
     results = []
     for cache, stem in _MODES:
         side = "cpu" if stem == "nv/cpu_only" else "gpu"
@@ -149,10 +154,25 @@ def _results(
         if timed is not None:
             statistic, values = timed
             environment = {"tool": "nvbench", "tool_version": version, "statistic": statistic}
+            values |= _clock(summaries.get(f"{stem}/sm_clock_rate/mean", {}), device or {})
             results.append(ExternalResult(**common, **values, cache=cache, environment=environment))
     if not results:
         raise BadResult("it has no time: no nv/cold, nv/batch or nv/cpu_only summary")
     return results
+
+
+def _clock(summary: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mean SM clock, with a remark if it is below the device's default. Both in Hz."""
+    if summary.get("value") is None:
+        return {}
+    mhz = number(summary["value"], "the SM clock") / 1e6
+    default = device.get("sm_default_clock_rate")
+    default_mhz = 0.0 if default is None else number(default, "the default SM clock") / 1e6
+    fields: dict[str, Any] = {"sm_clock_mhz": mhz}
+    if mhz < _LOW_CLOCK * default_mhz:
+        share = f"{mhz / default_mhz:.0%} of the device's {default_mhz:.0f} MHz"
+        fields["remarks"] = (f"the SM clock was {share}",)
+    return fields
 
 
 def _timed(

@@ -19,7 +19,9 @@ from flexq_bench.exchange.external.result import (
     cleaned,
     collect,
     count,
+    in_us,
     iso_time,
+    kept,
     list_of,
     notches,
     number,
@@ -30,6 +32,7 @@ from flexq_bench.exchange.external.result import (
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
 _US = 1e6  # microseconds in a second
+_DIRTY = "measured with uncommitted changes"
 _FAILED = "the benchmark raised an error, whose reason is not in the file"
 
 
@@ -43,19 +46,24 @@ def read(path: str) -> Reading:
     machine_info = file.get("machine_info")
     machine = machine_info if isinstance(machine_info, dict) else {}
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
-    entries = _entries(benchmarks, machine, cleaned(file.get("version", "")))
+    commit_info = file.get("commit_info")
+    commit = commit_info if isinstance(commit_info, dict) else {}
+    remarks = (_DIRTY,) if commit.get("dirty") else ()
+    entries = _entries(benchmarks, machine, cleaned(file.get("version", "")), remarks)
     reading = collect(entries, created_at=iso_time(file.get("datetime")))
-    commit = file.get("commit_info")
-    sha = commit.get("id") if isinstance(commit, dict) else None
+    sha = commit.get("id")
     return replace(reading, commit=sha if _SHA.fullmatch(str(sha)) else None)
 
 
 def _entries(
-    benchmarks: list[Any], machine: Mapping[str, Any], version: str
+    benchmarks: list[Any], machine: Mapping[str, Any], version: str, remarks: tuple[str, ...]
 ) -> Iterator[tuple[str, Callable[[], ExternalResult]]]:
     for position, entry in enumerate(benchmarks, start=1):
         name = entry.get("fullname") if isinstance(entry, dict) else None
-        yield str(name or f"benchmark {position}"), partial(_result, entry, machine, version)
+        yield (
+            str(name or f"benchmark {position}"),
+            partial(_result, entry, machine, version, remarks),
+        )
 
 
 def _split(full_name: str, name: str) -> tuple[str, str]:
@@ -68,7 +76,9 @@ def _split(full_name: str, name: str) -> tuple[str, str]:
     return full_name[:start] + test, identity.removesuffix("]")
 
 
-def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) -> ExternalResult:
+def _result(
+    entry: Mapping[str, Any], machine: Mapping[str, Any], version: str, remarks: tuple[str, ...]
+) -> ExternalResult:
     name, identity = _split(str(entry["fullname"]), str(entry.get("name") or ""))
     parameters = entry.get("params")
     if isinstance(parameters, Mapping):
@@ -91,16 +101,23 @@ def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) 
         "extra": {
             "group": cleaned(entry.get("group") or ""),
             "host": cleaned(machine.get("node", "")),
+            "extra_info": kept(entry.get("extra_info")),
         },
+        "remarks": remarks,
     }
     if entry.get("has_error"):
         return ExternalResult(**common, median=None, detail=cleaned(entry.get("error") or _FAILED))
     stats = entry["stats"]
-    median, q1, q3 = (number(stats[key], key) * _US for key in ("median", "q1", "q3"))
+    median, q1, q3 = (in_us(stats[key], "s", key) for key in ("median", "q1", "q3"))
     rounds = count(stats["rounds"], "rounds")
     low, high = notches(median, q1, q3, rounds) if rounds else (None, None)
     data = stats.get("data") or ()
-    samples = tuple(number(value, "a sample") * _US for value in data[: MAX_SAMPLES + 1])
+    shortened = any(isinstance(value, str) for value in data)  # as "… 900 more"
+    samples = (
+        ()
+        if shortened
+        else tuple(number(value, "a sample") * _US for value in data[: MAX_SAMPLES + 1])
+    )
     common["environment"]["statistic"] = "median"
     return ExternalResult(
         **common, median=median, low=low, high=high, samples=samples, n_samples=rounds

@@ -6,30 +6,37 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from flexq_bench.db.jsonlines import count_cells
-from flexq_bench.db.units import RATIO, scale_of
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.units import RATIO, conversion, is_rate, scale_of, without_execution
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.record import tera_operations
 from flexq_bench.runs.text_files import read_text
+from flexq_bench.workloads.names import listed
 
 MAX_BYTES = 1 << 26  # per file: 64 MiB
 MAX_CELLS = 1 << 22  # values, lists and objects per file; parsed, each takes up to 100 bytes
-MAX_RESULTS = 50_000  # per file
+MAX_RESULTS = 50_000  # per file of a format that is read as a whole
+BATCH = 5_000  # results of the others that are in memory at a time
 MAX_SAMPLES = 1 << 20  # per result
 _MAX_NAME_LENGTH = 400
 _MAX_DETAIL_LENGTH = 300
+_MAX_KEPT = 4096  # letters of JSON
 _MIN_US, _MAX_US = 1e-6, 1e12  # 1 ps to 11 days
 _MAX_VALUE = 1e12  # of a metric other than time
 _MAX_DIMENSION = 2**31 - 1
 _MAX_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
+_AXIS_TAG = re.compile(r"\{\w+\}$")  # of CUB's axes: M{io}, T{ct}
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-US = {"ns": 1e-3, "us": 1.0, "µs": 1.0, "μs": 1.0, "ms": 1e3, "s": 1e6}  # microseconds per unit
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+_US = "us"
 
 
 class BadResult(ValueError):  # noqa: N818 (never leaves the reader: it becomes a Refused)
@@ -43,7 +50,10 @@ class ExternalResult:
     median None: the benchmark failed, detail gives the reason. low, high: ends of the 95 %
     interval; None: not in the file. samples: in measurement order; empty: not in the file. variant:
     all parameters except m, n, k, as text. device: where it ran; empty: not in the file. cache: as
-    in records. created_at: ISO 8601 with its zone; None: not in the file.
+    in records. commit: that was measured; None: not in the file. created_at: ISO 8601 with its
+    zone; None: not in the file. occasion: id of the tool's run; empty: not in the file.
+    sm_clock_mhz: mean while it was measured; None: not in the file. remarks: what makes it less
+    comparable, for a person.
     """
 
     name: str
@@ -64,6 +74,11 @@ class ExternalResult:
     detail: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    commit: CommitInfo | None = None
+    created_at: str | None = None
+    occasion: str = ""
+    sm_clock_mhz: float | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,55 +91,75 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Content of a file. created_at: its creation time, commit: the commit that its tool ran at,
-    both as the file states it; None: it does not. machine: what the file states of its machine if
-    it names no device; empty: nothing."""
+    """Content of a file, or a part of it. created_at: its creation time, commit: the commit that
+    its tool ran at, both as the file states it; None: it does not. machine: what the file states of
+    its machine if it names no device; empty: nothing. occasion: as of a result."""
 
     results: tuple[ExternalResult, ...]
     refused: tuple[Refused, ...] = ()
     created_at: str | None = None
     commit: str | None = None
     machine: str = ""
+    occasion: str = ""
+
+
+Entries = Iterable[tuple[str, Callable[[], ExternalResult | Sequence[ExternalResult] | None]]]
 
 
 def collect(
-    entries: Iterable[tuple[str, Callable[[], ExternalResult | Sequence[ExternalResult] | None]]],
-    *,
-    created_at: str | None = None,
-    machine: str = "",
+    entries: Entries, *, created_at: str | None = None, machine: str = "", occasion: str = ""
 ) -> Reading:
     """Read the entries of a file one by one; an invalid one is refused, the others are still read.
 
     entries: name and reader; a reader returns None for an entry without a result. Raises UsageError
     for a file with more than 50,000 results.
     """
-    results: dict[tuple[object, ...], ExternalResult] = {}
+    reading = next(collect_batches(entries, MAX_RESULTS + 1))
+    if len(reading.results) + len(reading.refused) > MAX_RESULTS:
+        raise UsageError(f"more than {MAX_RESULTS:,} results in a file: split it")
+    return replace(reading, created_at=created_at, machine=machine, occasion=occasion)
+
+
+def collect_batches(entries: Entries, size: int) -> Iterator[Reading]:
+    """Read entries like `collect`, in parts of about `size` results; there is at least one part."""
+    results: list[ExternalResult] = []
     refused: list[Refused] = []
+    identities: set[int] = set()  # hashes: of millions of results, identities take much memory
+    is_first = True
     for name, read in entries:
         try:
             entry = read()
             for result in [entry] if isinstance(entry, ExternalResult) else entry or ():
                 checked = _checked(result)
-                identity = (
-                    result.name,
-                    result.variant,
-                    result.metric,
-                    result.cache,
-                    result.device,
-                    result.shape,
-                    result.parameters,
+                identity = hash(
+                    (
+                        result.name,
+                        result.variant,
+                        result.metric,
+                        result.cache,
+                        result.device,
+                        result.shape,
+                        result.parameters,
+                        None if result.commit is None else result.commit.sha,
+                        result.occasion or result.created_at,
+                    )
                 )
-                if identity in results:
+                if identity in identities:
                     raise BadResult("there is another result of this name and these parameters")
-                results[identity] = checked
+                identities.add(identity)
+                results.append(checked)
         except BadResult as error:
             refused.append(Refused(_shown(name), str(error)))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else "it has another form"
             refused.append(Refused(_shown(name), what))
-        if len(results) + len(refused) > MAX_RESULTS:
-            raise UsageError(f"more than {MAX_RESULTS:,} results in a file: split it")
-    return Reading(tuple(results.values()), tuple(refused), created_at, machine=machine)
+        if len(results) + len(refused) >= size:
+            yield Reading(tuple(results), tuple(refused))
+            is_first = False
+            results.clear()
+            refused.clear()
+    if results or refused or is_first:
+        yield Reading(tuple(results), tuple(refused))
 
 
 def read_json(path: str, what: str) -> dict[str, Any]:
@@ -132,16 +167,57 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
     what: the expected kind of file, for example `an nvbench file`.
     """
+    value = read_value(path, what)
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} holds no JSON object: name {what}")
+    return value
+
+
+def read_value(path: str, what: str, *, start: str = "") -> Any:
+    """Read the value of a JSON file, which may follow `start` and be followed by a semicolon.
+
+    Raises UsageError like `read_json`.
+    """
     text = read_text(path, what, most_bytes=MAX_BYTES)
     if count_cells(text) > MAX_CELLS:
         raise UsageError(f"{path} has over {MAX_CELLS:,} values: split it")
     try:
-        value = json.loads(text)
+        return json.loads(text.strip().removeprefix(start).removesuffix(";"))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON: name {what}") from None
-    if not isinstance(value, dict):
-        raise UsageError(f"{path} holds no JSON object: name {what}")
-    return value
+
+
+def read_objects(path: str, what: str) -> list[Any]:
+    """Read a JSON file of an object or a list of them, or JSON lines. Raises UsageError."""
+    text = read_text(path, what, most_bytes=MAX_BYTES).strip()
+    first, _, rest = text.partition("\n")
+    if not (rest and first.startswith("{") and first.rstrip().endswith("}")):
+        value = read_value(path, what)
+        return value if isinstance(value, list) else [value]
+    if count_cells(text) > MAX_CELLS:
+        raise UsageError(f"{path} has over {MAX_CELLS:,} values: split it")
+    try:
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is no JSON lines: name {what}") from None
+
+
+def objects_with(values: object, keys: Sequence[str], path: str, what: str) -> list[Any]:
+    """Return the objects of a file. Raises UsageError if none of them has all of these keys."""
+    objects = values if isinstance(values, list) else []
+    if not any(isinstance(one, dict) and all(key in one for key in keys) for one in objects):
+        raise UsageError(f"{path} has no object with {listed(list(keys))}: name {what}")
+    return objects
+
+
+def of_epoch(milliseconds: object) -> str | None:
+    """Convert milliseconds since 1970 to ISO 8601 in UTC; None: it is no such time."""
+    if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float):
+        return None
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 def list_of(value: Mapping[str, Any], key: str, path: str, what: str) -> list[Any]:
@@ -178,9 +254,54 @@ def count(value: object, name: str) -> int:
 
 def in_us(value: object, unit: object, name: str) -> float:
     """Convert a time to microseconds. Raises BadResult if the unit is not one of time."""
-    if unit not in US:
-        raise BadResult(f"its unit is no time's: use one of {', '.join(dict.fromkeys(US))}")
-    return number(value, name) * US[str(unit)]
+    factor = conversion(str(unit), _US)
+    if factor is None:
+        raise BadResult("its unit is no time's: use one of ns, us, ms, s")
+    return scaled(number(value, name), factor)
+
+
+def scaled(value: float, factor: float) -> float:
+    """Multiply in decimal, so that a file's digits stay: 24512 ns are 24.512 us."""
+    return float(Decimal(repr(value)) * Decimal(repr(factor)))
+
+
+def by_unit(
+    value: object, unit: object, *, metric: str = "value", higher: bool | None = None
+) -> dict[str, Any]:
+    """Return the fields of a value by its unit: a time in microseconds, a rate, or another metric.
+
+    metric: name of one that is no time and no rate. higher: more is better; None: of a rate only.
+    Raises BadResult.
+    """
+    text = str(unit or "").strip()
+    if conversion(thing := without_execution(text), _US) is not None and not higher:
+        return {"median": in_us(value, thing, "its value")}
+    rate = is_rate(text)
+    return {
+        "median": number(value, "its value"),
+        "metric": "throughput" if rate and metric == "value" else metric,
+        "unit": text,
+        "direction": "higher" if (rate if higher is None else higher) else "lower",
+    }
+
+
+def of_repeated(times: Sequence[float]) -> dict[str, Any]:
+    """Return the fields of a benchmark that ran several times: their median is the value."""
+    if len(times) == 1:
+        return {"median": times[0]}
+    median, low, high = of_samples(times)
+    return {
+        "median": median, "low": low, "high": high,
+        "samples": tuple(times), "n_samples": len(times),
+    }  # fmt: skip
+
+
+def commit_of(sha: object, **about: Any) -> CommitInfo:
+    """Return a commit that a file names, in lower case. about: other fields. Raises BadResult."""
+    text = str(sha).strip().lower()
+    if not _SHA.fullmatch(text):
+        raise BadResult(f"its commit {cleaned(sha)[:50]!r} is no hexadecimal sha")
+    return CommitInfo(text, None, None, dirty=False, **about)
 
 
 def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, int], str]:
@@ -192,8 +313,9 @@ def split_parameters(parameters: Mapping[str, object]) -> tuple[tuple[int, int, 
     sizes, variant = {"m": 1, "n": 1, "k": 1}, []
     for key, value in parameters.items():
         text = _ADDRESS.sub("", str(value))
-        if key.lower() in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
-            sizes[key.lower()] = int(text)
+        size = _AXIS_TAG.sub("", key).lower()
+        if size in sizes and re.fullmatch(r"[1-9][0-9]{0,9}", text):
+            sizes[size] = int(text)
         else:
             variant.append(f"{key}={text}")
     return (sizes["m"], sizes["n"], sizes["k"]), ",".join(variant)
@@ -223,6 +345,7 @@ def _checked(result: ExternalResult) -> ExternalResult:
         ("its parameters", result.variant),
         ("its device", result.device),
         ("its metric", result.metric),
+        ("its occasion", result.occasion),
         ("its unit", result.unit),
         ("its operation's parameters", result.operation + result.parameters),
     ):
@@ -266,6 +389,15 @@ def cleaned(text: object) -> str:
     """Shorten untrusted text, and replace unprintable characters by question marks."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
     return shown if len(shown) <= _MAX_DETAIL_LENGTH else f"{shown[: _MAX_DETAIL_LENGTH - 3]}..."
+
+
+def kept(value: object) -> Any:
+    """Return what a user added to a result: JSON of at most 4 KiB, of more the beginning."""
+    try:
+        text = json.dumps(value, allow_nan=False, default=str)
+    except (ValueError, RecursionError):
+        return cleaned(value)
+    return json.loads(text) if len(text) <= _MAX_KEPT and "\\u0000" not in text else cleaned(text)
 
 
 def _shown(name: str) -> str:

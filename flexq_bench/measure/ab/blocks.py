@@ -79,7 +79,8 @@ class CaseSide:
     """One side of a case, and its results over all processes so far.
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
-    its machine code. wrong: description of a wrong result; empty: none.
+    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample,
+    which further workers take from the first; None: each determines it.
     """
 
     slot: str
@@ -87,13 +88,20 @@ class CaseSide:
     config: dict[str, Any] | None = None
     binary: str | None = None
     wrong: str = ""
+    launches: int | None = None
 
     def begin_prepare(
-        self, worker: Worker, favourite: dict[str, Any] | None, *, check: bool = True
+        self,
+        worker: Worker,
+        favourite: dict[str, Any] | None,
+        *,
+        check: bool = True,
+        shares: bool = False,
     ) -> None:
         """Request to prepare the case; `end_prepare` waits for it.
 
-        check: a result, too; False only for workers that can leave it out.
+        check: a result, too; False only for workers that can leave it out. shares: weights with the
+        other cases of a layer in this process; True only for workers that can.
         """
         worker.send(
             "prepare",
@@ -102,6 +110,7 @@ class CaseSide:
             config=self.config,
             favourite=favourite,
             **({} if check else {"check": False}),
+            **({"shares": True} if shares else {}),
         )
 
     def end_prepare(self, worker: Worker) -> None:
@@ -109,14 +118,12 @@ class CaseSide:
         self.config, self.binary = reply["config"], reply["binary"]
         self.wrong = self.wrong or reply["wrong"]
 
-    def check(self, worker: Worker) -> None:
-        """Check a result of the default configuration, untimed. Raises as measure_blocks."""
-        try:
-            self.wrong = worker.ask(
-                "prepare", slot=self.slot, case=self.case.key, config={}, favourite=None
-            )["wrong"]
-        finally:
-            self.release(worker)
+    def begin_check(self, worker: Worker) -> None:
+        """Request to check a result of the default configuration; `end_check` waits for it."""
+        worker.send("prepare", slot=self.slot, case=self.case.key, config={}, favourite=None)
+
+    def end_check(self, worker: Worker) -> None:
+        self.wrong = self.wrong or worker.receive()["wrong"]
 
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
@@ -125,8 +132,10 @@ class CaseSide:
 
         is_warm: the device was just busy; True only for workers that take it into account.
         """
-        warm = {"is_warm": True} if is_warm else {}
-        worker.send("place", slot=self.slot, index=index, beside=beside, **warm)
+        more: dict[str, Any] = {"is_warm": True} if is_warm else {}
+        if self.launches is not None:
+            more["launches"] = self.launches
+        worker.send("place", slot=self.slot, index=index, beside=beside, **more)
 
     def end_place(self, worker: Worker) -> None:
         worker.receive()
@@ -137,9 +146,12 @@ class CaseSide:
         samples, trim = tuple(reply["samples_us"]), reply.get("trim")
         return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
-    def begin_leave(self, worker: Worker) -> None:
-        """Request to inspect and free the placement; `end_leave` waits for it."""
-        worker.send("leave", slot=self.slot)
+    def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
+        """Request to inspect and free the placement; `end_leave` waits for it.
+
+        inspect: False only for workers that can leave it out.
+        """
+        worker.send("leave", slot=self.slot, **({} if inspect else {"inspect": False}))
 
     def end_leave(self, worker: Worker) -> None:
         wrong = worker.receive()["wrong"]
@@ -182,6 +194,9 @@ class CasePair:
         return bool(self.base_is_wrong) and not self.problem
 
 
+Sides = Sequence[tuple[CaseSide, Worker]]
+
+
 def measure_blocks(
     pair: CasePair,
     workers: tuple[Worker, Worker],
@@ -191,6 +206,7 @@ def measure_blocks(
     blocks: int,
     on_block: Callable[[Block], None],
     side_by_side: bool = False,
+    shares: bool = False,
     is_warm: bool = False,
 ) -> None:
     """Measure a case in one pair of processes; add blocks and errors to `pair`.
@@ -198,8 +214,9 @@ def measure_blocks(
     workers: of base and head; the same one for two kernels. process: number of the pair. The side
     that is placed first, and the side that starts a block, alternate. side_by_side: the workers
     allocate a placement before they warm it up, so that both can do so at the same time, and can
-    leave out the check of a result. is_warm: the device was just busy. Raises RefusedError if a
-    side refuses the case, WorkerError if a worker broke.
+    leave out the check of a result. shares: they can share weights among the cases of a layer.
+    is_warm: the device was just busy. Raises RefusedError if a side refuses the case, WorkerError
+    if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     with _released(sides):
@@ -214,9 +231,9 @@ def measure_blocks(
                 if side is pair.head and pair.same_kernel and side.config is None:
                     side.config = pair.base.config
                 favourite = pair.base.config if side is pair.head else None
-                _prepare([(side, worker)], favourite, check=check)
+                _prepare([(side, worker)], favourite, check=check, shares=shares)
         else:
-            _prepare(sides, None, check=check)
+            _prepare(sides, None, check=check, shares=shares)
         if pair.problem:
             return
         for placement in range(placements):
@@ -230,6 +247,21 @@ def measure_blocks(
             # The second side may share the weights of the first.
             _leave(ordered[::-1], side_by_side=not share)
         pair.processes = process + 1
+
+
+def check_results(sides: Sides) -> None:
+    """Check a result of each side, in different workers at the same time, untimed.
+
+    What is compiled for it is found in a cache by the processes that follow. Raises as
+    measure_blocks.
+    """
+    with _released(sides):
+        _check_memory(sides)
+        _at_once(
+            sides,
+            lambda side, worker: side.begin_check(worker),
+            lambda side, worker: side.end_check(worker),
+        )
 
 
 def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -> None:
@@ -248,14 +280,13 @@ def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -
             _leave([(side, worker)])
 
 
-Sides = Sequence[tuple[CaseSide, Worker]]
-
-
-def _prepare(sides: Sides, favourite: dict[str, Any] | None, *, check: bool = True) -> None:
+def _prepare(
+    sides: Sides, favourite: dict[str, Any] | None, *, check: bool = True, shares: bool = False
+) -> None:
     """Prepare sides in different workers at the same time, because nothing is timed."""
 
     def begin(side: CaseSide, worker: Worker) -> None:
-        side.begin_prepare(worker, favourite, check=check)
+        side.begin_prepare(worker, favourite, check=check, shares=shares)
 
     _at_once(sides, begin, lambda side, worker: side.end_prepare(worker))
 
@@ -307,7 +338,7 @@ def _at_once(
 
 
 @contextmanager
-def _released(sides: list[tuple[CaseSide, Worker]]) -> Iterator[None]:
+def _released(sides: Sides) -> Iterator[None]:
     """Let workers free the memory of a case at the end. An interrupted one may never reply."""
     is_interrupted = False
     try:
@@ -334,8 +365,8 @@ def _block(
     return Block(process, placement, base=(second, third), head=(first, fourth))
 
 
-def _check_memory(sides: list[tuple[CaseSide, Worker]]) -> None:
-    """Raise RefusedError if both sides together don't fit the device."""
+def _check_memory(sides: Sides) -> None:
+    """Raise RefusedError if the sides together don't fit the device."""
     replies = [worker.ask("memory", case=side.case.key) for side, worker in sides]
     needed = sum(reply["needed"] for reply in replies)
     free = min(reply["free"] for reply in replies)

@@ -12,7 +12,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.revisions import Revision, resolve_pair
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import sandbox_of_adopted
-from flexq_bench.measure.launcher import Launcher, forking_launcher
+from flexq_bench.measure.launcher import OWN_LIBRARIES, Launcher, forking_launcher
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case
@@ -59,7 +59,7 @@ def compare_revisions(
                 sides.append(Side(each.name, tree, launcher=launcher))
                 continue
             sandbox = sandbox_of_adopted(tree)
-            own = stack.enter_context(forking_launcher(tree, sandbox.wrap))
+            own = stack.enter_context(forking_launcher(tree, sandbox.wrap, libraries=OWN_LIBRARIES))
             sides.append(Side(each.name, tree, launcher=own, sandbox=sandbox))
         yield from compare_trees(sides[0], sides[1], cases, **options)
 

@@ -14,7 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flexq_bench.measure.ab.blocks import Block, CasePair, measure_blocks, run_alone
+from flexq_bench.measure.ab.blocks import (
+    Block,
+    CasePair,
+    check_results,
+    measure_blocks,
+    run_alone,
+)
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
@@ -130,7 +136,7 @@ class _Course:
         )
 
     def _find_wrong(self) -> None:
-        """Run every case of head once, untimed, and note which are wrong."""
+        """Run every case once, untimed, and note which are wrong."""
         for lane in self._lanes:
             waiting: Sequence[CasePair] = lane.pairs
             while waiting and not self._is_over():
@@ -140,10 +146,7 @@ class _Course:
                 lane.workers.discard()
 
     def _check(self, lane: _Lane, pairs: Sequence[CasePair]) -> Sequence[CasePair]:
-        """Check cases of head in the lane's next pair of processes; return those left if it broke.
-
-        Base is checked only where head is wrong, after all of head.
-        """
+        """Check cases in the lane's next pair of processes; return those left if one broke."""
         began = time.monotonic()
         base, head = lane.workers.start_ahead()
         lane.experiment.identities(base, head)
@@ -152,8 +155,14 @@ class _Course:
             self._show_progress()
             if self._is_late():
                 break
+            sides = [(pair.head, head), (pair.base, base)]
             try:
-                pair.head.check(head)
+                if base is not head:
+                    check_results(sides)
+                else:  # of base only where head is wrong
+                    check_results(sides[:1])
+                    if pair.head.wrong:
+                        check_results(sides[1:])
             except RefusedError:
                 continue  # measuring it says why, or an older program lacks its default
             except WorkerError as error:
@@ -163,15 +172,6 @@ class _Course:
             if pair.head.wrong and self._rules.stops_at_wrong:
                 self._wrong = pair.head.case.key
                 break
-        for pair in pairs:
-            if pair.head.wrong:
-                try:
-                    pair.base.check(base)
-                except RefusedError:
-                    continue
-                except WorkerError:
-                    lane.workers.discard()
-                    break
         return ()
 
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
@@ -238,6 +238,7 @@ class _Course:
             if workers_wait and not is_last and self._starts_ahead(experiment):
                 lane.workers.start_ahead()
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
+            shares = all(identity.get("shares_weights", False) for identity in identities)
             kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
@@ -254,6 +255,7 @@ class _Course:
                         blocks=rules.blocks,
                         on_block=partial(_report, experiment, pair.base.case),
                         side_by_side=side_by_side,
+                        shares=shares,
                         is_warm=time.monotonic() - self._measured_at < WARM_S,
                     )
                     self._measured_at = time.monotonic()

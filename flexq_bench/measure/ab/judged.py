@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from flexq_bench.errors import MissingResultsError
+from flexq_bench.errors import BrokenRevisionError, MissingResultsError
 from flexq_bench.measure.ab.course import compare_cases
-from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
+from flexq_bench.measure.ab.experiment import ABExperiment, Identity, Options, Side
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.ab.same_code import same_code, without_measurement
+from flexq_bench.measure.ab.tree_bytecode import add_bytecode
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
 from flexq_bench.measure.shared_tensors import exchanges
 from flexq_bench.measure.worker_messages import JUDGED_VERSION
-from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.repository.git import git_output
 from flexq_bench.repository.worktrees import repository_of, worktree
 from flexq_bench.verdicts import CaseComparison
@@ -66,6 +67,8 @@ def compare_judged(
         folder = stack.enter_context(worktree(repository, first.commit))
         trees = (folder, stack.enter_context(worktree(repository, tree.commit)))
         stack.enter_context(hidden_secrets())
+        for checkout in trees:
+            add_bytecode(checkout)
         if kind == "none":
             judge = replace(judge, files=UnchangedFiles(trees))
 
@@ -73,13 +76,18 @@ def compare_judged(
             environment = stack.enter_context(clean_environment())
             exchange = exchanged[slot]
             sandbox = Sandbox(environment, kind, [tree, exchange.inputs], [exchange.outputs])
-            launcher = stack.enter_context(forking_launcher(wrap=sandbox.wrap))
+            # Head's code is not trusted with what its processes are forked from.
+            program = tree if slot == "base" else None
+            launcher = stack.enter_context(
+                forking_launcher(program, sandbox.wrap, libraries=OWN_LIBRARIES)
+            )
             return Side(name, tree, environment, launcher=launcher, sandbox=sandbox)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
-        _check_workers(ABExperiment(*sides, **options), repository)
         steady = replace(sides[0], name=second.name)
-        experiment = partial(ABExperiment, **options, starts_ahead=False)
+        experiment = partial(
+            _JudgedExperiment, **options, starts_ahead=False, repository=repository
+        )
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
@@ -88,26 +96,28 @@ def compare_judged(
         )
 
 
-def _check_workers(experiment: ABExperiment, repository: Path) -> None:
-    """Raise MissingResultsError unless base's program starts, judges and runs head's code."""
-    base, head = experiment.base, experiment.head
-    with ExitStack() as stack:  # both start at the same time, which takes as long as one
-        first, second = (experiment.worker(stack, side) for side in (base, head))
-        first.request_identity()
-        second.request_identity()
-        if first.check_identity().get("judged") != JUDGED_VERSION:
-            raise MissingResultsError(
-                f"{base.short_name} judges its head by other rules than this program: "
-                f"{_oldest(repository)}, or measure each by its own program (--trust-head)"
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JudgedExperiment(ABExperiment):
+    """Both sides run base's program. repository: with its commits."""
+
+    repository: Path
+
+    def identities(self, base: WorkerProcess, head: WorkerProcess) -> tuple[Identity, Identity]:
+        """Raises MissingResultsError unless base's program starts, judges and runs head's code."""
         try:
-            second.check_identity()
-        except WorkerError as error:
+            first, second = ABExperiment.identities(self, base, head)
+        except BrokenRevisionError as error:
             raise MissingResultsError(
-                f"{head.short_name}'s kernels do not run in base's program ({error}): if it "
+                f"{self.head.short_name}'s kernels do not run in base's program ({error}): if it "
                 "changes what both share, have it reviewed and measure each by its own "
                 "(--trust-head)"
             ) from error
+        if first.get("judged") != JUDGED_VERSION:
+            raise MissingResultsError(
+                f"{self.base.short_name} judges its head by other rules than this program: "
+                f"{_oldest(self.repository)}, or measure each by its own program (--trust-head)"
+            )
+        return first, second
 
 
 def _oldest(repository: Path) -> str:

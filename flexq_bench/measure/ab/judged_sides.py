@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import Kernel
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
@@ -39,9 +39,9 @@ _MOST_CHECKED = (64, 256)  # rows and columns
 MAX_EXCESS_OVERHEAD = 0.05
 _MAX_P_VALUE = 1e-3
 _MIN_TURNS = 12
-# One in this many of head's placements, drawn at random, has its whole result checked, and so has
-# the first. This takes longer than the placement's samples, of which some elements are always
-# checked; base's own worker is believed.
+# In one of this many placements, drawn at random, and in the first, the worker looks at what it
+# kept, and head's whole result is checked. This takes longer than the placement's samples, of which
+# some elements are always checked.
 _PLACEMENTS_PER_WHOLE_CHECK = 8
 
 
@@ -62,11 +62,9 @@ class JudgingDevice:
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
 
-    def kernel_of(self, case: Case) -> LinearKernel:
+    def kernel_of(self, case: Case) -> Kernel:
         """The kernel as this program knows it, with its formats and its required exactness."""
-        kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
-        assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
-        return kernel
+        return resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
 
 
 @contextmanager
@@ -105,7 +103,7 @@ class JudgedSide(CaseSide):
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     turns: list[_Turn] = field(default_factory=list, kw_only=True)
-    _is_checked: bool = field(default=False, init=False)  # True if the whole result is checked
+    _is_checked: bool = field(default=False, init=False)  # True after the first placement
 
     @cached_property
     def kernel(self) -> JudgedKernel:
@@ -114,14 +112,25 @@ class JudgedSide(CaseSide):
         exchange = judge.exchanges[self.slot]
         return JudgedKernel(
             *(judge.kernel_of(self.case), self.case, self.slot, exchange, judge.device),
-            *(judge.protocol, _MOST_CHECKED),
+            *(judge.protocol, _MOST_CHECKED, self._reference),
         )
 
+    def _reference(self) -> tuple[Worker, Exchange]:
+        """Base's worker, whose code is trusted: it judges operations of a project's own."""
+        base = self if self.is_trusted or self.opponent is None else self.opponent
+        assert base.kernel.worker is not None  # it was prepared
+        return base.kernel.worker, self.judge.exchanges[base.slot]
+
     def begin_prepare(
-        self, worker: Worker, favourite: dict[str, Any] | None, *, check: bool = True
+        self,
+        worker: Worker,
+        favourite: dict[str, Any] | None,
+        *,
+        check: bool = True,
+        shares: bool = False,
     ) -> None:
         self.kernel.worker = worker
-        super().begin_prepare(worker, favourite, check=check)
+        super().begin_prepare(worker, favourite, check=check, shares=shares)
 
     def end_prepare(self, worker: Worker) -> None:
         super().end_prepare(worker)
@@ -137,16 +146,16 @@ class JudgedSide(CaseSide):
     def sample(self, worker: Worker) -> SampleBatch:
         inputs = self.kernel.give_inputs()
         turn = self._timed(worker)
-        self.kernel.check_cells(inputs)
+        self.kernel.check_turn(inputs)
         self.wrong = self.wrong or self.kernel.wrong
         return turn
 
-    def begin_leave(self, worker: Worker) -> None:
+    def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
         is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
         if is_drawn and not self.is_trusted:
             self.wrong = self.wrong or self.kernel.check_result().detail
-            self._is_checked = True
-        super().begin_leave(worker)
+        self._is_checked = True
+        super().begin_leave(worker, inspect=inspect and is_drawn)
 
     def end_leave(self, worker: Worker) -> None:
         super().end_leave(worker)
@@ -172,6 +181,7 @@ class JudgedSide(CaseSide):
             # During a gap a worker could do work that its samples leave out.
             turn = self.kernel.turn(gap_us=0.0)
             telemetry.note(turn.began, turn.ended)
+        self.launches = turn.launches
         overhead_s = turn.whole_s - turn.timed_s - turn.untimed_s(self.judge.device)
         self.turns.append(_Turn(turn.kept, overhead_s, turn.whole_s))
         state = telemetry.summary()

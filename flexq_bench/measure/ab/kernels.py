@@ -12,7 +12,7 @@ from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import sandbox_of_adopted
-from flexq_bench.measure.launcher import forking_launcher
+from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
 from flexq_bench.verdicts import CaseComparison
 from flexq_bench.workloads.case import Case, parse_kernel_label
 
@@ -33,7 +33,7 @@ def compare_kernels(
     tree = Path(flexq_bench.__file__).resolve().parents[1]
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
     sandbox = sandbox_of_adopted(tree)
-    with forking_launcher(tree, sandbox.wrap) as launcher:
+    with forking_launcher(tree, sandbox.wrap, libraries=OWN_LIBRARIES) as launcher:
         first, second = (
             Side(label, tree, launcher=launcher, sandbox=sandbox) for label in (base, head)
         )

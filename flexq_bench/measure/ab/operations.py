@@ -14,11 +14,11 @@ import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.external.sources import hash_of_folders
-from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
 from flexq_bench.measure.buffers import Buffers
-from flexq_bench.measure.given_inputs import Plain, linear_inputs, named_parts
+from flexq_bench.measure.given_inputs import Part, Parts, Plain, named_tensors, parts_of
+from flexq_bench.measure.judged_work import OwnReference, Role, with_elements
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import (
     FreeClocks,
@@ -31,6 +31,7 @@ from flexq_bench.measure.shared_tensors import layout_of, read_tensors, write_te
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from flexq_bench.workloads.case import Case
 
+_SIDES = 2  # of a comparison, which are on the device together
 _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 
 
@@ -38,10 +39,11 @@ _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 class _Slot:
     """A prepared case, and its current placement, if any: its index and buffers.
 
-    placed: warmed up; None: not used so far. free: clocks without the power limit, of the first
-    placement. samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a
-    batch of the current placement doesn't count. weights: the latest that were given, which a new
-    placement gets with its first activations. has_weights: the current placement has them.
+    begun: its launches are captured; placed: it is warmed up; None: not so far. free: clocks
+    without the power limit, of the first placement. samples: of a batch; gap_us: idle time before
+    each. least_mhz: clock below which a batch of the current placement doesn't count. given: the
+    latest inputs, of which a new placement gets the weights with its first activations.
+    has_weights: the current one has them.
     """
 
     prepared: PreparedCase
@@ -49,11 +51,12 @@ class _Slot:
     resources: ExitStack = field(default_factory=ExitStack)
     index: int = 0
     buffers: Buffers | None = None
+    begun: Placed | None = None
     placed: Placed | None = None
     samples: int = 1
     gap_us: float = 0.0
     least_mhz: float | None = None
-    weights: Operand | None = None
+    given: dict[str, Part] = field(default_factory=dict)
     has_weights: bool = False
 
     def begin(self) -> Placed:
@@ -63,7 +66,7 @@ class _Slot:
     def leave(self) -> None:
         """Free the current placement."""
         self.resources.close()
-        self.placed = self.buffers = None
+        self.begun = self.placed = self.buffers = None
         self.has_weights = False
 
 
@@ -78,6 +81,7 @@ class WorkerOperations:
         self._meter = meter
         self._tuning = TuningMemory() if memory is None else memory
         self._slots: dict[str, _Slot] = {}
+        self._judged: tuple[str, OwnReference] | None = None  # the latest case
         self._is_warm = False
 
     def describe(self) -> dict[str, Any]:
@@ -85,9 +89,9 @@ class WorkerOperations:
 
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
-        check. root: the
-        source folder. kernels: hash of the sources of the kernels; empty: external ones, whose
-        builds it would not cover.
+        check. shares_weights: `prepare` may keep the weights of a layer. root: the source folder.
+        kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
+        cover.
         """
         device = self._meter.device_info
         return {
@@ -95,6 +99,7 @@ class WorkerOperations:
             "judged": JUDGED_VERSION,
             "waits_for_request": True,
             "warms_when_used": True,
+            "shares_weights": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -102,8 +107,10 @@ class WorkerOperations:
         }
 
     def memory(self, case: str) -> dict[str, Any]:
-        """Bytes that the case needs, and free bytes."""
+        """Bytes that the case needs, and free bytes, if need be without the weights kept so far."""
         needed = self._meter.memory_needed(Case.from_key(case))
+        if _SIDES * needed > self._meter.free_memory():
+            self._meter.forget_weights()
         return {"needed": needed, "free": self._meter.free_memory()}
 
     def prepare(
@@ -145,12 +152,14 @@ class WorkerOperations:
         beside: str | None = None,
         is_warm: bool = False,
         warm_up: bool = True,
+        launches: int | None = None,
     ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
         beside: a slot whose weight copies are shared if they have the same bytes. is_warm: the
         device was just busy, in another process. warm_up: False leaves it to a judge, who then says
-        how many samples a turn has.
+        how many samples a turn has. launches: of a sample, as in an earlier process, so that they
+        are captured now, which takes no measurement; None: their number is determined by timing.
         """
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
@@ -159,13 +168,16 @@ class WorkerOperations:
         mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)
         shared = others is not None and mine.buffers.weights is others.weights
         reply = {"copies": mine.prepared.copies, "shared": shared}
+        if launches is not None:
+            mine.prepared.assume_launches(launches)
+            mine.begun = mine.begin()
         if warm_up:
             return reply
         mine.placed = mine.begin()
         return reply | {"launches": mine.placed.rotation.launches}
 
     def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
-        placed = mine.begin()
+        placed = mine.begun or mine.begin()
         protocol, now = self._meter.protocol, time.perf_counter
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
         if boost:
@@ -182,26 +194,31 @@ class WorkerOperations:
         self._is_warm = True
         return placed
 
-    def fill(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
+    def fill(
+        self, slot: str, path: str, layout: list[list[Any]], plain: Plain, weights: bool
+    ) -> dict[str, Any]:
         """Give inputs from shared memory to the last launch of each turn.
 
-        layout: of the tensors there (see shared_tensors). plain: see given_inputs. Without weights
-        among them, the latest are kept.
+        layout: of the tensors there (see shared_tensors). plain: see given_inputs. weights: the
+        weights, or what else is streamed, are among them; else the latest are kept.
         """
         # Who gives inputs takes samples without gaps, whatever the clock is then.
         placed, mine = self._placed(slot, boost=False), self._slots[slot]
-        inputs = linear_inputs(
-            read_tensors(Path(path), layout, self._meter.torch_device), plain, mine.weights
-        )
-        is_new = inputs.w is not mine.weights or not mine.has_weights
+        parts = parts_of(read_tensors(Path(path), layout, self._meter.torch_device), plain)
+        mine.given |= parts
+        inputs = mine.prepared.given(mine.given)
+        is_new = weights or not mine.has_weights
         placed.buffers.fill(inputs, placed.config, weights=is_new)
-        mine.weights, mine.has_weights = inputs.w, True
+        mine.has_weights = True
         placed.clock.synchronize()  # they are timed on another stream
         return {}
 
     def output(self, slot: str, path: str) -> dict[str, Any]:
-        """Write the results of the latest launch to shared memory, by name: `out`, FP16 [M,N]."""
-        write_tensors(Path(path), self._placed(slot).buffers.outputs())
+        """Write the results of the latest launch that have elements, in the order of their names.
+
+        A linear layer has one: `out` [M,N].
+        """
+        write_tensors(Path(path), with_elements(self._placed(slot).buffers.outputs()))
         return {}
 
     def quantize(
@@ -215,9 +232,33 @@ class WorkerOperations:
         assert isinstance(kernel, LinearKernel)  # others have no inputs
         real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
         quantize = kernel.quantize_weight if operand == "w" else kernel.quantize_activation
-        tensors, plain = named_parts(quantize(real))
-        write_tensors(Path(out), tensors)
-        return {"layout": layout_of(tensors), "plain": plain}
+        return _written({operand: quantize(real)}, out)
+
+    def draw(self, case: str, role: Role, seed: int, out: str) -> dict[str, Any]:
+        """Draw inputs of an operation into shared memory, by its definition here.
+
+        A judge who doesn't run this definition gives them to another worker. Returns as `quantize`.
+        """
+        return _written(self._reference(case).draw(role, seed), out)
+
+    def judge(
+        self, case: str, streamed: int, fresh: int, path: str, layout: list[list[Any]]
+    ) -> dict[str, Any]:
+        """Compare outputs of another worker, in shared memory, with those that are expected here.
+
+        streamed, fresh: the seeds of its inputs.
+        """
+        outputs = read_tensors(Path(path), layout, self._meter.torch_device)
+        found = self._reference(case).judge(streamed, fresh, outputs)
+        return {"max_rel_error": found.max_rel_error, "exact": found.exact, "wrong": found.detail}
+
+    def _reference(self, case: str) -> OwnReference:
+        if self._judged is None or self._judged[0] != case:
+            found, meter = Case.from_key(case), self._meter
+            spec, tolerance = meter.spec_of(found), meter.protocol.tolerance
+            reference = OwnReference(found, spec, meter.torch_device, tolerance)
+            self._judged = case, reference
+        return self._judged[1]
 
     def turn(
         self,
@@ -250,18 +291,13 @@ class WorkerOperations:
             "valid": not gap_us or not is_low(mhz, mine.least_mhz),
         }
 
-    def check(self, slot: str, when: str) -> dict[str, Any]:
-        """Check the results on inputs drawn here; see PreparedCase.check."""
-        found = self._slots[slot].prepared.check(when)
-        return {"max_rel_error": found.max_rel_error, "exact": found.exact, "wrong": found.detail}
-
     def inspect(self, slot: str) -> dict[str, Any]:
         """Check the results of the timed launches."""
         return {"wrong": self._placed(slot).inspect()}
 
-    def leave(self, slot: str) -> dict[str, Any]:
-        """Check the results of the timed launches, and free the placement."""
-        wrong = self._placed(slot).inspect()
+    def leave(self, slot: str, inspect: bool = True) -> dict[str, Any]:
+        """Free the placement. inspect: check the results of the timed launches before."""
+        wrong = self._placed(slot).inspect() if inspect else ""
         self._slots[slot].leave()
         return {"wrong": wrong}
 
@@ -282,3 +318,10 @@ class WorkerOperations:
         if mine.placed is None:
             mine.placed = self._warm_up(mine, boost=boost)
         return mine.placed
+
+
+def _written(parts: Parts, out: str) -> dict[str, Any]:
+    """Write parts into shared memory; return what a reader needs."""
+    tensors, plain = named_tensors(parts)
+    write_tensors(Path(out), tensors)
+    return {"layout": layout_of(tensors), "plain": plain}

@@ -20,7 +20,8 @@ from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
-    *("fill", "output", "check", "inspect", "quantize"),  # for a judge, which has inputs of its own
+    # for a judge, which has inputs of its own
+    *("fill", "output", "inspect", "quantize", "draw", "judge"),
 )
 
 

@@ -18,7 +18,7 @@
 //   STAGES = 1         no pipeline: a warp waits for the copies that it has just issued
 //   WARP_REDUCTION = 0 the planes of W are reduced in shared memory, not in the registers of the warp
 //   EVICT_FIRST = 0    weights are loaded without a cache hint
-//   FUSED_DEQUANT = 0  the integer sums of all groups are stored, and a second kernel scales them
+//   DEQUANT = 0        no scale is read or applied: y is int [M, N], the integer sums over all of K
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
@@ -33,8 +33,15 @@
 #ifndef EVICT_FIRST
 #define EVICT_FIRST 1
 #endif
-#ifndef FUSED_DEQUANT
-#define FUSED_DEQUANT 1
+#ifndef DEQUANT
+#define DEQUANT 1
+#endif
+#if DEQUANT
+using sum_t = float;
+using out_t = half_bits;
+#else
+using sum_t = int;
+using out_t = int;
 #endif
 constexpr int W_BITS = 6, GROUP = 128;      // GROUP: values of k that share one scale
 constexpr int MMA_ROWS = 16, MMA_COLS = 8;  // PTX mma.m16n8k128, b1
@@ -53,9 +60,7 @@ static_assert(TILE_CHUNKS % 32 == 0, "TILE_CHUNKS must be a multiple of 32: lane
 constexpr int PIPELINE_BYTES = WARPS * STAGES * STAGE_CHUNKS * 16;
 constexpr int REDUCTION_BYTES = WARPS * ROWS * RED_STRIDE * 4;
 constexpr int SCRATCH_AT = PIPELINE_BYTES > REDUCTION_BYTES ? PIPELINE_BYTES : REDUCTION_BYTES;
-constexpr int PLANES_INTS = WARP_REDUCTION ? 0 : W_BITS * MMA_ROWS * MMA_COLS;
-constexpr int SUMS_INTS = FUSED_DEQUANT ? 0 : MMA_ROWS * RED_STRIDE;
-constexpr int SCRATCH_INTS = PLANES_INTS + SUMS_INTS;  // of one warp
+constexpr int SCRATCH_INTS = WARP_REDUCTION ? 0 : W_BITS * MMA_ROWS * MMA_COLS;  // of one warp
 
 struct Operands {
   const uint4* w;
@@ -85,7 +90,7 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 #pragma unroll
     for (int i = 0; i < TILE_CHUNKS / 32; ++i)
       copy_weights(shared + (i * 32 + lane) * 16, planes + i * 32 + lane, policy);
-    if (lane < SCALE_CHUNKS)
+    if (DEQUANT && lane < SCALE_CHUNKS)
       cp_async_16(shared + (TILE_CHUNKS + lane) * 16,
                   reinterpret_cast<const uint4*>(op.sw + at * MMA_ROWS) + lane);
   }
@@ -104,7 +109,7 @@ __device__ inline void load_activations(Activations& a, const Operands& op, int 
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = blockIdx.y * TOKENS + (j * 4 + lane % 4) / PAIRS;
     a.planes[j] = first + j < op.col_tiles ? load_written(x + j * MMA_COLS * 4 + lane) : 0u;
-    a.scale[j] = token < op.m ? load_written(op.sx + static_cast<long long>(step) * op.m + token) : 0.0f;
+    a.scale[j] = DEQUANT && token < op.m ? load_written(op.sx + static_cast<long long>(step) * op.m + token) : 0.0f;
   }
 }
 
@@ -149,53 +154,9 @@ __device__ inline void sum_planes(int (&c)[4], const uint32_t (&planes)[W_BITS][
 #endif
 }
 
-#if !FUSED_DEQUANT
-// Store the exact sums of one step and row tile. group_sums: int [K/128, M, N].
-__device__ inline void store_group_sums(int* group_sums, const Operands& op,
-                                        const int (&pairs)[COL_TILES][2], int* scratch, int step,
-                                        int first_row, int lane) {
-  __syncwarp();
-#pragma unroll
-  for (int j = 0; j < COL_TILES; ++j) {
-    const int pair = j * 4 + lane % 4, weight = 1 << (2 * (pair % PAIRS));  // 4^(t/2)
-    scratch[lane / 4 * RED_STRIDE + pair] = pairs[j][0] * weight;
-    scratch[(lane / 4 + 8) * RED_STRIDE + pair] = pairs[j][1] * weight;
-  }
-  __syncwarp();
-  for (int i = lane; i < MMA_ROWS * TOKENS; i += 32) {
-    const int row = i % MMA_ROWS, token = blockIdx.y * TOKENS + i / MMA_ROWS;
-    int sum = 0;
-#pragma unroll
-    for (int p = 0; p < PAIRS; ++p) sum += scratch[row * RED_STRIDE + i / MMA_ROWS * PAIRS + p];
-    if (token < op.m && first_row + row < op.n)
-      group_sums[(static_cast<long long>(step) * op.m + token) * op.n + first_row + row] = sum;
-  }
-}
-
-// Scale and add the sums of all groups. grid: (N / DEQUANT_THREADS rounded up, M).
-constexpr int DEQUANT_THREADS = 256;
-extern "C" __global__ void __launch_bounds__(DEQUANT_THREADS)
-flexq_dequantize(const int* group_sums, const half_bits* sw, const float* sx, const half_bits* bias,
-                 half_bits* y, int m, int n, int k) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
-  const int feature = blockIdx.x * DEQUANT_THREADS + threadIdx.x, token = blockIdx.y;
-  if (feature >= n) return;
-  const int steps = (k + GROUP - 1) / GROUP, padded_n = (n + MMA_ROWS - 1) / MMA_ROWS * MMA_ROWS;
-  float total = 0.0f;
-  for (int step = 0; step < steps; ++step) {
-    const int sum = group_sums[(static_cast<long long>(step) * m + token) * n + feature];
-    const float scale = half_to_float(sw[static_cast<long long>(step) * padded_n + feature]);
-    total += static_cast<float>(sum) * (scale * sx[static_cast<long long>(step) * m + token]);
-  }
-  if (bias != nullptr) total += half_to_float(bias[feature]);
-  y[static_cast<long long>(token) * n + feature] = float_to_half(total);
-}
-#endif
-
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx,
-          const half_bits* bias, half_bits* y, [[maybe_unused]] int* group_sums, int m, int n, int k) {
+          [[maybe_unused]] const half_bits* bias, out_t* y, int m, int n, int k) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int steps = (k + GROUP - 1) / GROUP;
@@ -216,7 +177,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
 
-  [[maybe_unused]] float sum[ROW_TILES][COL_TILES][2] = {};
+  sum_t sum[ROW_TILES][COL_TILES][2] = {};
   Activations next;
   if (warp < steps) load_activations(next, op, warp, lane);
   int slot = 0;
@@ -258,7 +219,7 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
         pairs[j][0] = c[0] + upper * c[1];
         pairs[j][1] = c[2] + upper * c[3];
       }
-#if FUSED_DEQUANT
+#if DEQUANT
       const half_bits* scales = reinterpret_cast<const half_bits*>(tile + TILE_CHUNKS * 4);
       const float scale_top = half_to_float(scales[lane / 4]);
       const float scale_bottom = half_to_float(scales[lane / 4 + 8]);
@@ -268,24 +229,23 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
         sum[r][j][1] += static_cast<float>(pairs[j][1]) * (scale_bottom * now.scale[j]);
       }
 #else
-      store_group_sums(group_sums, op, pairs, scratch + PLANES_INTS, step,
-                       blockIdx.x * ROWS + r * MMA_ROWS, lane);
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) sum[r][j][0] += pairs[j][0], sum[r][j][1] += pairs[j][1];
 #endif
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
   cp_async_wait<0>();
-#if FUSED_DEQUANT
 
   // Reduction over warps: [warp][row][pair of planes], then one thread per output.
   __syncthreads();
-  float* red = reinterpret_cast<float*>(shared);
+  sum_t* red = reinterpret_cast<sum_t*>(shared);
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r) {
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
       const int pair = j * 4 + lane % 4;
-      const float weight = static_cast<float>(1 << (2 * (pair % PAIRS)));  // 4^(t/2)
+      const sum_t weight = static_cast<sum_t>(1 << (2 * (pair % PAIRS)));  // 4^(t/2)
       const int row = r * MMA_ROWS + lane / 4;
       red[(warp * ROWS + row) * RED_STRIDE + pair] = sum[r][j][0] * weight;
       red[(warp * ROWS + row + 8) * RED_STRIDE + pair] = sum[r][j][1] * weight;
@@ -295,16 +255,19 @@ flexq_btc(const uint4* w, const half_bits* sw, const uint32_t* x, const float* s
   for (int i = threadIdx.x; i < ROWS * TOKENS; i += WARPS * 32) {
     const int row = i % ROWS, token = blockIdx.y * TOKENS + i / ROWS;
     const int feature = blockIdx.x * ROWS + row;
-    float total = 0.0f;
+    sum_t total = 0;
 #pragma unroll
     for (int from = 0; from < WARPS; ++from)
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p)
         total += red[(from * ROWS + row) * RED_STRIDE + i / ROWS * PAIRS + p];
     if (token < m && feature < n) {
+#if DEQUANT
       if (bias != nullptr) total += half_to_float(bias[feature]);
       y[static_cast<long long>(token) * n + feature] = float_to_half(total);
+#else
+      y[static_cast<long long>(token) * n + feature] = total;
+#endif
     }
   }
-#endif
 }

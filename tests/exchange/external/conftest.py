@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,9 @@ def read(tmp_path):
         path = tmp_path / name
         text = content if isinstance(content, str) else json.dumps(content)
         path.write_text(text, encoding)
-        return read_results(format_name, str(path))
+        parts = list(read_results(format_name, str(path)))
+        results = tuple(result for part in parts for result in part.results)
+        refused = tuple(one for part in parts for one in part.refused)
+        return replace(parts[0], results=results, refused=refused)
 
     return write_and_read

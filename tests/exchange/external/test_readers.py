@@ -153,7 +153,7 @@ def test_real_nvbench_file_is_read():
     path = next(Path(one.locate()) for one in files if one.name == "test_ref.json")
     states = sum(len(b["states"]) for b in json.loads(path.read_text())["benchmarks"])
 
-    reading = read_results("nvbench", str(path))
+    (reading,) = read_results("nvbench", str(path))
 
     assert reading.refused == ()
     assert sum(one.cache == "cold" for one in reading.results) == states
@@ -183,7 +183,7 @@ def iteration(name="BM_gemm/m:8/n:64/k:32/real_time", index=0, **changes):
 
 def test_real_google_benchmark_file_is_read():
     """Of three repetitions a benchmark, made by the Python package google-benchmark 1.9.5."""
-    reading = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
+    (reading,) = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
 
     assert reading.refused == ()
     assert reading.created_at.startswith("2026-11-23T02:43:24")
@@ -260,9 +260,9 @@ def test_old_google_benchmark_aggregates_are_ignored(read):
 
 
 def test_real_pytest_benchmark_file_is_read():
-    raw, summary_only = read_results(
-        "pytest-benchmark", str(MADE_BY_THE_TOOL / "pytest_benchmark.json")
-    ).results
+    path = MADE_BY_THE_TOOL / "pytest_benchmark.json"
+    (reading,) = read_results("pytest-benchmark", str(path))
+    raw, summary_only = reading.results
 
     assert (raw.name, raw.shape) == ("test_b.py::test_sum", (1, 64, 1))
     assert raw.low < raw.median < raw.high
@@ -375,14 +375,16 @@ def test_criterion_folder_has_newest_results(read, tmp_path):
     broken.mkdir(parents=True)
     (broken / "benchmark.json").write_text("{")
 
-    reading = read_results("criterion", str(tmp_path / "criterion"))
+    (reading,) = read_results("criterion", str(tmp_path / "criterion"))
 
     (one,) = reading.results
     assert one == read("criterion", complete()).results[0]
     (refused,) = reading.refused
     assert "benchmark.json is not JSON" in refused.reason
     with pytest.raises(UsageError, match=r"holds no new/benchmark\.json"):
-        read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
+        list(
+            read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
+        )
 
 
 def test_repeated_result_is_refused_once(read):
@@ -397,10 +399,10 @@ def test_repeated_result_is_refused_once(read):
 
 def test_file_with_too_many_results_is_refused(read, monkeypatch):
     monkeypatch.setattr(result, "MAX_RESULTS", 2)
-    rows = "benchmark,value\ngemm,1\nother,2\n"
-    assert len(read("csv", rows).results) == 2
+    runs = [iteration(name=name) for name in ("gemm", "other", "third")]
+    assert len(read("google-benchmark", google(*runs[:2])).results) == 2
     with pytest.raises(UsageError, match="more than 2 results in a file"):
-        read("csv", rows + "third,3\n")
+        read("google-benchmark", google(*runs))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -433,7 +435,7 @@ def test_file_of_another_tool_is_one_line(read):
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_endless_file_is_not_read(format_name):
     with pytest.raises(UsageError, match="no regular file"):
-        read_results(format_name, "/dev/zero")
+        list(read_results(format_name, "/dev/zero"))
 
 
 def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
@@ -443,3 +445,55 @@ def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkey
 
     with pytest.raises(UsageError, match="has over 100 values: split it"):
         result.read_json(str(path), "an nvbench file")
+
+
+# Quality data
+
+
+def test_nvbench_clock_below_the_device_is_stored_and_remarked(read):
+    clock = summary("nv/cold/sm_clock_rate/mean", 1035.3e6)
+    own = summary("acme/bytes", 12.5)
+    file = nvbench(state(clock, own))
+    file["devices"][0]["sm_default_clock_rate"] = 1785000000
+
+    (one,) = read("nvbench", file).results
+
+    assert one.sm_clock_mhz == pytest.approx(1035.3)
+    assert one.remarks == ("the SM clock was 58% of the device's 1785 MHz",)
+    assert one.extra["summaries"] == {"acme/bytes": {"value": "12.5"}}
+
+
+def test_cub_axes_are_the_shape(read):
+    axes = [
+        {"name": "M{io}", "type": "int64", "value": "64"},
+        {"name": "T{ct}", "type": "type", "input_string": "I32"},
+    ]
+
+    (one,) = read("nvbench", nvbench(state(axis_values=axes))).results
+
+    assert (one.shape, one.variant) == ((64, 1, 1), "T{ct}=I32")
+
+
+def test_pytest_benchmark_with_shortened_samples_keeps_its_median(read):
+    stats = {"median": 1.5e-5, "q1": 1e-5, "q3": 2e-5, "rounds": 900, "data": [1e-5, "… 898 more"]}
+    entry = {"fullname": "a.py::test", "stats": stats, "extra_info": {"flops": 12}}
+    file = {"benchmarks": [entry], "commit_info": {"id": "c" * 40, "dirty": True}}
+
+    (one,) = read("pytest-benchmark", file).results
+
+    assert (one.median, one.samples, one.n_samples) == (15.0, (), 900)
+    assert one.extra["extra_info"] == {"flops": 12}
+    assert one.remarks == ("measured with uncommitted changes",)
+
+
+def test_google_benchmark_keeps_counters_and_remarks_scaling(read):
+    file = google(iteration(bytes_per_second=2e9))
+    file["context"] = {"cpu_scaling_enabled": True, "library_build_type": "debug"}
+
+    (one,) = read("google-benchmark", file).results
+
+    assert one.extra["counters"] == {"bytes_per_second": [2e9]}
+    assert [remark.partition(":")[0] for remark in one.remarks] == [
+        "the clock of the CPU varied",
+        "the benchmark library is a debug build",
+    ]

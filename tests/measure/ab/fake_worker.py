@@ -54,7 +54,7 @@ def describe(_message):
     version = told.get("version", 1)
     return {
         "version": version,
-        "judged": 4,
+        "judged": 5,
         "waits_for_request": told.get("waits", True),
         "protocol": 1,
         "root": told.get("root", str(TREE)),

@@ -97,11 +97,11 @@ def _replace():
 BLIND_CHECKS = (
     """
 def _replace():
-    from flexq_bench.measure import check, buffers, subject
-    subject.check_linear, buffers.judge_error
+    from flexq_bench.measure import check, linear_subject, linear_work
+    linear_subject.check_linear, linear_work.judge_error
     fine = check.CheckResult(0.0, True)
-    subject.check_linear = lambda *given, **named: fine
-    buffers.judge_error = lambda *given, **named: fine
+    linear_subject.check_linear = lambda *given, **named: fine
+    linear_work.judge_error = lambda *given, **named: fine
 """
     + WHEN_THERE
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from flexq_bench.measure import PROTOCOL_CPU, Meter
+from flexq_bench.measure import PROTOCOL_CPU, Meter, judged_kernel
 from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
@@ -36,6 +36,14 @@ CASES = (
     "atom-w4a4 linear hot m4n64k256",
     "dgq-w4a8 gemm hot m4n64k256",
     "w4a16 gemm hot m1n64k256",
+)
+NORM = "norm_quantize:tokens=3,hidden=256,norm=rms,residual=add"
+OPERATIONS = (
+    f"decoder-norm op hot {NORM}",
+    f"decoder-norm op cold {NORM}",
+    f"decoder-norm[int8] op hot {NORM}",
+    "decoder-silu-mul op cold activation_quantize:tokens=3,hidden=256,function=silu_mul",
+    "decoder-attention op cold decoder_attention:batch=2,context=9,heads=4,kv_heads=2,head_dim=32",
 )
 Answer = Callable[[dict[str, Any], dict[str, Any]], object]
 
@@ -131,6 +139,31 @@ def one_column(path: Path) -> None:
     values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float16).clone()
     values.view(4, 64)[:, 17] *= 1.01
     path.write_bytes(values.numpy().tobytes())
+
+
+@pytest.fixture(params=["definition here", "definition of base's worker"])
+def defined(request, monkeypatch):
+    """Where the functions of an operation's definition run."""
+    is_elsewhere = request.param != "definition here"
+    monkeypatch.setattr(judged_kernel, "is_defined_elsewhere", lambda _case: is_elsewhere)
+
+
+@pytest.mark.parametrize("case", OPERATIONS)
+@pytest.mark.usefixtures("defined")
+def test_operation_is_right_and_its_spoiled_outputs_are_not(judged, case):
+    assert judged(case).problem == ""
+    assert "wrong in a timed turn" in judged(case, output=of_the_file(zeros)).head.wrong
+
+
+@pytest.mark.usefixtures("defined")
+def test_outputs_of_an_earlier_turn_are_detected_in_an_operation(judged):
+    kept: list[bytes] = []
+
+    def stale(path: Path) -> None:
+        kept.append(path.read_bytes())
+        path.write_bytes(kept[0])
+
+    assert "wrong" in judged(OPERATIONS[1], output=of_the_file(stale)).head.wrong
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -144,4 +144,4 @@ def test_judged_comparison_starts_no_worker_ahead(repository, command, started, 
     )
 
     assert "not this case" in found.detail
-    assert len(started) == 4  # a pair that is checked, then one that measures
+    assert len(started) == 2  # they are checked, and measure

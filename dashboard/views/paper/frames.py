@@ -1,0 +1,100 @@
+"""Published tables and statements with ours, as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from flexq_bench.results.papers.statements import StatementResult
+from flexq_bench.results.papers.tables import TableResult, averages, is_marked
+
+_PERCENT = 100.0
+
+
+def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
+    """Return one row for each table."""
+    return pd.DataFrame(
+        {
+            "table": result.name,
+            "measures": result.table.measures,
+            "kind": result.kind,
+            "verdict": result.verdict,
+            "printed": result.printed,
+            "ours": result.measured,
+            "mismatches": len(result.paper.mismatches(result.table.id)),
+            "their_hardware": result.table.hardware or "not relevant",
+            "our_hardware": result.gpu,
+        }
+        for result in results
+    )
+
+
+def cells_frame(result: TableResult) -> pd.DataFrame:
+    """Return one row for each number of a table, with the shares of bandwidth in percent."""
+    marks = result.paper.mismatches(result.table.id)
+    rows = []
+    for cell, ours in result.cells:
+        named: dict[str, Any] = {key: str(value) for key, value in cell.at.items()}
+        rows.append(
+            named
+            | {
+                "metric": " ".join(part for part in (cell.metric, cell.unit) if part),
+                "printed": cell.value,
+                "ours": ours.value,
+                "our_name": ours.name,
+                "of": ours.model,
+                "their_share": None if ours.their_share is None else ours.their_share * _PERCENT,
+                "our_share": None if ours.share is None else ours.share * _PERCENT,
+                "mismatch": "; ".join(m.about for m in marks if is_marked(cell, m.where)),
+                "why_none": ours.reason if ours.value is None else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def averages_frame(result: TableResult) -> pd.DataFrame:
+    """Return the mean ratios of a table of kernels, both ways."""
+    return pd.DataFrame(
+        {
+            "kernel": average.subject,
+            "over": average.over,
+            "ratios": average.count,
+            "printed_arithmetic": average.theirs[0],
+            "printed_geometric": average.theirs[1],
+            "ours_arithmetic": None if average.ours is None else average.ours[0],
+            "ours_geometric": None if average.ours is None else average.ours[1],
+        }
+        for average in averages(result)
+    )
+
+
+def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
+    """Return one row for each statement."""
+    rows = []
+    for result in results:
+        stated, measured = result.statement, result.measured
+        low, high = stated.range
+        rows.append(
+            {
+                "paper": result.paper.key,
+                "where": stated.where,
+                "metric": stated.metric,
+                "subject": stated.subject,
+                "over": stated.baseline,
+                "bound": stated.bound,
+                "stated": f"{low:g}" if low == high else f"{low:g} to {high:g}",
+                "unit": stated.unit,
+                "ours": None if measured is None else measured.value,
+                "ours_geometric": None if measured is None else measured.geometric,
+                "cases": 0 if measured is None else measured.cases,
+                "kind": result.kind,
+                "verdict": result.verdict,
+                "caveat": stated.caveat,
+                "own_tables": stated.check,
+                "their_hardware": stated.hardware,
+                "our_hardware": "" if measured is None else measured.where,
+            }
+        )
+    return pd.DataFrame(rows)

@@ -1,0 +1,97 @@
+"""Go: the output of `go test -bench`, also with `-json`.
+
+The form is that of pkg.go.dev/golang.org/x/perf/benchfmt: lines of configuration (`pkg:`, `cpu:`),
+and lines `BenchmarkName/parameter=value-procs iterations value unit value unit …`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+
+from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external.result import (
+    MAX_BYTES,
+    Entries,
+    ExternalResult,
+    Reading,
+    by_unit,
+    cleaned,
+    collect,
+    of_repeated,
+    split_parameters,
+)
+from flexq_bench.runs.text_files import read_text
+
+_WHAT = "the output of go test -bench"
+LINE = re.compile(r"(Benchmark\S*)[ \t]+(\d+)((?:[ \t]+\S+[ \t]+[^\s]+)+)[ \t]*")
+_SETTING = re.compile(r"(goos|goarch|pkg|cpu): (.*)")
+_PROCS = re.compile(r"-(\d+)$")
+_METRICS = {"ns/op": "time", "MB/s": "throughput"}
+
+
+def read(path: str) -> Reading:
+    """Read times, and what else a line has, by benchmark; with `-count` the median of its lines.
+
+    Raises UsageError if no line is a result.
+    """
+    settings: dict[str, str] = {}
+    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    contexts: dict[tuple[str, str, str], dict[str, str]] = {}
+    for line in _output(read_text(path, _WHAT, most_bytes=MAX_BYTES)).splitlines():
+        if (setting := _SETTING.fullmatch(line.strip())) is not None:
+            settings[setting[1]] = setting[2]
+        elif (match := LINE.fullmatch(line)) is not None:
+            values = match[3].split()
+            for value, unit in zip(values[::2], values[1::2], strict=True):
+                key = (settings.get("pkg", ""), match[1], unit)
+                found[key].append(value)
+                contexts.setdefault(key, dict(settings))
+    if not found:
+        raise UsageError(f"{path} has no line of a benchmark: name {_WHAT}")
+    return collect(_entries(found, contexts))
+
+
+def _output(text: str) -> str:
+    """Return the output within the events of `-json`; other text as it is."""
+    if not text.startswith("{"):
+        return text
+    try:
+        events = [json.loads(line) for line in text.splitlines() if line.strip()]
+        return "".join(event.get("Output", "") for event in events)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return text
+
+
+def _entries(
+    found: dict[tuple[str, str, str], list[str]],
+    contexts: dict[tuple[str, str, str], dict[str, str]],
+) -> Entries:
+    for key, values in found.items():
+        yield f"{key[1]} {key[2]}", partial(_result, key, values, contexts[key])
+
+
+def _result(
+    key: tuple[str, str, str], values: Sequence[str], settings: dict[str, str]
+) -> ExternalResult:
+    package, full_name, unit = key
+    procs = _PROCS.search(full_name)
+    name, *parts = _PROCS.sub("", full_name).split("/")
+    named = (part.partition("=") for part in parts)
+    parameters = {
+        key if sign else f"arg{place}": value if sign else key
+        for place, (key, sign, value) in enumerate(named)
+    } | ({"procs": procs[1]} if procs else {})
+    shape, variant = split_parameters(parameters)
+    fields = [by_unit(value, unit, metric=_METRICS.get(unit, unit)) for value in values]
+    return ExternalResult(
+        name=f"{package}.{name}" if package else name,
+        variant=variant,
+        shape=shape,
+        **fields[0] | of_repeated([one["median"] for one in fields]),
+        device=cleaned(settings.get("cpu", "")),
+        environment={"tool": "go", "os": cleaned(settings.get("goos", ""))},
+    )

@@ -1,0 +1,84 @@
+"""k6: the end-of-test summary, as `--summary-export` writes it or `handleSummary` gets it.
+
+Both have `metrics` by name. Trends have percentiles in milliseconds, rates a share, counters a
+number and its rate (grafana.com/docs/k6). In the second form they are within `values`, and a metric
+has its `type` and `contains`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external.result import (
+    ExternalResult,
+    Reading,
+    by_unit,
+    collect,
+    number,
+    read_json,
+)
+
+_WHAT = "a summary of k6: --summary-export FILE"
+_TIMES = ("http_req_", "grpc_req_", "ws_", "browser_", "iteration_duration", "group_duration")
+_BETTER_HIGH = ("checks",)  # of rates; others are shares of failures
+_BYTES = ("data_received", "data_sent")
+_SETTINGS = ("vus", "vus_max")
+
+
+def read(path: str) -> Reading:
+    """Read medians as times, and means, percentiles and rates as metrics of their own.
+
+    Raises UsageError if the file is of another format.
+    """
+    metrics = read_json(path, _WHAT).get("metrics")
+    if not isinstance(metrics, dict) or not any(isinstance(v, dict) for v in metrics.values()):
+        raise UsageError(f"{path} has no metrics: name {_WHAT}")
+    return collect((name, partial(_results, name, metric)) for name, metric in metrics.items())
+
+
+def _results(full_name: str, metric: Mapping[str, Any]) -> list[ExternalResult]:
+    name, _, tags = full_name.partition("{")
+    if name in _SETTINGS:
+        return []
+    values = metric.get("values", metric)
+    failed = [
+        rule for rule, state in (metric.get("thresholds") or {}).items()
+        if (not state.get("ok", True) if isinstance(state, dict) else state)
+    ]  # fmt: skip
+    return [
+        ExternalResult(
+            name=name,
+            variant=tags.removesuffix("}"),
+            **fields,
+            environment={"tool": "k6"},
+            remarks=tuple(f"the threshold {rule} was crossed" for rule in failed),
+        )
+        for fields in _fields(name, metric, values)
+    ]
+
+
+def _fields(
+    name: str, metric: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    if "med" in values:  # a trend
+        is_time = metric.get("contains") == "time" or (
+            "contains" not in metric and name.startswith(_TIMES)
+        )
+        for statistic, value in values.items():
+            if statistic in ("count", "thresholds") or not isinstance(value, int | float):
+                continue
+            own = "time" if statistic == "med" and is_time else statistic
+            if number(value, statistic) or not is_time:  # 0 ms: nothing to wait for
+                yield by_unit(value, "ms" if is_time else "", metric=own) | {"metric": own}
+    elif "passes" in values:
+        share = values.get("rate", values.get("value"))
+        fields = by_unit(share, "fraction", metric="rate", higher=name in _BETTER_HIGH)
+        yield fields | {"extra": {key: values[key] for key in ("passes", "fails") if key in values}}
+    elif "rate" in values and "count" in values:
+        unit = "B/s" if name in _BYTES else "1/s"
+        yield by_unit(values["rate"], unit, metric="rate", higher=True) | {"metric": "rate"}
+    elif "value" in values:
+        yield by_unit(values["value"], "", metric="value")

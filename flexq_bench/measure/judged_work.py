@@ -1,0 +1,245 @@
+"""Inputs that a judge draws for a kernel in another process, and the judging of its outputs."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from flexq_bench.kernels.contract import KernelSpec, LinearKernel
+from flexq_bench.kernels.operand_tensors import Value
+from flexq_bench.kernels.reference import reference_of
+from flexq_bench.measure.bound_kernel import BoundKernel
+from flexq_bench.measure.check import CheckResult, check_linear, judge_error
+from flexq_bench.measure.given_inputs import WEIGHT, Parts, linear_parts, value_parts
+from flexq_bench.measure.inputs import (
+    LinearInputs,
+    real_weight,
+    realistic_inputs,
+    realistic_weight,
+)
+from flexq_bench.measure.operation_inputs import OperationCase
+from flexq_bench.measure.operation_subject import judge_outputs
+from flexq_bench.measure.own_quantization import has_own_rule, own_quantization_error
+from flexq_bench.measure.shared_tensors import Layout, layout_of
+from flexq_bench.measure.work import Outputs
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import OperationWorkload
+
+# A turn's results of other operations than linear layers are compared as a whole, which may take
+# longer than the turn: those of the first turn with new streamed inputs, and one in this many.
+_TURNS_PER_CHECK = 4
+Role = Literal["streamed", "fresh"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """Inputs of a launch, as parts and as the reference takes them. wrong: an error found in them.
+
+    streamed: the same object until others are drawn.
+    """
+
+    fresh: Parts
+    streamed: Parts
+    inputs: Any
+    wrong: str = ""
+
+
+Run = Callable[[Given], Outputs]  # the outputs of one launch
+
+
+class JudgedWork(ABC):
+    """Inputs that no worker can predict, and the judging of outputs, by name."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """Of the outputs that have elements, in the order of their names."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Draw new streamed inputs with the next fresh ones."""
+
+    @abstractmethod
+    def draw(self) -> Given:
+        """New fresh inputs, and streamed ones."""
+
+    @abstractmethod
+    def is_checked(self) -> bool:
+        """Choose whether the latest turn's outputs are compared; called after it."""
+
+    @abstractmethod
+    def wrong(self, given: Given, outputs: Outputs) -> str:
+        """Describe errors of a turn's outputs; empty: none."""
+
+    @abstractmethod
+    def check(self, run: Run) -> CheckResult:
+        """Check whole results, bit for bit where required."""
+
+
+class JudgedLinear(JudgedWork):
+    """A linear layer. elements: rows and columns of a turn's output that are checked, at most."""
+
+    def __init__(
+        self,
+        kernel: LinearKernel,
+        case: Case,
+        device: torch.device,
+        tolerance: float,
+        elements: tuple[int, int],
+    ) -> None:
+        self._kernel, self._case, self._device = kernel, case, device
+        self._tolerance, self._elements = tolerance, elements
+        self._streamed: Parts | None = None
+        self._seed = 0  # of the weights
+
+    @property
+    def layout(self) -> Layout:
+        gemm, dtype = self._case.gemm, self._kernel.spec.output_dtype
+        return [("out", str(dtype).removeprefix("torch."), (gemm.m, gemm.n))]
+
+    def forget(self) -> None:
+        self._streamed = None
+
+    def draw(self) -> Given:
+        gemm, kernel, device = self._case.gemm, self._kernel, self._device
+        if self._streamed is None:
+            self._seed = new_seed()
+            self._streamed = {WEIGHT: realistic_weight(kernel, gemm.n, gemm.k, device, self._seed)}
+        w: Any = self._streamed[WEIGHT]
+        inputs = realistic_inputs(kernel, gemm, device, new_seed(), w=w)
+        wrong = ""
+        if has_own_rule(kernel):
+            w_real = real_weight(gemm.n, gemm.k, device, self._seed)
+            wrong = own_quantization_error(kernel, inputs, w_real, new_seed())
+        return Given(linear_parts(inputs), self._streamed, inputs, wrong)
+
+    def is_checked(self) -> bool:
+        return True
+
+    def wrong(self, given: Given, outputs: Outputs) -> str:
+        """Compare elements that are chosen now."""
+        gemm, inputs = self._case.gemm, given.inputs
+        rows, columns = (
+            self._chosen(count, most)
+            for count, most in zip((gemm.m, gemm.n), self._elements, strict=True)
+        )
+        reference = reference_of(
+            self._kernel.spec, inputs.x.take_rows(rows), inputs.w.take_rows(columns)
+        )
+        return judge_error(outputs["out"][rows][:, columns], reference, self._tolerance).detail
+
+    def check(self, run: Run) -> CheckResult:
+        def launched(inputs: LinearInputs, out: torch.Tensor) -> None:
+            given = Given(linear_parts(inputs), {WEIGHT: inputs.w}, inputs)
+            out.copy_(run(given)["out"])
+
+        bound = BoundKernel(self._kernel, self._kernel.spec, self._case, self._device)
+        return check_linear(bound, launched, seed=new_seed(), tolerance=self._tolerance)
+
+    def _chosen(self, count: int, most: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(new_seed())
+        chosen = torch.randperm(count, generator=generator, device="cpu")[:most]
+        return chosen.sort().values.to(self._device)
+
+
+class Reference(Protocol):
+    """The definition of an operation at one set of parameters, drawn from seeds."""
+
+    def draw(self, role: Role, seed: int) -> Parts: ...
+
+    def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
+        """Compare whole outputs with those that the definition expects of drawn inputs."""
+        ...
+
+
+class OwnReference:
+    """A definition whose functions this process has."""
+
+    def __init__(
+        self, case: Case, spec: KernelSpec, device: torch.device, tolerance: float
+    ) -> None:
+        assert isinstance(case.workload, OperationWorkload)
+        self._of = OperationCase(case.workload, spec)
+        self._device, self._tolerance = device, tolerance
+        streamed = self._of.streamed(case.cache)
+        fresh = tuple(i for i in self._of.definition.inputs if i not in streamed)
+        self._inputs = {"streamed": streamed, "fresh": fresh}
+        self._drawn: dict[Role, tuple[int, Mapping[str, Value]]] = {}  # the latest, by seed
+
+    def draw(self, role: Role, seed: int) -> Parts:
+        return value_parts(self._values(role, seed))
+
+    def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
+        inputs = {**self._values("streamed", streamed), **self._values("fresh", fresh)}
+        return judge_outputs(self._of, inputs, outputs, self._tolerance)
+
+    def _values(self, role: Role, seed: int) -> Mapping[str, Value]:
+        known = self._drawn.get(role)
+        if known is None or known[0] != seed:
+            generator = torch.Generator(self._device).manual_seed(seed)
+            known = seed, self._of.draw(self._inputs[role], generator)
+            self._drawn[role] = known
+        return known[1]
+
+
+class JudgedOperation(JudgedWork):
+    """Any other operation. reference: of this process, or of one that isn't the kernel's."""
+
+    def __init__(self, case: Case, spec: KernelSpec, reference: Reference) -> None:
+        assert isinstance(case.workload, OperationWorkload)
+        of = OperationCase(case.workload, spec)
+        self._reference = reference
+        self._has_fresh = len(of.streamed(case.cache)) < len(of.definition.inputs)
+        outputs = of.outputs(torch.device("cpu"))
+        self._layout = layout_of(with_elements(outputs))
+        self._streamed: Parts | None = None
+        self._seeds = 0, 0  # of streamed and fresh inputs
+        self._is_first = True  # since streamed inputs were drawn
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def forget(self) -> None:
+        self._streamed = None
+
+    def draw(self) -> Given:
+        # Where nothing is fresh, a launch would have the inputs of the turn before.
+        if self._streamed is None or not self._has_fresh:
+            self._seeds = new_seed(), 0
+            self._streamed = self._reference.draw("streamed", self._seeds[0])
+            self._is_first = True
+        return self._given(self._streamed)
+
+    def _given(self, streamed: Parts) -> Given:
+        self._seeds = self._seeds[0], new_seed()
+        return Given(self._reference.draw("fresh", self._seeds[1]), streamed, self._seeds)
+
+    def is_checked(self) -> bool:
+        checked, self._is_first = self._is_first, False
+        return checked or secrets.randbelow(_TURNS_PER_CHECK) == 0
+
+    def wrong(self, given: Given, outputs: Outputs) -> str:
+        streamed, fresh = given.inputs
+        return self._reference.judge(streamed, fresh, outputs).detail
+
+    def check(self, run: Run) -> CheckResult:
+        self.forget()
+        given = self.draw()
+        streamed, fresh = given.inputs
+        return self._reference.judge(streamed, fresh, run(given))
+
+
+def with_elements(outputs: Outputs) -> dict[str, torch.Tensor]:
+    """The outputs that have elements, in the order of their names."""
+    return {name: out for name, out in sorted(outputs.items()) if out.numel()}
+
+
+def new_seed() -> int:
+    """A seed that nobody can predict."""
+    return secrets.randbits(62)

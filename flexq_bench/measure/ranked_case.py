@@ -1,0 +1,124 @@
+"""Cases of several GPUs, measured by one process on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.clocks import Batch, Rotation
+from flexq_bench.measure.device import devices_from
+from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION
+from flexq_bench.measure.program import program_root
+from flexq_bench.measure.rank_processes import RankProcesses
+from flexq_bench.measure.rank_worker import COMMAND
+from flexq_bench.measure.worker_process import RefusedError, WorkerError
+from flexq_bench.workloads.case import Case
+
+_TIMEOUT_S = 300.0  # of a request
+
+
+class RankedCases:
+    """The processes of the ranks, which are kept for the next case of as many GPUs.
+
+    device: of the first.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._ranks: RankProcesses | None = None
+        self._count = 0
+
+    def prepared(self, case: Case, seed: int, secret: int) -> RankedCase:
+        """The case. Raises WorkerError if a rank does not start."""
+        if self._ranks is None or self._ranks.is_broken or self._count != case.gpus:
+            self.end()
+            devices = devices_from(self._device, case.gpus)
+            self._ranks = RankProcesses(
+                "rank", program_root(), COMMAND, devices, timeout_s=_TIMEOUT_S
+            )
+            self._count = case.gpus
+        return RankedCase(self._ranks, case, seed, secret)
+
+    def end(self) -> None:
+        """End the processes, which hold memory of the GPUs."""
+        if self._ranks is not None:
+            self._ranks.close()
+        self._ranks, self._count = None, 0
+
+
+class RankedCase:
+    """Counterpart of `PreparedCase`. Raises RefusedError and WorkerError.
+
+    floor_us: time of the bytes that cross the links at the rate of a large exchange. facts: to be
+    stored with the result.
+    """
+
+    input_distribution = OPERATION_DISTRIBUTION
+    processes = 2
+
+    def __init__(self, ranks: RankProcesses, case: Case, seed: int, secret: int) -> None:
+        self._ranks, self.secret = ranks, secret
+        uuids = [reply["uuid"] for reply in ranks.ask("describe")]
+        first, *_ = ranks.ask("prepare", case=case.key, seed=seed, secret=secret)
+        self.copies = int(first["launches"])
+        self.floor_us: float | None = first["floor_us"]
+        self.facts = {"devices": uuids, "link_gb_s": round(first["link_gb_s"], 2)}
+        self.config_values: dict[str, Any] = {}
+        self.binary_hash: str | None = None
+
+    def choose_config(self, *_: object) -> None:
+        """There is only one."""
+
+    def use_default(self) -> None:
+        """There is only one."""
+
+    def check(self, when: str) -> CheckResult:
+        """Check whole results of every rank."""
+        result = CheckResult(None, None)
+        for reply in self._ranks.ask("check", when=when):
+            result = result.merged(
+                CheckResult(reply["max_rel_error"], reply["exact"], reply["detail"])
+            )
+        return result
+
+    @contextmanager
+    def placed(self, index: int) -> Iterator[RankedPlacement]:
+        """Placement `index`."""
+        self._ranks.ask("place", index=index)
+        yield RankedPlacement(RankRotation(self._ranks, self.copies), self._ranks)
+
+    def close(self) -> None:
+        """Free what the ranks have of the case."""
+        with suppress(RefusedError, WorkerError):  # it may be the reason
+            self._ranks.ask("release")
+
+
+class RankRotation(Rotation):
+    """Launches of all ranks; a sample lasts as long as that of the slowest."""
+
+    def __init__(self, ranks: RankProcesses, launches: int) -> None:
+        self._ranks, self.launches = ranks, launches
+
+    def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
+        replies = self._ranks.ask("sample", count=count)
+        times = zip(*(reply["times_us"] for reply in replies), strict=True)
+        return Batch(tuple(map(max, times)), (None,) * count)
+
+    def close(self) -> None:
+        """The ranks free their buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedPlacement:
+    """A placement of all ranks."""
+
+    rotation: RankRotation
+    _ranks: RankProcesses
+
+    def inspect(self) -> str:
+        """Describe errors in outputs of launches like the timed ones; empty: none."""
+        details = (str(reply["detail"]) for reply in self._ranks.ask("inspect"))
+        return next(filter(None, details), "")

@@ -1,0 +1,420 @@
+"""Ingest API: results of other processes and machines by POST, under tokens of their projects.
+
+A request is answered after its results are committed, so that an acknowledged one is stored.
+Results have identities (flexq_bench/exchange/external/records.py), so that repeating a request
+after a lost answer changes nothing; with an `Idempotency-Key` it gets the first answer again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from flexq_bench.db import tokens
+from flexq_bench.db.engine import Database
+from flexq_bench.db.errors import ConflictError, DatabaseError, NotFoundError, RecordError
+from flexq_bench.db.exchange import import_file, read_records
+from flexq_bench.db.store import projects_of_stored
+from flexq_bench.errors import FlexqError, UsageError
+from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
+from flexq_bench.exchange.external.importing import Imported, full_commits, store_readings
+from flexq_bench.exchange.external.records import Origin
+from flexq_bench.exchange.external.result import commit_of, iso_time
+from flexq_bench.read_api.app import problem
+from flexq_bench.read_api.endpoints import JSON, PROBLEM
+
+OWN_PROJECT = "flexq-bench"  # name of this repository, whose results have no project
+RECORDS = "records"  # format of `run --json` and `db export`
+_RECORDS_FILE = "records.jsonl"
+_AUTO = "auto"
+_MAX_LISTED = 100  # refused results in an answer
+_MAX_PAGE = 1000
+_MAX_DAYS = 3650
+_MAX_GRACE_H = 24 * 30
+_MAX_OBJECT = 1 << 14  # bytes of a request about tokens
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+
+log = logging.getLogger(__name__)
+
+Judge = Callable[[Collection[int]], Mapping[str, Any]]
+
+
+class _Refusal(Exception):  # noqa: N818 (a response)
+    """A request that is answered with a problem document."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of requests. per_minute: of one token; max_bytes: of one content."""
+
+    max_bytes: int = 64 << 20
+    per_minute: int = 120
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Times of the requests of each token in the last minute."""
+
+    per_minute: int
+    _times: dict[int, deque[float]] = field(default_factory=dict)
+
+    def count(self, token: int) -> None:
+        """Count a request. Raises _Refusal if there were too many."""
+        now = time.monotonic()
+        times = self._times.setdefault(token, deque())
+        while times and times[0] < now - 60:
+            times.popleft()
+        if len(times) >= self.per_minute:
+            wait = f"{60 - (now - times[0]):.0f}"
+            raise _Refusal(
+                429,
+                f"over {self.per_minute} requests a minute: wait {wait} s",
+                **{"Retry-After": wait},
+            )
+        times.append(now)
+
+
+class Ingest:
+    """Routes that write to a database opened for writing.
+
+    judge: judges the series with these ids, and returns what came of it for the answer.
+    """
+
+    def __init__(self, database: Database, judge: Judge, limits: Limits | None = None) -> None:
+        self._database, self._judge = database, judge
+        self._limits = limits or Limits()
+        self._rate = _Rate(self._limits.per_minute)
+        self._lock = threading.Lock()  # one import at a time: they would wait for each other anyway
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for `flexq_bench.read_api.app.api_app`."""
+        return [
+            self._route("POST", "/v1/results", "write", self._store),
+            self._route("GET", "/v1/requests", "read", self._audit),
+            self._route("GET", "/v1/tokens", "admin", self._list_tokens),
+            self._route("POST", "/v1/tokens", "admin", self._create_token),
+            self._route("POST", "/v1/tokens/{id:int}/rotate", "admin", self._rotate_token),
+            self._route("DELETE", "/v1/tokens/{id:int}", "admin", self._revoke_token),
+        ]
+
+    def _route(
+        self, method: str, path: str, right: str, respond: Callable[[_Call], Mapping[str, Any]]
+    ) -> Route:
+        most = self._limits.max_bytes if path == "/v1/results" else _MAX_OBJECT
+
+        async def answered(request: Request) -> Response:
+            request.scope["flexq_bench.route"] = path
+            try:
+                token = await run_in_threadpool(self._bearer, request, right)
+                with tempfile.TemporaryDirectory(prefix="flexq-ingest-") as folder:
+                    # Two levels: readers look for other files of a tool in the folder above.
+                    inner = Path(folder) / "content"
+                    inner.mkdir()
+                    call = await _received(request, token, inner / _file_name(request), most)
+                    return await run_in_threadpool(self._answer, call, respond)
+            except _Refusal as error:
+                return _refused(error)
+            except ClientDisconnect:
+                return _refused(_Refusal(400, "the request was cut off"))
+            except DatabaseError as error:
+                log.warning("%s", error)
+                wait = {"Retry-After": "5"}
+                return _refused(_Refusal(503, "the database can't be written now", **wait))
+
+        return Route(path, answered, methods=[method])
+
+    def _bearer(self, request: Request, right: str) -> tokens.Token:
+        """Return the token of a request. Raises _Refusal unless it has this right here."""
+        kind, _, secret = request.headers.get("authorization", "").partition(" ")
+        now = datetime.now(UTC)
+        with self._database.session() as session:
+            token = tokens.token_of(session, secret.strip(), now)
+        if kind.lower() != "bearer" or token is None:
+            raise _Refusal(
+                401, "give a valid token: Authorization: Bearer …", **{"WWW-Authenticate": "Bearer"}
+            )
+        self._rate.count(token.id)
+        named = request.query_params.get("project")
+        if named is not None and _stored_name(named) != token.project:
+            self._note(request, token, 403, "another project")
+            raise _Refusal(403, f"this token is not of project {named!r:.110}")
+        if not token.may(right):
+            self._note(request, token, 403, f"needs {right}")
+            raise _Refusal(
+                403, f"this token may {token.rights}; this needs a token that may {right}"
+            )
+        return token
+
+    def _note(self, request: Request, token: tokens.Token, status: int, why: str) -> None:
+        entry = tokens.AuditEntry(
+            project=token.project,
+            action=f"{request.method} {request.url.path}"[:100],
+            status=status,
+            created_at=datetime.now(UTC),
+            answer={"detail": why, "asked": request.query_params.get("project", "")[:100]},
+            token_id=token.id,
+            client=request.client.host if request.client else "",
+        )
+        with self._database.session() as session:
+            tokens.add_entry(session, entry)
+
+    def _answer(self, call: _Call, respond: Callable[[_Call], Mapping[str, Any]]) -> Response:
+        """Respond, and store the answer in the audit before it is given."""
+        if call.key is not None:
+            with self._database.session() as session:
+                first = tokens.entry_of_key(session, call.token.project, call.key)
+            if first is not None:
+                return _repeated(call, first)
+        status = 200
+        try:
+            with self._lock:
+                answer = dict(respond(call))
+        except NotFoundError as error:
+            status, answer = 404, {"detail": str(error)}
+        except _Refusal as error:
+            status, answer = error.status, {"detail": error.detail}
+        except (FlexqError, RecordError, ConflictError) as error:
+            status, answer = 422, {"detail": call.without_path(str(error))}
+        if call.is_safe:
+            return _json(status, answer)
+        secret = answer.pop("secret", None)  # is given once, and stored nowhere
+        entry = tokens.AuditEntry(
+            project=call.token.project,
+            action=call.action,
+            status=status,
+            created_at=datetime.now(UTC),
+            answer=answer,
+            token_id=call.token.id,
+            idempotency_key=call.key if status == 200 and secret is None else None,
+            content_hash=call.content_hash,
+            content_bytes=call.content_bytes,
+            client=call.client,
+        )
+        with self._database.session() as session:
+            first = tokens.add_entry(session, entry)
+        if first is not None:  # of a request that came at the same time
+            return _repeated(call, first)
+        return _json(status, answer | ({} if secret is None else {"secret": secret}))
+
+    def _store(self, call: _Call) -> dict[str, Any]:
+        format_name = call.parameter("format", _AUTO)
+        if format_name == RECORDS:
+            return self._store_records(call)
+        if not call.token.project:
+            raise UsageError(f"results of {OWN_PROJECT} are records: give format={RECORDS}")
+        if format_name not in (*FORMATS, _AUTO):
+            raise UsageError(
+                f"no format {format_name!r:.50}: use {', '.join((_AUTO, RECORDS, *FORMATS))}"
+            )
+        path = str(call.path)
+        name = detect_format(path) if format_name == _AUTO else format_name
+        done = store_readings(
+            self._database,
+            read_results(name, path),
+            _origin(call),
+            lambda commits: full_commits(self._database, call.token.project, commits),
+        )
+        if not done.read and not done.refused:
+            raise UsageError("it has no results: did its tool run? Nothing was stored")
+        return {"format": name, **_counts(done), **self._judge(done.series)}
+
+    def _store_records(self, call: _Call) -> dict[str, Any]:
+        path = call.path.rename(call.path.with_name(_RECORDS_FILE))
+        with self._database.session() as session:
+            # Identities that others have stored would change their rows.
+            if projects_of_stored(session, read_records(path)) - {call.token.project}:
+                raise _Refusal(403, "some of the records belong to another project")
+            summary = import_file(session, path)
+        return {
+            "format": RECORDS,
+            "read": summary.read,
+            "added": summary.added,
+            "runs": summary.runs,
+        }
+
+    def _audit(self, call: _Call) -> dict[str, Any]:
+        limit = int(call.number("limit", 100, _MAX_PAGE))
+        before = iso_time(call.parameter("before", "")) if call.parameter("before", "") else None
+        with self._database.session() as session:
+            moment = None if before is None else datetime.fromisoformat(before)
+            entries = tokens.audit_entries(session, call.token.project, limit=limit, before=moment)
+        return {"requests": [_plain(asdict(entry)) for entry in entries]}
+
+    def _list_tokens(self, call: _Call) -> dict[str, Any]:
+        with self._database.session() as session:
+            found = tokens.valid_tokens(session, call.token.project, datetime.now(UTC))
+        return {"tokens": [_plain(asdict(token)) for token in found]}
+
+    def _create_token(self, call: _Call) -> dict[str, Any]:
+        name, rights = call.parameter("name", ""), call.parameter("rights", "write")
+        if not _NAME.fullmatch(name) or rights not in tokens.RIGHTS:
+            raise UsageError(f"give name=… and rights={'|'.join(tokens.RIGHTS)}")
+        now = datetime.now(UTC)
+        expires_at = now + timedelta(days=call.number("days", 90, _MAX_DAYS))
+        with self._database.session() as session:
+            token, secret = tokens.create_token(
+                session, call.token.project, name, rights, at=now, expires_at=expires_at
+            )
+        return {"token": _plain(asdict(token)), "secret": secret}
+
+    def _rotate_token(self, call: _Call) -> dict[str, Any]:
+        grace = timedelta(hours=call.number("grace_hours", 24, _MAX_GRACE_H))
+        with self._database.session() as session:
+            token, secret = tokens.rotate_token(
+                session, call.token.project, call.id, at=datetime.now(UTC), grace=grace
+            )
+        return {"token": _plain(asdict(token)), "secret": secret}
+
+    def _revoke_token(self, call: _Call) -> dict[str, Any]:
+        with self._database.session() as session:
+            tokens.revoke_token(session, call.token.project, call.id, at=datetime.now(UTC))
+        return {"revoked": call.id}
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A received request of a bearer. path: the file of its content. id: in its path, 0: none."""
+
+    token: tokens.Token
+    action: str
+    is_safe: bool
+    parameters: Mapping[str, str]
+    path: Path
+    key: str | None
+    content_hash: str
+    content_bytes: int
+    client: str
+    id: int
+
+    def parameter(self, name: str, default: str) -> str:
+        return self.parameters.get(name, default)
+
+    def number(self, name: str, default: float, most: float) -> float:
+        text = self.parameter(name, str(default))
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            raise UsageError(f"{name} is {text!r:.50}, not a number from 0 to {most:g}")
+        return value
+
+    def without_path(self, text: str) -> str:
+        for path in (self.path, self.path.with_name(_RECORDS_FILE)):
+            text = text.replace(str(path), "the content")
+        return text
+
+
+async def _received(request: Request, token: tokens.Token, path: Path, most: int) -> _Call:
+    """Write the content of a request to a file. Raises _Refusal."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        raise _Refusal(422, "the Idempotency-Key is 1 to 200 printable letters without spaces")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise _Refusal(415, "send the content without Content-Encoding")
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise _Refusal(413, f"over {most:,} bytes: split the content")
+            digest.update(part)
+            await run_in_threadpool(file.write, part)
+    # The same content with other parameters is another request.
+    digest.update(repr((request.url.path, sorted(request.query_params.multi_items()))).encode())
+    return _Call(
+        token=token,
+        action=f"{request.method} {request.url.path}",
+        is_safe=request.method == "GET",
+        parameters=dict(request.query_params),
+        path=path,
+        key=key,
+        content_hash=digest.hexdigest(),
+        content_bytes=size,
+        client=request.client.host if request.client else "",
+        id=int(request.path_params.get("id", 0)),
+    )
+
+
+def _origin(call: _Call) -> Origin:
+    """Return the origin that the parameters name. Raises UsageError."""
+    texts = {name: call.parameter(name, "").strip() for name in ("device", "branch", "occasion")}
+    for name, text in texts.items():
+        if not text.isprintable() or len(text) > 100:
+            raise UsageError(f"{name} has control characters, or over 100 letters")
+    time_text = call.parameter("time", "")
+    at = iso_time(time_text) if time_text else None
+    if time_text and at is None:
+        raise UsageError("time is not written as 2026-01-31T02:00:00+00:00")
+    commit = call.parameter("commit", "")
+    try:
+        named = commit_of(commit) if commit else None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return Origin(call.token.project, named, time=at, **texts)
+
+
+def _counts(done: Imported) -> dict[str, Any]:
+    return {
+        "read": done.read,
+        "added": done.added,
+        "replaced": done.replaced,
+        "refused": len(done.refused),
+        "refusals": [f"{one.name}: {one.reason}" for one in done.refused[:_MAX_LISTED]],
+        "remarks": dict(done.remarks.most_common(_MAX_LISTED)),
+    }
+
+
+def _file_name(request: Request) -> str:
+    name = request.query_params.get("filename", "")
+    return name if _FILE.fullmatch(name) else "content"
+
+
+def _stored_name(project: str) -> str:
+    return "" if project == OWN_PROJECT else project
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in values.items()
+    }
+
+
+def _repeated(call: _Call, first: tokens.AuditEntry) -> Response:
+    if first.content_hash != call.content_hash:
+        detail = "this Idempotency-Key was used for another request: take a new one"
+        return _refused(_Refusal(422, detail))
+    return _json(first.status, first.answer, **{"Idempotency-Replayed": "true"})
+
+
+def _json(status: int, answer: Mapping[str, Any], **headers: str) -> Response:
+    if status != 200:
+        return _refused(_Refusal(status, str(answer["detail"])))
+    return Response(json.dumps(answer), status, headers, JSON)
+
+
+def _refused(error: _Refusal) -> Response:
+    return Response(problem(error.status, error.detail), error.status, error.headers, PROBLEM)

@@ -1,0 +1,1 @@
+"""Published tables and statements beside the stored results, each with a verdict."""

@@ -1,0 +1,165 @@
+"""Stored results that published numbers are compared with, and their lookup."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+
+from flexq_bench.db import queries
+from flexq_bench.db.engine import Session
+from flexq_bench.db.queries import SWEEP, DecodeRow, Filters, ResultRow, ScoreRow, ServingRow
+from flexq_bench.stats.baseline import time_of
+from flexq_bench.workloads.case import kernel_label, parse_kernel_label
+from flexq_bench.workloads.published import published_papers
+
+# GB/s, of the vendors' data sheets.
+BANDWIDTHS = {
+    "RTX 3090 Ti": 1008,
+    "RTX 3070": 448,
+    "RTX 4080": 717,
+    "A100-40GB": 1555,
+    "NVIDIA H100 80GB HBM3": 3352,
+    "NVIDIA H200": 4800,
+}
+# Task of a paper -> its names in records, of lm-eval where that has it.
+TASK_NAMES = {
+    "wikitext2": ("wikitext2", "wikitext"),
+    "ptb-new": ("ptb-new", "ptb"),
+    "c4-new": ("c4-new", "c4"),
+    "storycloze": ("storycloze_2016",),
+    "mmlu-humanities": ("mmlu_humanities",),
+    "mmlu-stem": ("mmlu_stem",),
+    "mmlu-social": ("mmlu_social_sciences",),
+    "mmlu-other": ("mmlu_other",),
+    "mmlu-mean": ("mmlu",),
+}
+ZERO_SHOT = ("piqa", "arc_easy", "arc_challenge", "boolq", "hellaswag", "winogrande")
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The newest results of each kind, of all GPUs.
+
+    results: of kernels, of this repository's main line. decodes: with a 16-bit cache unless the
+    scheme has another.
+    """
+
+    results: Sequence[ResultRow] = ()
+    decodes: Sequence[DecodeRow] = ()
+    servings: Sequence[ServingRow] = ()
+    scores: Sequence[ScoreRow] = ()
+    _found: dict[tuple[str, ...], float | None] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def gpus(self) -> list[str]:
+        """GPUs with a time of a kernel or of a whole model."""
+        return sorted({r.gpu for r in self.results} | {r.gpu for r in self.decodes})
+
+    @cached_property
+    def times(self) -> dict[tuple[str, str, str, int, int, int], ResultRow]:
+        """GEMM times by GPU, label, cache mode, m, n, k."""
+        return {
+            (r.gpu, kernel_label(r.kernel, r.variant), r.cache, r.m, r.n, r.k): r
+            for r in sorted(self.results, key=lambda r: r.created_at)
+            if r.stage == "gemm" and r.m and r.n and r.k and time_of(r) is not None
+        }
+
+    @cached_property
+    def decoded(self) -> dict[tuple[str, str, str, int, int], DecodeRow]:
+        """Decodes of batch 1 by GPU, model, scheme, tokens of the prompt and new tokens."""
+        return {
+            (r.gpu, r.model, r.scheme, r.prompt_tokens, r.new_tokens): r
+            for r in sorted(self.decodes, key=lambda r: r.created_at)
+            if r.batch == 1 and r.token_ms is not None and r.kv_bits == kv_bits_of(r.scheme)
+        }
+
+    @cached_property
+    def models(self) -> Counter[str]:
+        """Number of schemes that were evaluated of each model."""
+        pairs = {(r.model, r.scheme) for r in self.scores}
+        return Counter(model for model, _ in pairs)
+
+    def score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
+        """Return the score of a task or, of `mean`, of all six zero-shot tasks; None: none.
+
+        metric: perplexity, or accuracy in percent, normalized where a task defines it.
+        """
+        key = (model, scheme, task, metric)
+        if key not in self._found:
+            self._found[key] = self._score(*key)
+        return self._found[key]
+
+    def _score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
+        if task == "mean" and metric == "accuracy":
+            parts = [self.score(model, scheme, name, metric) for name in ZERO_SHOT]
+            known = [part for part in parts if part is not None]
+            return sum(known) / len(known) if len(known) == len(parts) else None
+        names = TASK_NAMES.get(task, (task,))
+        wanted = ("acc_norm", "acc") if metric == "accuracy" else (metric,)
+        rows = [
+            r
+            for r in self.scores
+            if r.model == model and r.task in names and _same_scheme(r.scheme, scheme)
+        ]
+        for name in wanted:
+            found = [r for r in rows if r.metric == name]
+            if found:
+                best = max(found, key=lambda r: _preference(r, scheme))
+                return best.value * (_PERCENT if metric == "accuracy" else 1.0)
+        return None
+
+    def of_shapes(
+        self, gpu: str, labels: tuple[str, str], shapes: Iterable[tuple[int, int]], m: int | None
+    ) -> Iterator[tuple[ResultRow, ResultRow]]:
+        """Yield the cold times of two kernels at the same m and shape."""
+        wanted = set(shapes)
+        for (of, label, cache, rows, n, k), found in self.times.items():
+            if (of, label, cache) != (gpu, labels[0], "cold") or (n, k) not in wanted:
+                continue
+            base = self.times.get((gpu, labels[1], "cold", rows, n, k))
+            if m in (None, rows) and base is not None:
+                yield found, base
+
+
+def _same_scheme(stored: str, wanted: str) -> bool:
+    """Return True if they differ at most in how long a learned scheme was trained."""
+    return stored == wanted or re.sub(r"\[epochs=\d+\]$", "", stored) == wanted
+
+
+def _preference(row: ScoreRow, scheme: str) -> tuple[bool, bool, int, datetime]:
+    epochs = re.search(r"\[epochs=(\d+)\]$", row.scheme)
+    trained = int(epochs[1]) if epochs else 0
+    return row.through == "reference", row.scheme == scheme, trained, row.created_at
+
+
+def kv_bits_of(scheme: str) -> int:
+    """Return the bits of a scheme's KV cache, as its name says: Atom's and +kv4 have 4."""
+    if match := re.search(r"(?:\+kv|kv_bits=)(\d+)", scheme):
+        return int(match[1])
+    return 4 if scheme.startswith("atom-") else 16
+
+
+def read_evidence(session: Session) -> Evidence:
+    """Read the results that any published number is compared with."""
+    labels: set[str] = set()
+    for paper in published_papers():
+        cells = (cell for table in paper.table for cell in table.cells() if "kernel" in cell.at)
+        labels.update(map(paper.kernel, cells))
+        for statement in paper.statement:
+            if statement.ours is not None and statement.ours.suite:
+                ours = statement.ours
+                labels.update((ours.kernel, ours.baseline, *ours.on_down))
+    names = tuple(sorted({parse_kernel_label(label)[0] for label in labels if label}))
+    filters = Filters(kernels=names, without_triggers=(SWEEP,), projects=("",))
+    decoded = queries.decoded_models(session)
+    return Evidence(
+        queries.latest_results(session, filters),
+        queries.latest_decodes(session),
+        [row for model in decoded for row in queries.latest_servings(session, model=model)],
+        queries.latest_scores(session, queries.scored_models(session)),
+    )

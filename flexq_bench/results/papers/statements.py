@@ -1,0 +1,246 @@
+"""Ours beside the numbers that the papers' texts state, and a verdict on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from flexq_bench.db.queries import DecodeRow, ResultRow
+from flexq_bench.results.papers.evidence import Evidence, kv_bits_of
+from flexq_bench.results.papers.tables import WITHIN, VerdictKind, generation_value
+from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.published import Paper, Statement, Subject
+from flexq_bench.workloads.suites import load_suite
+
+_DOWN = ("down_proj", "fc2")
+_LIMITS = ("at most", "less than")
+_RATIOS = ("speedup", "e2e-speedup", "memory-ratio", "throughput-ratio")
+_PERCENT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A measured value for a statement.
+
+    value: of the best case if the paper states one, else the arithmetic mean of ratios;
+    geometric: the geometric one, None: there is no mean. cases: number of values. where: a GPU, or
+    a model that stands in for the paper's.
+    """
+
+    value: float
+    geometric: float | None
+    cases: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatementResult:
+    """A statement with ours. measured None: nothing is."""
+
+    paper: Paper
+    statement: Statement
+    measured: Measured | None
+    kind: VerdictKind
+    verdict: str
+
+
+def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> StatementResult:
+    """Set ours beside a statement and judge it by size, by limit, or by sign.
+
+    Of several GPUs it is the one with most cases.
+    """
+    measured = _measured(paper, statement, evidence)
+    if measured is None:
+        about = "nothing here measures it" if statement.ours is None else _what_lacks(statement)
+        return StatementResult(
+            paper, statement, None, "not here", f"can't be judged here since {about}"
+        )
+    kind, verdict = _verdict(statement, measured)
+    return StatementResult(paper, statement, measured, kind, verdict)
+
+
+def _what_lacks(statement: Statement) -> str:
+    ours = statement.ours
+    assert ours is not None
+    pair = f"{ours.kernel} and {ours.baseline}" if ours.baseline else ours.kernel
+    return f"{pair} have no results for {statement.metric}"
+
+
+def _measured(paper: Paper, statement: Statement, evidence: Evidence) -> Measured | None:
+    ours = statement.ours
+    if ours is None:
+        return None
+    metric = statement.metric
+    if ours.suite:
+        return _of_kernels(statement, ours, evidence)
+    if metric in ("e2e-speedup", "memory-ratio", "memory"):
+        return _of_decodes(paper, statement, ours, evidence)
+    if metric == "throughput-ratio":
+        return _of_servings(statement, ours, evidence)
+    if metric.startswith(("perplexity-", "accuracy-")):
+        return _of_scores(paper, statement, ours, evidence)
+    return None
+
+
+def _of_kernels(statement: Statement, ours: Subject, evidence: Evidence) -> Measured | None:
+    pairs = _operation_pairs if ours.kernel.startswith("decoder-attention") else _gemm_pairs
+    by_gpu = [
+        (gpu, [_ratio(statement, *pair) for pair in pairs(statement, ours, evidence, gpu)])
+        for gpu in sorted({r.gpu for r in evidence.results})
+    ]
+    return _best(statement, by_gpu)
+
+
+def _ratio(statement: Statement, found: ResultRow, base: ResultRow) -> float:
+    assert found.median_us
+    assert base.median_us
+    if statement.metric == "overhead":
+        return (found.median_us / base.median_us - 1) * _PERCENT
+    return base.median_us / found.median_us
+
+
+def _gemm_pairs(
+    statement: Statement, ours: Subject, evidence: Evidence, gpu: str
+) -> list[tuple[ResultRow, ResultRow]]:
+    of_down: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    for shape in load_suite(ours.suite).shapes:
+        is_named = statement.model in ("", shape.model) or not shape.model
+        is_stated = (statement.n, statement.k) in ((None, None), (shape.n, shape.k))
+        if is_named and is_stated and ours.layer in ("", shape.layer):
+            of_down[bool(ours.on_down) and shape.layer in _DOWN].add((shape.n, shape.k))
+    labels = {False: (ours.kernel, ours.baseline), True: tuple(ours.on_down[:2])}
+    return [
+        pair
+        for is_down, shapes in of_down.items()
+        if shapes
+        for pair in evidence.of_shapes(
+            gpu, (labels[is_down][0], labels[is_down][1]), shapes, statement.m
+        )
+    ]
+
+
+def _operation_pairs(
+    statement: Statement, ours: Subject, evidence: Evidence, gpu: str
+) -> list[tuple[ResultRow, ResultRow]]:
+    wanted = {
+        ("batch", str(statement.batch)),
+        ("context", str(statement.setting.get("sequence_length"))),
+    }
+    found: dict[str, dict[str, ResultRow]] = {}
+    for r in evidence.results:
+        given = {tuple(part.split("=")) for part in r.parameters.split(",")}
+        if r.gpu == gpu and r.operation == "decoder_attention" and wanted <= given:
+            found.setdefault(r.parameters, {})[kernel_label(r.kernel, r.variant)] = r
+    return [
+        (of[ours.kernel], of[ours.baseline])
+        for of in found.values()
+        if {ours.kernel, ours.baseline} <= of.keys()
+    ]
+
+
+def _of_decodes(
+    paper: Paper, statement: Statement, ours: Subject, evidence: Evidence
+) -> Measured | None:
+    model = paper.model(ours.model or statement.model)
+    rows: dict[tuple[str, str, int, int, int], dict[str, DecodeRow]] = {}
+    for r in sorted(evidence.decodes, key=lambda r: r.created_at):
+        if model in ("", r.model) and r.token_ms is not None and r.kv_bits == kv_bits_of(r.scheme):
+            setting = (r.gpu, r.model, r.batch, r.prompt_tokens, r.new_tokens)
+            if statement.batch in (None, r.batch):
+                rows.setdefault(setting, {})[r.scheme] = r
+    values: dict[str, list[float]] = {}
+    for setting, of in sorted(rows.items()):
+        found, base = of.get(ours.kernel), of.get(ours.baseline)
+        if found is None or (ours.baseline and base is None):
+            continue
+        value = _decode_value(statement, ours, found, base)
+        if value is not None and math.isfinite(value):
+            values.setdefault(setting[0], []).append(value)
+    return _best(statement, list(values.items()))
+
+
+def _decode_value(
+    statement: Statement, ours: Subject, found: DecodeRow, base: DecodeRow | None
+) -> float | None:
+    if statement.metric == "memory":
+        return generation_value(found, "memory")
+    assert base is not None
+    if statement.metric == "memory-ratio":
+        own, theirs = generation_value(found, "memory"), generation_value(base, "memory")
+        if own is None or theirs is None:
+            return None
+        return own / theirs if statement.better == "lower" else theirs / own
+    if ours.phase == "prefill":
+        is_long = found.prompt_tokens >= 512  # the paper's shortest sequence
+        times = found.prefill_ms, base.prefill_ms
+        return times[1] / times[0] if is_long and times[0] and times[1] else None
+    return base.token_ms / found.token_ms if base.token_ms and found.token_ms else None
+
+
+def _of_servings(statement: Statement, ours: Subject, evidence: Evidence) -> Measured | None:
+    """Ratios of tokens/s at the same limit of memory, or of the batch where none has one."""
+    rows: dict[tuple[str, str, int | None, int], dict[str, float]] = {}
+    for r in evidence.servings:
+        if r.tokens_per_s and r.kv_bits == kv_bits_of(r.scheme):
+            rows.setdefault((r.gpu, r.model, r.memory_limit_bytes, r.batch_limit), {})[r.scheme] = (
+                r.tokens_per_s
+            )
+    by_gpu: dict[tuple[bool, str], list[float]] = {}
+    for (gpu, _, limit, _), of in sorted(rows.items(), key=str):
+        if ours.kernel in of and ours.baseline in of:
+            by_gpu.setdefault((limit is not None, gpu), []).append(
+                of[ours.kernel] / of[ours.baseline]
+            )
+    limited = any(is_limited for is_limited, _ in by_gpu)
+    return _best(
+        statement, [(gpu, v) for (is_limited, gpu), v in by_gpu.items() if is_limited == limited]
+    )
+
+
+def _of_scores(
+    paper: Paper, statement: Statement, ours: Subject, evidence: Evidence
+) -> Measured | None:
+    metric, _, change = statement.metric.partition("-")
+    task = statement.task or ("mean" if metric == "accuracy" else "wikitext2")
+    models = [paper.model(statement.model)] if statement.model else []
+    others = sorted(evidence.models, key=lambda model: (-evidence.models[model], model))
+    for model in dict.fromkeys((*models, *others)):
+        found = evidence.score(model, ours.kernel, task, metric)
+        base = evidence.score(model, ours.baseline, task, metric)
+        if found is not None and base is not None:
+            value = base - found if change == "decrease" else found - base
+            return Measured(value, None, 1, model)
+    return None
+
+
+def _best(statement: Statement, by_gpu: Sequence[tuple[str, Sequence[float]]]) -> Measured | None:
+    if not any(values for _, values in by_gpu):
+        return None
+    gpu, values = max(by_gpu, key=lambda pair: len(pair[1]))
+    best: Callable[[Sequence[float]], float] = min if statement.better == "lower" else max
+    is_ratio = statement.metric in _RATIOS
+    geometric = math.exp(sum(map(math.log, values)) / len(values)) if is_ratio else None
+    value = best(values) if statement.bound == "up to" else sum(values) / len(values)
+    return Measured(value, geometric if len(values) > 1 else None, len(values), gpu)
+
+
+def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str]:
+    low, high = statement.range
+    value, where = measured.value, f" on {measured.where}"
+    if statement.metric in _RATIOS:
+        factor = max(value / high, low / value, 1.0)
+        if factor <= WITHIN:
+            return "reproduced", f"reproduced within {factor:.2f}x{where}"
+        if (value > 1) == (low > 1):
+            return "order holds", f"order holds, by another factor{where}"
+        return "differs", f"differs: the order is reversed{where}"
+    if statement.metric == "memory":
+        factor = max(value / high, low / value)
+        kind: VerdictKind = "reproduced" if factor <= WITHIN else "differs"
+        return kind, f"{kind}{f' within {factor:.2f}x' if kind == 'reproduced' else ''}{where}"
+    if statement.bound in _LIMITS and value <= high:
+        return "reproduced", f"reproduced: the bound holds{where}"
+    if (value > 0) == (high > 0):
+        return "order holds", f"sign holds, by another amount{where}"
+    return "differs", f"differs: the sign is reversed{where}"

@@ -1,0 +1,108 @@
+"""Requests drawn from the published document, valid and not: responses match it."""
+
+from __future__ import annotations
+
+import json
+import random
+from urllib.parse import quote
+
+import pytest
+from jsonschema import Draft202012Validator
+from made_results import a_run
+
+from flexq_bench.read_api.endpoints import document
+
+SEED = 59
+REQUESTS = 60  # for each address
+HOSTILE = (
+    *("", " ", "*", "%", "'; DROP TABLE run;--", "\0", "\x7f", "😀", "é" * 201, "[a", "**?"),
+    *("-1", "0", "1e9", "99999999999999999999", "٣", "NaN", "true", "null", "{}", "../.."),
+    *("2026-13-01", "0001-01-01T00:00:00+23:59", "9999-12-31", "9999-12-31T23:59:59-23:59"),
+)
+STORED = ("flexq-w6a6", "flexq*", "gemm", "time", "2025-11-21", a_run().uuid, "1", "open", "main")
+
+
+def value_of(draw, schema):
+    """A text for a parameter: stored, hostile, or of its schema."""
+    if schema["type"] == "array":
+        schema = schema["items"]
+    kind = draw.random()
+    if kind < 0.3:
+        return draw.choice(HOSTILE)
+    if kind < 0.6:
+        return draw.choice(STORED)
+    if "enum" in schema:
+        return draw.choice(schema["enum"])
+    if schema["type"] == "integer":
+        return str(draw.choice((schema["minimum"], schema["maximum"], 1, 7, 50)))
+    letters = [chr(code) for code in (*range(32, 127), 0xE9, 0x4E2D)]
+    return "".join(draw.choices(letters, k=draw.randint(1, 9)))
+
+
+def requests_of(draw, path, operation):
+    parameters = operation["parameters"]
+    target = path
+    for parameter in (p for p in parameters if p["in"] == "path"):
+        given = value_of(draw, parameter["schema"])
+        text = draw.choice(("1", a_run().uuid, a_run().uuid[:7], given))
+        target = target.replace(f"{{{parameter['name']}}}", quote(text, safe="") or "x")
+    in_query = [p for p in parameters if p["in"] == "query"]
+    chosen = draw.sample(in_query, draw.randint(0, min(4, len(in_query))))
+    pairs = [
+        (p["name"], value_of(draw, p["schema"]))
+        for p in chosen
+        for _ in range(draw.choice((1, 1, 2)))
+    ]
+    if draw.random() < 0.05:
+        pairs.append((draw.choice(("colour", "limit[]", "")), "1"))
+    return target + ("?" + "&".join(f"{quote(n)}={quote(v)}" for n, v in pairs) if pairs else "")
+
+
+@pytest.mark.parametrize("address", document()["paths"])
+def test_responses_to_drawn_requests_match_the_document(slower, ask, address):
+    draw = random.Random(f"{SEED} {address}")
+    spec = document()
+    operation = spec["paths"][address]["get"]
+    statuses = set()
+    for _ in range(REQUESTS):
+        target = requests_of(draw, address, operation)
+        answer = ask(target)
+        statuses.add(answer.status)
+        described = operation["responses"].get(str(answer.status))
+        assert described, (target, answer.status, answer.body[:200])
+        ((media_type, content),) = described["content"].items()
+        assert answer.headers["content-type"] == media_type, target
+        body = json.loads(answer.body) if media_type.endswith("json") else answer.body.decode()
+        schema = {"components": spec["components"], **content["schema"]}
+        Draft202012Validator(schema).validate(body)
+
+    assert statuses <= {200, 404, 422}
+    assert 200 in statuses
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_no_violation(slower):
+    schemathesis = pytest.importorskip("schemathesis", reason="not installed")
+    from hypothesis import HealthCheck, Phase, given, settings
+    from hypothesis import strategies as st
+
+    from flexq_bench.db.engine import open_database
+    from flexq_bench.read_api.app import api_app
+
+    with open_database(str(slower), read_only=True) as database:
+        schema = schemathesis.openapi.from_asgi("/openapi.json", api_app(database))
+        operations = [result.ok() for result in schema.get_all_operations()]
+
+        @given(st.one_of([operation.as_strategy() for operation in operations]))
+        @settings(
+            max_examples=300,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def check(case):
+            case.call_and_validate()
+
+        check()
