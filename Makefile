@@ -41,7 +41,7 @@ help: ## this list
 
 bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table and what to do next
 	@$(VENV)/bin/flexq-bench run $(SUITE) $(ARGS)
-	@$(VENV)/bin/flexq-bench quickstart
+	@echo "next: $(VENV)/bin/flexq-bench tour, or: $(VENV)/bin/flexq-bench demo --open"
 
 dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)

@@ -1,4 +1,4 @@
-"""Backfill of missing results of earlier nights: newest first, each at its own commit."""
+"""Backfill: missing results of earlier nights, newest first, and whole histories of a project."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+from flexq_bench.ci.change_points import store_change_points
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.nightly import NightInfo, set_night
-from flexq_bench.errors import FlexqError
-from flexq_bench.repository.worktrees import worktree
+from flexq_bench.db.queries import BACKFILL
+from flexq_bench.db.records import CommitInfo
+from flexq_bench.errors import FlexqError, UsageError
+from flexq_bench.fleet.pool import Pool, Work
+from flexq_bench.repository.git import git_output
+from flexq_bench.repository.worktrees import resolve_revision, worktree
+from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
+from flexq_bench.runs.plan import build_plan
+from flexq_bench.workloads.suite import Suite
 
 _TIMEOUT_S = 4 * 3600.0  # per gap, so that a night ends before the next one
 
@@ -40,6 +52,116 @@ class FillResult:
     gap: Gap
     remaining: int
     detail: str = ""
+
+
+def history_order(measured: Sequence[bool]) -> Iterator[int]:
+    """Yield the indices of the commits to measure: the newest, the oldest, then middles of gaps.
+
+    measured: which commits have results already, oldest first. The largest gap between measured
+    commits is halved first, of equal ones the newest, so that an interrupted history is even.
+    """
+    known = [index for index, is_measured in enumerate(measured) if is_measured]
+    for end in (len(measured) - 1, 0):
+        if measured and end not in known:
+            yield end
+            known.append(end)
+    gaps = [(low - high, -low) for low, high in pairwise(sorted(known)) if high - low > 1]
+    heapify(gaps)
+    while gaps:
+        width, low = heappop(gaps)
+        low = -low
+        high = low - width
+        middle = (low + high) // 2
+        yield middle
+        for first, last in ((low, middle), (middle, high)):
+            if last - first > 1:
+                heappush(gaps, (first - last, -first))
+
+
+def history_commits(repository: Path, span: str, every: int) -> list[str]:
+    """Return every so many of the commits of A..B on its first-parent line, oldest first.
+
+    The newest is one of them. Raises UsageError if git does not know the revisions.
+    """
+    first, dots, last = span.partition("..")
+    if not dots or not last.strip("."):
+        raise UsageError(f"--commits {span}: name a range of revisions, such as v1.0..HEAD")
+    base = resolve_revision(repository, first) if first else None
+    head = resolve_revision(repository, last)
+    names = [head, *([f"^{base}"] if base else [])]
+    newest_first = git_output(repository, "rev-list", "--first-parent", *names).splitlines()
+    return newest_first[::every][::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """Results of a commit on a kind of GPU. detail: why some are missing; empty: none is."""
+
+    commit: str
+    gpu: str
+    run: str  # uuid; empty: it could not be measured
+    planned: int
+    received: int
+    detail: str = ""
+
+
+def run_key(suite: str, gpu: str, commit: CommitInfo) -> str:
+    """Return the idempotency key of the run at an earlier commit."""
+    return f"{BACKFILL} {suite} {gpu} {commit.sha}"
+
+
+def measure_commit(
+    database: Database,
+    pool: Pool,
+    suite: Suite,
+    commit: CommitInfo,
+    options: Mapping[str, Any],
+    *,
+    is_newest: bool,
+    progress: Callable[[int], AbstractContextManager[OnRecord]],
+) -> list[CommitResult]:
+    """Measure the missing cases of a suite at a commit on every available kind of GPU.
+
+    is_newest: its results are the latest of their series; those of a backfill never are.
+    Without comparisons and alerts: those are of nights. Interrupted, it goes on where it was.
+    """
+    works: list[Work] = []
+    with ExitStack() as runs:
+        for kind in pool.kinds:
+            plan = build_plan(suite, kind.backend, kind.capability)
+            key = run_key(suite.name, kind.gpu, commit)
+            trigger = "manual" if is_newest else BACKFILL
+            named = replace(new_run(suite.name, trigger, plan.keys), idempotency_key=key)
+            run = runs.enter_context(open_run(database, named, commit, options))
+            with database.session() as session:
+                missing = set(queries.cases_to_measure(session, run.info.uuid))
+            cases = tuple(case for case in plan.cases if case.key in missing)
+            works.append(Work(run, kind.gpu, cases))
+        with progress(sum(len(work.cases) for work in works)) as on_record:
+            pool.measure(works, on_record)
+    results = []
+    with database.session() as session:
+        for work in works:
+            stored = queries.run_by_uuid_prefix(session, work.run.info.uuid)
+            outcomes = queries.run_outcomes(session, [stored.uuid])
+            failed = next((o.detail for o in outcomes if o.status in ("failed", "incorrect")), "")
+            received = stored.planned - stored.missing
+            results.append(
+                CommitResult(commit.sha, work.gpu, stored.uuid, stored.planned, received, failed)
+            )
+    return results
+
+
+def find_changes(database: Database, results: Sequence[CommitResult]) -> int:
+    """Store the change points of the histories of these results; return their number."""
+    with database.session() as session:
+        newest = {result.gpu: result.run for result in reversed(results) if result.run}
+        stored = 0
+        for run in newest.values():
+            device = next(iter(queries.device_medians(session, run)), None)
+            if device is not None:
+                stored += store_change_points(session, run, device[1]).stored
+        return stored
 
 
 # Runs a flexq-bench command in a checkout; returns its exit status and last line of errors.

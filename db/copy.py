@@ -12,7 +12,7 @@ from flexq_bench.db.engine import Session
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.tables import Base
 
-_ROWS = 1000  # per statement
+ROWS = 1000  # per statement
 
 
 class NotEmptyError(DatabaseError):
@@ -25,27 +25,36 @@ def copy_database(source: Session, target: Session, *, on_rows: Callable[[int], 
     Both have the tables of this version. on_rows: called with the number of rows of each part. The
     copy is one transaction of the target. Raises NotEmptyError.
     """
-    reading, writing = source.connection(), target.connection()
-    lock_for_writing(writing)
-    tables = Base.metadata.sorted_tables
-    for table in tables:
-        if writing.execute(select(table).limit(1)).first() is not None:
-            raise NotEmptyError(f"the table {table.name} has rows already: copy to a new database")
+    reading, writing = source.connection(), begin_copy(target)
     copied = 0
-    for table in tables:
-        result = reading.execution_options(yield_per=_ROWS).execute(select(table))
-        for part in result.mappings().partitions(_ROWS):
+    for table in Base.metadata.sorted_tables:
+        result = reading.execution_options(yield_per=ROWS).execute(select(table))
+        for part in result.mappings().partitions(ROWS):
             rows: list[dict[str, Any]] = [dict(row) for row in part]
             writing.execute(insert(table), rows)
             copied += len(rows)
             on_rows(len(rows))
-    if writing.dialect.name == "postgresql":
-        _continue_sequences(writing)
+    end_copy(writing)
     return copied
 
 
+def begin_copy(target: Session) -> Connection:
+    """Lock a database for writing. Raises NotEmptyError if a table has rows."""
+    writing = target.connection()
+    lock_for_writing(writing)
+    for table in Base.metadata.sorted_tables:
+        if writing.execute(select(table).limit(1)).first() is not None:
+            raise NotEmptyError(f"the table {table.name} has rows already: copy to a new database")
+    return writing
+
+
+def end_copy(writing: Connection) -> None:
+    """Make new ids follow those that were copied."""
+    if writing.dialect.name == "postgresql":
+        _continue_sequences(writing)
+
+
 def _continue_sequences(connection: Connection) -> None:
-    """Make new ids follow the copied ones."""
     for table in Base.metadata.sorted_tables:
         for column in table.primary_key.columns:
             if column.type.python_type is not int:

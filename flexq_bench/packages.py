@@ -28,6 +28,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "postgres": ("psycopg",),
     "parquet": ("pyarrow",),
     "plots": ("matplotlib",),
+    "spreadsheets": ("openpyxl",),
     "static": ("cuda.bindings",),
     "peers": ("bitsandbytes", "torchao", "humming"),
     "cuda13": ("cupy", "nvmath", "triton"),

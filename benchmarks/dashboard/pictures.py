@@ -1,10 +1,6 @@
-"""Create the pictures of the dashboard in the documentation.
+"""Create the pictures of the dashboard in the documentation, of the demo's database.
 
-Leaderboard, Kernels and Accuracy show the repository's example records. Home and Alert show a
-database created by benchmarks/db/fill.py, because the examples have no alerts and no nightly runs.
-
-    python benchmarks/db/fill.py made-up.sqlite --nights 20
-    python benchmarks/dashboard/pictures.py --made-up made-up.sqlite
+python benchmarks/dashboard/pictures.py
 """
 
 from __future__ import annotations
@@ -22,13 +18,14 @@ from browsing import dashboard_on, headless
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH_PX = 1500
 # Name: the page with its controls, and the height that is shown, pixels.
-OF_EXAMPLES = {
+PAGES = {
+    "home": ("?project=acme", 1300),
+    "alert": ("alert", 1500),
     "leaderboard": ("leaderboard?model=llama-2-7b&layer=down_proj", 1300),
     "kernels": ("kernels?view=heat+map", 1100),
     "linear": ("kernels?view=gemm+against+linear&tokens=8", 1150),
     "accuracy": ("accuracy?model=tiny-llama", 1650),
 }
-MADE_UP = {"home": ("", 1100), "alert": ("alert", 1500)}
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
 _PATIENCE_S = 240
 
@@ -52,20 +49,17 @@ def take(browser: Any, url: str, height: int, file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--made-up", type=Path, help="a database of fill.py")
     parser.add_argument("--out", type=Path, default=IMAGES)
     parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
-    pages = [(None, OF_EXAMPLES)] + ([(options.made_up, MADE_UP)] if options.made_up else [])
     with tempfile.TemporaryDirectory() as folder, headless(Path(folder)) as browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if options.dark else "light"}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        for database, shown in pages:
-            with dashboard_on(database) as url:
-                for name, (address, height) in shown.items():
-                    file = options.out / f"dashboard-{name}.png"
-                    take(browser, f"{url}/{address}", height, file)
-                    sys.stdout.write(f"{file}\n")
+        with dashboard_on(None) as url:
+            for name, (address, height) in PAGES.items():
+                file = options.out / f"dashboard-{name}.png"
+                take(browser, f"{url}/{address}", height, file)
+                sys.stdout.write(f"{file}\n")
 
 
 if __name__ == "__main__":

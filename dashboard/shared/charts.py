@@ -18,6 +18,7 @@ GREY = "#8A8F98"  # lines and their labels: readable on white and on dark grey
 LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 _MAX_NAMED_SERIES = 8  # series named in a description
 _MAX_LINE_LENGTH = 36  # characters per line of an axis title or legend entry
+_MIN_RATIO = 1.5  # between the ends of a logarithmic axis and its values, if these are close
 # max / min of the values above which a log axis has ticks at 1, 2 and 5 of each decade.
 MAX_PLAIN_RATIO = 8
 
@@ -29,7 +30,11 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
     values as labels; Plotly's own labels would be the digit only.
     """
     shown = [value for value in values if value > 0]
-    if max(shown, default=1.0) <= MAX_PLAIN_RATIO * min(shown, default=1.0):
+    least, most = min(shown, default=1.0), max(shown, default=1.0)
+    if most <= _MIN_RATIO * least:  # or noise would fill the axis
+        ends = math.log10(least / _MIN_RATIO), math.log10(most * _MIN_RATIO)
+        return {"type": "log", "range": list(ends)}
+    if most <= MAX_PLAIN_RATIO * least:
         return {"type": "log"}
     decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
     ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]

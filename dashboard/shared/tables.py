@@ -13,6 +13,7 @@ from flexq_bench.dashboard.shared.spreadsheet import harmless
 SHAPE_COLUMNS = {
     name: st.column_config.NumberColumn(name.upper(), format="%d") for name in ("m", "n", "k")
 }
+_TEXT_COLUMNS = {"why", "reason", "problem", "decided by", "note"}  # sentences: they need width
 _ROW_PX = 35
 
 
@@ -42,4 +43,7 @@ def draw_table(
     frame = pd.DataFrame(rows)
     if drop_empty:
         frame = frame.dropna(axis="columns", how="all")
-    st.dataframe(harmless(frame), hide_index=True, placeholder="", **options)
+    config = dict(options.pop("column_config", {}))
+    for name in _TEXT_COLUMNS & set(frame.columns) - set(config):
+        config[name] = st.column_config.TextColumn(width="large")
+    st.dataframe(harmless(frame), hide_index=True, placeholder="", column_config=config, **options)

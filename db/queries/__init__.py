@@ -79,6 +79,7 @@ from flexq_bench.db.queries.nightly import (
 from flexq_bench.db.queries.pages import Page
 from flexq_bench.db.queries.records import commit_info, run_records, stored_records
 from flexq_bench.db.queries.results import (
+    BACKFILL,
     SCHEDULED,
     SWEEP,
     ResultDetail,
@@ -107,6 +108,7 @@ from flexq_bench.db.queries.runs_and_plans import (
     first_run_sharing_cases,
     latest_runs,
     leased_jobs,
+    measured_commits,
     missing_cases,
     owned_runs,
     rows_stored,

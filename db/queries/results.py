@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, exists, func, or_, select
+from sqlalchemy import ColumnElement, ScalarSelect, Select, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
@@ -210,6 +210,7 @@ def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
 BOOST = "boost"
 SCHEDULED = "nightly"  # trigger of scheduled runs
 SWEEP = "sweep"  # trigger of one-off runs by users
+BACKFILL = "backfill"  # trigger of runs at earlier commits, which are later than newer results
 _GPU_BACKEND = "cuda"
 _NEWEST_RUNS = 5  # more than one: the newest may have no result yet
 
@@ -225,7 +226,8 @@ def latest_results(
     regime: only times of this regime; protocol 1, without regimes, counts as `boost`.
     """
     on_main = [is_on_main(_newest.commit_id.expression)]
-    return _newest_of_series(session, filters or Filters(), on_main, regime)
+    latest = _without_backfill(filters or Filters())
+    return _newest_of_series(session, latest, on_main, regime)
 
 
 def latest_results_page(
@@ -236,14 +238,15 @@ def latest_results_page(
     As latest_results, with the results of other tools, whatever they count; and with filters on
     measurements: the newest result that these match. filters.metrics: instead of the regime's time.
     """
-    newest = _newest_id(filters, [is_on_main(_newest.commit_id.expression)])
+    on_main = [is_on_main(_newest.commit_id.expression)]
+    newest = _newest_id(_without_backfill(filters), on_main)
     conditions = [*filters.on_series()]
     if not filters.metrics:
         is_time = Series.metric == TIME_METRICS[regime]
         conditions.append(or_(is_time, Series.backend == EXTERNAL_BACKEND))
     query = _with_newest(newest).where(*conditions)
     rows = rows_of(session, ResultRow, _BY_SERIES.page(session, query, page))
-    counted = select(Series.id).where(*conditions, exists(newest.correlate(Series)))
+    counted = select(Series.id).where(*conditions, newest.is_not(None))
     return rows, count_of(session, counted)
 
 
@@ -321,8 +324,8 @@ def _newest_of_series(
     return rows_of(session, ResultRow, query)
 
 
-def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
-    """Return the query of the newest accepted measurement of a series that filters match."""
+def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> ScalarSelect[Any]:
+    """Return the id of the newest accepted measurement of a series that filters match; or null."""
     run_conditions = []
     if filters.suites:
         run_conditions.append(Run.suite.in_(filters.suites))
@@ -339,14 +342,21 @@ def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> S
         .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *on_run, *in_time)
         .order_by(_newest.created_at.desc(), _newest.id.desc())
         .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
     )
 
 
-def _with_newest(newest: Select[Any]) -> Select[Any]:
+def _without_backfill(filters: Filters) -> Filters:
+    """Results of earlier commits, measured later, are not the latest."""
+    return replace(filters, without_triggers=(*filters.without_triggers, BACKFILL))
+
+
+def _with_newest(newest: ColumnElement[Any]) -> Select[Any]:
     return (
         select(*_RESULT_COLUMNS)
         .select_from(Series)
-        .join(Measurement, Measurement.id == newest.correlate(Series).scalar_subquery())
+        .join(Measurement, Measurement.id == newest)
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
     )

@@ -257,6 +257,17 @@ def suite_names(session: Session) -> tuple[str, ...]:
     return tuple(session.scalars(select(Run.suite).distinct().order_by(Run.suite)))
 
 
+def measured_commits(session: Session, suite: str, *, project: str) -> set[str]:
+    """Return the shas of the clean commits of a project with a complete run of a suite."""
+    query = (
+        select(Commit.sha)
+        .join(Run, Run.commit_id == Commit.id)
+        .where(Run.suite == suite, Run.status == "complete")
+        .where(Commit.project == project, Commit.dirty.is_(False))
+    )
+    return set(session.scalars(query))
+
+
 def run_info(session: Session, run_uuid: str) -> RunInfo:
     """Return a run with its plan, in the form used in records. Raises NotFoundError."""
     run = session.execute(select(*Run.__table__.columns).where(Run.uuid == run_uuid)).one_or_none()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.comparison_progress import search_progress
-from flexq_bench.cli.external import KernelSourceOptions, OpenedProject, use_project
+from flexq_bench.cli.external import HistorySourceOptions, OpenedProject
 from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
@@ -48,7 +48,7 @@ def bisect(
     bad: Annotated[str, typer.Option(metavar="REV", help="Revision with the change.")],
     place: ClusterOptions,
     repository: RepositoryOption = ".",
-    sources: KernelSourceOptions,
+    sources: HistorySourceOptions,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Repeat the comparisons of an interrupted search.")
     ] = False,
@@ -75,7 +75,7 @@ def bisect(
     sources.use_kernels()
     opened: OpenedProject | None = None
     if sources.project is not None:
-        opened = use_project(sources.project, good, builds=place.is_local)
+        opened = sources.open_project(good, builds=place.is_local)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
@@ -85,6 +85,9 @@ def bisect(
         commits = commits_between(folder, first, last)
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
+    if opened is not None and opened.project.benchmarks is not None:
+        origin = opened.project.benchmarks.origin
+        say(console(stderr=True), f"kernels of {origin}, at every commit")
     case, gpu = case_of_series(series, db)
     rules, seed = interleaving.rules, interleaving.seed
     out = console(stderr=as_json)
@@ -128,6 +131,8 @@ def bisect(
     else:
         same = _options(
             project=sources.project,
+            project_file=sources.project_file,
+            kernels_from=sources.kernels_from,
             repository=None if repository == "." else repository,
             backend=None if place.backend is BackendChoice.AUTO else place.backend.value,
             device=place.device,
@@ -210,9 +215,15 @@ def _opened_place(
         yield _Place(uuid, measure, prepare)
 
 
-def _options(**values: str | None) -> list[str]:
+def _options(**values: str | Sequence[str] | None) -> list[str]:
     """Options with values, for a command that goes on in the same way."""
-    return [part for name, value in values.items() if value for part in (f"--{name}", value)]
+    return [
+        part
+        for name, value in values.items()
+        for text in ((value,) if isinstance(value, str) else value or ())
+        if text
+        for part in (f"--{name.replace('_', '-')}", text)
+    ]
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from rich.table import Table
 from flexq_bench.cli.cases import CaseOptions, layers_of_option
 from flexq_bench.cli.comparison_progress import progress
 from flexq_bench.cli.external import (
-    KernelSourceOptions,
+    HistorySourceOptions,
     code_with_failures,
-    use_project,
     with_external,
 )
 from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
@@ -89,7 +88,7 @@ def compare(
             metavar="PATH", help="The layers of a Hugging Face config.json, not of a suite."
         ),
     ] = None,
-    sources: KernelSourceOptions,
+    sources: HistorySourceOptions,
     place: ClusterOptions,
     repository: RepositoryOption = ".",
     interleaving: InterleavingOptions,
@@ -113,9 +112,7 @@ def compare(
     if place.is_local:
         place.device_name()  # reports a missing device first
     if sources.project is not None:
-        comparison = _of_project(
-            sources.project, base, head, own or suite, cases, builds=place.is_local
-        )
+        comparison = _of_project(sources, base, head, own or suite, cases, builds=place.is_local)
         code = _measure(comparison, place, interleaving, rules, db, as_json=as_json)
         raise typer.Exit(code_with_failures(code))
     if kind is Kind.AUTO:
@@ -208,6 +205,13 @@ class _Comparison:
     compare: Callable[..., Iterable[CaseComparison]]
     comparing: Comparing
 
+    @property
+    def origin(self) -> str | None:
+        """Of kernels that are not each commit's own: a revision or a path."""
+        opened = self.comparing.opened
+        files = None if opened is None else opened.project.benchmarks
+        return None if files is None else files.origin
+
 
 def _of_commits(
     repository: Path, base: str, head: str, suite: Suite, options: CaseOptions
@@ -236,7 +240,7 @@ def _of_commits(
 
 
 def _of_project(
-    folder: str,
+    sources: HistorySourceOptions,
     base: str,
     head: str,
     suite: Suite | str | None,
@@ -247,7 +251,7 @@ def _of_project(
     from flexq_bench.measure.ab import compare_project
     from flexq_bench.repository.project import revision
 
-    opened = use_project(folder, base, builds=builds)
+    opened = sources.open_project(base, builds=builds)
     whole = options.restrict(suite if isinstance(suite, Suite) else opened.suite(suite))
     first, last = opened.revision, revision(opened.project, head)
     return _Comparison(
@@ -389,10 +393,16 @@ def _show(
         "device": device,
         "rules": plain(rules),
         "exit_code": code,
+        **({} if comparison.origin is None else {"benchmarks_from": comparison.origin}),
         "cases": [report.as_plain(result) for result in confirmed],
     }
     sides = f"{comparison.head} against {comparison.base}, interleaved on {device}"
     lines = [
+        *(
+            []
+            if comparison.origin is None
+            else [f"kernels of {comparison.origin}, at both commits"]
+        ),
         *report.problem_lines(confirmed),
         *report.undecided_lines(confirmed),
         f"{sides}: {report.counts_line(verdicts)}",

@@ -6,9 +6,7 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,19 +23,19 @@ from flexq_bench.dashboard.settings import (
     SERVER_VARIABLE,
 )
 from flexq_bench.db.engine import open_database
-from flexq_bench.db.errors import RecordFormatError
-from flexq_bench.db.exchange import import_file
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
-from flexq_bench.repository.provenance import ROOT
 
 _PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 
+PortOption = Annotated[int, typer.Option(min=1, max=65535)]
+
+
 def dashboard(
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    port: PortOption = 8501,
     address: AddressOption = "127.0.0.1",
     allow_host: AllowHostOption = None,
     read_only: Annotated[
@@ -55,13 +53,6 @@ def dashboard(
             help="URL of a commit, with {sha} in it; pages link to it.",
         ),
     ] = None,
-    examples: Annotated[
-        bool,
-        typer.Option(
-            "--examples",
-            help="Show the example records in a temporary database; yours is not changed.",
-        ),
-    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -70,12 +61,36 @@ def dashboard(
 
     --json prints the address as JSON before it starts.
     """
+    show(
+        db,
+        port=port,
+        address=address,
+        allow_host=allow_host or (),
+        read_only=read_only,
+        base_path=base_path,
+        commit_url=commit_url,
+        open_browser=open_browser,
+        as_json=as_json,
+    )
+
+
+def show(
+    db: str | None,
+    *,
+    port: int,
+    address: str = "127.0.0.1",
+    allow_host: Sequence[str] = (),
+    read_only: bool = False,
+    base_path: str = "",
+    commit_url: str | None = None,
+    open_browser: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Run the app on a database until Ctrl-C; arguments as the options of `dashboard`."""
     require_extra("dashboard", "dashboard")
 
     from flexq_bench.read_api.browser_guard import HOSTS_VARIABLE, allowed_hosts
 
-    if examples and db is not None:
-        raise UsageError("--examples uses a temporary database: leave --db out")
     _check_commit_url(commit_url)
     _check_base_path(base_path)
     url = server_url(address, port)
@@ -84,17 +99,15 @@ def dashboard(
     url += f"/{path}" if path else ""
     environment = os.environ | {
         SERVER_VARIABLE: "1",
-        HOSTS_VARIABLE: ",".join(allowed_hosts(address, allow_host or ())),
+        HOSTS_VARIABLE: ",".join(allowed_hosts(address, allow_host)),
     }
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
     if commit_url:
         environment[COMMIT_URL_VARIABLE] = commit_url
-    with ended_by_terminate(), ExitStack() as temporary:
-        if examples:
-            db = str(temporary.enter_context(_example_database()))
-        if db is not None:
-            environment[ENVIRONMENT_VARIABLE] = db
+    if db is not None:
+        environment[ENVIRONMENT_VARIABLE] = db
+    with ended_by_terminate():
         with open_database(db, create=False, read_only=read_only) as database:
             url_of_database = database.url
         if as_json:
@@ -114,40 +127,6 @@ def _serve(command: list[str], environment: dict[str, str]) -> None:
         raise InfrastructureError(
             f"the dashboard ended with status {done.returncode}: its messages above say why"
         )
-
-
-@contextmanager
-def _example_database() -> Iterator[Path]:
-    """Create a temporary database of the example records."""
-    files = _example_files()
-    with tempfile.TemporaryDirectory(prefix="flexq-bench-examples-") as folder:
-        path = Path(folder) / "examples.sqlite"
-        stored = 0
-        with open_database(str(path)) as database:
-            for file in files:
-                try:
-                    with database.session() as session:
-                        stored += import_file(session, file).added
-                except RecordFormatError:
-                    continue  # a benchmark's table, not records
-        if not stored:
-            raise InfrastructureError("the example records hold no result: get the files again")
-        yield path
-
-
-def _example_files() -> list[Path]:
-    """Return the record files of the repository's examples, by name. Raises UsageError.
-
-    Subfolders of a machine's folder are excluded, because the names of their nights are not unique.
-    """
-    folder = ROOT / "examples"
-    files = [*folder.glob("*/*.parquet"), *folder.glob("*/*.jsonl.gz")]
-    if not files:
-        raise UsageError(
-            "the example records are not here: they come with the repository, not with an "
-            "installed package, so start it from a clone"
-        )
-    return sorted(files)
 
 
 def _server_file() -> Path:

@@ -25,6 +25,7 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.db import engine, maintenance, queries
+from flexq_bench.db.backup import is_backup, restore_backup, write_backup
 from flexq_bench.db.copy import copy_database
 from flexq_bench.db.engine import Session, open_database
 from flexq_bench.db.exchange import ImportSummary, import_file, write_records
@@ -76,6 +77,8 @@ def import_(
 ) -> None:
     """Store the records of files, each file in one transaction; known records are skipped.
 
+    A backup of `db export --all` is restored into an empty database.
+
     With --format: results of another tool, at a commit of another project. Their series are judged
     by history alone. Invalid results are refused by name, the others are stored.
 
@@ -85,6 +88,11 @@ def import_(
         import_external(files, format_name, origin, db, as_json)
         return
     origin.refuse_any()
+    if any(map(is_backup, files)):
+        if len(files) > 1:
+            raise UsageError("a backup of `db export --all` is restored alone: name one file")
+        _restore(files[0], db, as_json=as_json)
+        return
     done: list[ImportSummary] = []
     with (
         open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database,
@@ -158,19 +166,35 @@ def export(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a folder).",
+            help="csv, xlsx, pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a "
+            "folder).",
         ),
     ] = None,
     selection: FilterOptions,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Everything, as a backup: also verdicts, alerts, calibration, nights, jobs. "
+            "`db import` restores it into an empty database.",
+        ),
+    ] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Write stored records to a file. Options select; without one all are written.
 
     With --format: in the format of another service, only results of the main branch that may be
-    compared; pytorch-hud and flashinfer-bench contain all of them, the others the newest of each
-    series.
+    compared; csv, xlsx, pytorch-hud and flashinfer-bench contain all of them, the others the newest
+    of each series.
     """
+    if whole:
+        if format_name is not None or selection != FilterOptions():
+            raise UsageError(
+                "--all writes everything: leave --format and the options that select out"
+            )
+        _back_up(file, db, as_json=as_json)
+        return
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
         for record in records:
@@ -210,6 +234,40 @@ def export(
                 console(),
                 f"{left_out} results that are no GEMMs are left out: a .jsonl file holds them",
             )
+
+
+def _back_up(file: str, db: str | None, *, as_json: bool) -> None:
+    with (
+        open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,
+        database.session() as session,
+        progress("exporting") as bar,
+    ):
+        rows = write_backup(
+            session,
+            file,
+            revision=engine.revision_of(database) or "",
+            on_rows=lambda rows: bar.advance(),
+        )
+    if as_json:
+        print_json({"file": file, "rows": rows})
+    else:
+        say(console(), f"{rows} rows of all tables in {file}")
+
+
+def _restore(file: str, db: str | None, *, as_json: bool) -> None:
+    with (
+        open_database(db, check_schema=False, silence_s=STATEMENT_TIMEOUT_S) as database,
+        progress("restoring") as bar,
+    ):
+        revision = engine.upgrade(database).after
+        with database.session() as session:
+            rows = restore_backup(
+                session, file, revision=revision, on_rows=lambda rows: bar.advance()
+            )
+        if as_json:
+            print_json({"database": database.url, "rows": rows})
+        else:
+            say(console(), f"{file}: {rows} rows restored in {database.url}")
 
 
 @app.command()

@@ -60,6 +60,40 @@ class KernelSourceOptions:
         use_kernels_from(self.kernels_from, only=only)
 
 
+@dataclass(frozen=True)
+class HistorySourceOptions(KernelSourceOptions):
+    """The same for commands over commits, which may be older than the files that benchmark them."""
+
+    project_file: Annotated[
+        str | None,
+        commits_option(
+            "--project-file",
+            metavar="REV|PATH",
+            help="With --project: benchmark all commits with the project file and kernels of this "
+            "revision, file or folder; --kernels-from then names other kernels.",
+        ),
+    ] = None
+
+    def use_kernels(self, *, only: bool = False) -> None:
+        if self.project is None:
+            if self.project_file is not None:
+                raise UsageError("--project-file is for another repository: add --project DIR")
+            super().use_kernels(only=only)
+
+    def open_project(self, revision: str = ".", *, builds: bool = True) -> OpenedProject:
+        """Open the project at a revision, as `use_project`."""
+        assert self.project is not None
+        return use_project(self.project, revision, builds=builds, benchmarks=self._benchmarks())
+
+    def _benchmarks(self) -> Project | None:
+        """The project with files that are not each commit's own; None: they are."""
+        from flexq_bench.repository.benchmark_files import project_with_benchmarks
+
+        if self.project is None or (self.project_file is None and not self.kernels_from):
+            return None
+        return project_with_benchmarks(self.project, self.project_file, self.kernels_from)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedProject:
     """A project with the kernels of one revision registered. built: its files."""
@@ -119,19 +153,26 @@ class OpenedProject:
         return replace(suite, name=f"{self.project.name}.{suite.name}")
 
 
-def use_project(folder: str, revision: str = ".", *, builds: bool = True) -> OpenedProject:
+def use_project(
+    folder: str,
+    revision: str = ".",
+    *,
+    builds: bool = True,
+    benchmarks: Project | None = None,
+) -> OpenedProject:
     """Build a revision of a project, and register its kernels and no others.
 
-    The project file is that of the revision. builds: False for a cluster, whose nodes build it: it
-    is only checked out here, and `check_loaded` follows when its workers are there. Raises
-    UsageError, WorkloadError and BuildError; MissingResultsError if none of its kernels loads.
+    The project file is that of the revision, or of `benchmarks`. builds: False for a cluster, whose
+    nodes build it: it is only checked out here, and `check_loaded` follows when its workers are
+    there. Raises UsageError, WorkloadError and BuildError; MissingResultsError if none of its
+    kernels loads.
     """
     from flexq_bench.measure import external_kernels
     from flexq_bench.repository import project as projects
     from flexq_bench.repository.project import BuildTable
     from flexq_bench.repository.project_builds import built_tree
 
-    opened = projects.open_project(folder)
+    opened = benchmarks or projects.open_project(folder)
     project_revision = projects.revision(opened, revision)
     project = opened.at(project_revision.checkout)
     external_kernels.forget()

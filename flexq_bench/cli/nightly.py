@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.external import (
-    KernelSourceOptions,
+    HistorySourceOptions,
     OpenedProject,
     code_with_failures,
-    use_project,
     with_external,
 )
 from flexq_bench.cli.option_groups import takes_option_groups
@@ -29,6 +28,7 @@ from flexq_bench.cli.options import (
     PlaceOptions,
     SeedOption,
     TuningOptions,
+    commits_option,
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
 from flexq_bench.cli.stored_options import (
@@ -43,7 +43,12 @@ from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
-from flexq_bench.errors import UsageError, one_line
+from flexq_bench.errors import (
+    BrokenRevisionError,
+    MissingResultsError,
+    UsageError,
+    one_line,
+)
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.git import commits_of_tags
@@ -51,6 +56,7 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.result_files import make_folder
+from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
@@ -106,6 +112,24 @@ class NightOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Earlier commits of a project to measure instead of the newest one."""
+
+    commits: Annotated[
+        str | None,
+        commits_option(
+            metavar="A..B",
+            help="With --project: measure the commits after A up to B instead, B first, then those "
+            "that halve the largest gaps; without comparisons and alerts.",
+        ),
+    ] = None
+    every: Annotated[
+        int,
+        commits_option(min=1, max=MAX_COUNT, metavar="N", help="Only every Nth of them."),
+    ] = 1
+
+
 def _run_to_resume(values: dict[str, Any]) -> str | None:
     """Return the run of the night to resume, and set its name; None: there is none.
 
@@ -158,7 +182,8 @@ def nightly(
     ] = None,
     place: PlaceOptions,
     options: NightOptions,
-    sources: KernelSourceOptions,
+    sources: HistorySourceOptions,
+    history: HistoryOptions,
     seed: SeedOption = 0,
     tuning: TuningOptions,
     db: DbOption = None,
@@ -184,8 +209,15 @@ def nightly(
         _show(reports, as_json, options.report)
         raise typer.Exit(int(exit_code(reports, alerting=options.alert)))
     sources.use_kernels()
+    if history.commits is not None:
+        if sources.project is None or resume or night is not None:
+            raise UsageError(
+                "--commits needs --project DIR, and no --resume or --night: repeat it to go on"
+            )
+        code = _measure_history(history, sources, suite, place, seed, tuning, db, as_json=as_json)
+        raise typer.Exit(code)
     today = f"{datetime.now(UTC):%F}"
-    measured = _measured_code(suite, sources.project, db, night or today, place)
+    measured = _measured_code(suite, sources, db, night or today, place)
     pool_options = place.pool(
         seed,
         tuning,
@@ -233,16 +265,21 @@ class _MeasuredCode:
 
 
 def _measured_code(
-    suite: str | None, project: str | None, db: str | None, night: str, place: PlaceOptions
+    suite: str | None,
+    sources: HistorySourceOptions,
+    db: str | None,
+    night: str,
+    place: PlaceOptions,
 ) -> _MeasuredCode:
     """Load the suite and the kernels of a night; a commit that fails to load is notified."""
     from flexq_bench.workloads.suites import load_suite
 
+    project = sources.project
     if project is None:
         own = with_external(load_suite("nightly" if suite is None else suite), None)
         return _MeasuredCode(own, current_commit(), _repository())
     try:
-        opened = use_project(project, builds=place.is_local)
+        opened = sources.open_project(builds=place.is_local)
         projects_suite = opened.suite() if suite is None else None
     except UsageError:
         raise
@@ -251,6 +288,92 @@ def _measured_code(
         raise
     selected = projects_suite or opened.suite(suite)
     return _MeasuredCode(selected, opened.revision.commit, opened.project.root, opened)
+
+
+def _measure_history(
+    history: HistoryOptions,
+    sources: HistorySourceOptions,
+    suite: str | None,
+    place: PlaceOptions,
+    seed: int,
+    tuning: TuningOptions,
+    db: str | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Measure earlier commits of a project; returns the exit code."""
+    from flexq_bench.ci.backfill import (
+        CommitResult,
+        find_changes,
+        history_commits,
+        history_order,
+        measure_commit,
+    )
+    from flexq_bench.cli.measuring import progress
+    from flexq_bench.fleet import open_pool
+
+    assert history.commits is not None
+    assert sources.project is not None
+    folder = repository_of(Path(sources.project))
+    commits = history_commits(folder, history.commits, history.every)
+    if not commits:
+        raise UsageError(f"--commits {history.commits}: there is no commit in this range")
+    opened = sources.open_project(commits[-1], builds=place.is_local)
+    selected, project = opened.suite(suite), opened.project
+    results: list[CommitResult] = []
+    out = console(stderr=as_json)
+    with open_database(db) as database, ended_by_terminate():
+        with database.session() as session:
+            known = queries.measured_commits(session, selected.name, project=project.name)
+        measured = [sha in known for sha in commits]
+        say(
+            out,
+            f"{len(commits)} commits of {project.name}, {sum(measured)} of them measured already",
+        )
+        try:
+            for index in history_order(measured):
+                sha = commits[index]
+                try:
+                    opened = sources.open_project(sha, builds=place.is_local)
+                    options = place.pool(seed, tuning, opened.measured, repeat=place.repeat)
+                    with open_pool(database, options, opened.revision.commit) as pool:
+                        opened.check_loaded()
+                        results += measure_commit(
+                            database,
+                            pool,
+                            opened.suite(suite),
+                            opened.revision.commit,
+                            given_options(NIGHTLY),
+                            is_newest=not known and sha == commits[-1],
+                            progress=progress,
+                        )
+                except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
+                    results.append(CommitResult(sha, "", "", 0, 0, one_line(error)))
+                last = results[-1]
+                detail = f": {last.detail}" if last.detail else ""
+                say(out, f"{sha[:10]}: {last.received} of {last.planned} results{detail}")
+        except KeyboardInterrupt:
+            say_interrupted("the same command")
+            raise
+        _store_release_tags(database, folder, project.name)
+        changes = find_changes(database, results)
+    incomplete = [result for result in results if result.detail or result.received < result.planned]
+    if as_json:
+        print_json(
+            {
+                "project": project.name,
+                "suite": selected.name,
+                "commits": len(commits),
+                "measured_before": sum(measured),
+                "change_points": changes,
+                "results": [asdict(result) for result in results],
+            }
+        )
+    else:
+        say(
+            out, f"{len(results) - len(incomplete)} commits measured, {changes} change points found"
+        )
+    return code_with_failures(ExitCode.MISSING if incomplete else ExitCode.PASS)
 
 
 def _measure(

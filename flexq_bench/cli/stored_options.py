@@ -20,10 +20,16 @@ from flexq_bench.db.engine import open_database
 # Of measuring: where and how. The cases are stored as the run's plan.
 MEASURING = (
     *("backend", "device", "cluster", "gpus", "repeat", "times"),
-    *("seed", "no_tune", "retune", "kernels_from", "project"),
+    *("seed", "no_tune", "retune", "kernels_from", "project", "project_file"),
 )
 NIGHTLY = (*MEASURING, "suite", "backfill", "canaries", "comparisons", "alert", "report")
-_PATHS = ("project", "report", "kernels_from", "suite")  # stored as absolute paths, if they exist
+_PATHS = (
+    "project",
+    "project_file",
+    "report",
+    "kernels_from",
+    "suite",
+)  # stored as absolute paths, if they exist
 
 
 # Options of the running command: those of the run that it resumes, and those that were given.

@@ -96,7 +96,7 @@ VERBS = {
     "init": Verb(
         "init",
         "init",
-        "Write flexq-bench.toml and a GitHub Actions workflow that gates pull requests.",
+        "Write flexq-bench.toml, a suite, and workflows that gate pull requests and run nights.",
     ),
     "explain": Verb(
         "explain",
@@ -115,21 +115,28 @@ VERBS = {
         "List kernels, operations, schemes, suites, models, devices, runs, series, noise, alarms.",
     ),
     "db": Verb("database", "app", "Upgrade, fill, empty and inspect the database."),
-    "quickstart": Verb(
-        "quickstart",
-        "quickstart",
-        "Suggest three commands, based on this machine, its results and its git tree.",
+    "tour": Verb(
+        "tour", "tour", "Gate a kernel that a commit makes slower, in minutes, in a new repository."
     ),
     "doctor": Verb(
         "doctor",
         "doctor",
         "Check Python, torch, the GPU stack, Ray, the database and the git tree.",
     ),
-    "dashboard": Verb("dashboard", "dashboard", "Show stored results in the browser until Ctrl-C."),
+    "demo": Verb(
+        "demo",
+        "demo",
+        "Show the dashboard on stored nights, alerts, gates and checkpoints, until Ctrl-C.",
+    ),
+    "dashboard": Verb(
+        "dashboard",
+        "dashboard",
+        "Show stored results in the browser until Ctrl-C.",
+    ),
     "serve-api": Verb(
         "serve_api",
         "serve_api",
-        "Serve stored results as JSON, read-only, until Ctrl-C. /openapi.json describes it.",
+        "Serve stored results as JSON until Ctrl-C. /openapi.json describes it.",
     ),
 }
 

@@ -26,6 +26,7 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -92,16 +93,31 @@ class ProjectFile(DataTable):
 
 
 @dataclass(frozen=True, slots=True)
+class BenchmarkFiles:
+    """Files that every commit of a project is benchmarked with (`benchmark_files.py`).
+
+    origin: the revision or path that they are from. digest: of their contents. files: contents by
+    path in a checkout; added: those that are only added to commits without one of this path.
+    """
+
+    origin: str
+    digest: str
+    files: Mapping[str, bytes]
+    added: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Project:
     """Another repository.
 
     root: its top folder. file: the project file in effect. inside: the folder of the file, relative
-    to the root.
+    to the root. benchmarks: instead of each commit's own files; None: those are used.
     """
 
     root: Path
     file: ProjectFile
     inside: Path = Path()
+    benchmarks: BenchmarkFiles | None = None
 
     @property
     def name(self) -> str:
@@ -116,10 +132,13 @@ class Project:
 
         Raises WorkloadError if the commit has no file of the project, or an invalid one.
         """
+        if self.benchmarks is not None:
+            return self
         inside = self.place_in(sha)
         if inside is None:
             raise WorkloadError(
-                f"{sha[:10]} has no {self.inside / FILE}: commit it, or take a later commit"
+                f"{sha[:10]} has no {self.inside / FILE}: commit it, take a later commit, or "
+                "--project-file HEAD"
             )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / FILE
@@ -135,6 +154,8 @@ class Project:
 
         If it is not this folder, the file was moved: it is then found by the project's name.
         """
+        if self.benchmarks is not None:
+            return self.inside
         if run_git(self.root, "cat-file", "-e", f"{sha}:{self.inside / FILE}").returncode == 0:
             return self.inside
         named = git_output(self.root, "ls-tree", "-r", "-z", "--name-only", "--full-tree", sha)
@@ -187,7 +208,10 @@ def _find_file(folder: str) -> tuple[Path, Path]:
             return root, place
         if place == root:
             break
-    raise UsageError(f"{start} has no {FILE}: `flexq-bench init {start}` writes a first one")
+    raise UsageError(
+        f"{start} has no {FILE}: `flexq-bench init {start}` writes a first one; --project-file "
+        "takes another one"
+    )
 
 
 def read_project_file(path: Path) -> ProjectFile:

@@ -24,12 +24,15 @@ from urllib.parse import unquote, urlsplit
 from flexq_bench.errors import BrokenRevisionError
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_atomically
+from flexq_bench.repository.benchmark_files import write_benchmarks
 from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
 
+# In the environment of kernels: where their files are from, if they are not the commit's own.
+BENCHMARKS_VARIABLE = "FLEXQ_BENCH_BENCHMARKS_FROM"
 SOURCES = "src"  # folder of a project's modules, if they are not next to its file
 _CACHE = "FLEXQ_BENCH_CACHE"
 _DONE = "built.json"  # written last: without it, a build is started again
@@ -159,6 +162,9 @@ def built_tree(
                     _check_out(project, commit, home / "tree", submodules)
                     for name, content in large.items():
                         shutil.copyfile(content, home / "tree" / name)
+                    if project.benchmarks is not None:
+                        write_benchmarks(project.benchmarks, home / "tree")
+                        folder.mkdir(parents=True, exist_ok=True)
                     # The output of unreviewed code is removed with its folder, so it is not kept.
                     output = None if own_cache else home / _OUTPUT
                     own = {
@@ -178,7 +184,10 @@ def built_tree(
         distribution=_distribution(folder),
     )
     has_site = site if site.is_dir() else None
-    return BuiltTree(folder, has_site, sources, place, project.file.variables)
+    variables_of_kernels = {**project.file.variables}
+    if project.benchmarks is not None:
+        variables_of_kernels[BENCHMARKS_VARIABLE] = project.benchmarks.origin
+    return BuiltTree(folder, has_site, sources, place, variables_of_kernels)
 
 
 @cache  # once per process
@@ -210,6 +219,7 @@ def _home(project: Project, tree: str, missing: list[str], builds: Path) -> Path
     """Return the folder of a build, named by a hash of everything that affects the build."""
     table = project.file.build.model_dump_json()
     inputs = [json.dumps(project.file.variables, sort_keys=True)] if project.file.variables else []
+    inputs += [] if project.benchmarks is None else [project.benchmarks.digest]
     identity = [str(project.inside), tree, *missing, table, sys.version, *inputs]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return builds / project.name / key

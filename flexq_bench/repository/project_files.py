@@ -1,20 +1,27 @@
-"""Initial files of a project: its project file, and a workflow that gates pull requests."""
+"""Initial files of a project: its project file, a suite, and workflows of GitHub Actions."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.external.sources import normalized
 from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE, read_project_file
 from flexq_bench.repository.project_builds import SOURCES
+from flexq_bench.repository.provenance import ROOT
 from flexq_bench.repository.worktrees import repository_of
 
-WORKFLOW = Path(".github") / "workflows" / "flexq-bench.yml"
+SUITE = Path("bench") / "suite.toml"
+_MAX_GROUP = 1024  # values of K that share a scale; a larger common multiple is not a shape of use
 _API = "flexq_bench.api"
 _TITLE = "FlexQ Bench"
 _EXAMPLE = "kernels.py"
@@ -30,25 +37,52 @@ _PROJECT = """\
 version = 1
 name = "{name}"
 kernels = [{kernels}]
-suite = "smoke"  # shapes; or a .toml of this repository
+suite = "{suite}"  # shapes
 
 [build]
 # command = "{command}"
 # environment = "pip"
 # packages = ["-r", "requirements.txt"]
 """
-_GATE = """\
+_SUITE = """\
+description = "layers on which {name}'s kernels are timed"
+
+[[group]]
+kernels = ["{name}.*"]
+m = "1,16"
+shapes = ["{shapes}"]
+"""
+# Where the program of workflows comes from: one variable in each file.
+_INSTALL = """\
+env:
+  # An argument of pip: a version, the URL of a repository at a version, or a wheel's path.
+  FLEXQ_BENCH: INSTALL
+"""
+_SET_UP = """\
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install "$FLEXQ_BENCH"
+"""
+_GATE = (
+    """\
 # Compares each pull request with its base on one machine, interleaved, and fails where a kernel is
-# slower or wrong. A GPU is a runner of your own: runs-on: [self-hosted, gpu].
+# slower or wrong; one comment, updated by each push. The job that runs the code has a token that
+# reads, and the job that comments runs none of it.
 name: TITLE
 on: pull_request
 
 permissions:
   contents: read
 
+"""
+    + _INSTALL
+    + """
 jobs:
   gate:
-    runs-on: ubuntu-latest
+    # A self-hosted runner executes what a pull request brings, so forks are left out.
+    if: github.event.pull_request.head.repo.full_name == github.repository
+    runs-on: RUNNER
     timeout-minutes: 60
     steps:
       - uses: actions/checkout@v4
@@ -57,47 +91,193 @@ jobs:
           fetch-depth: 0
           persist-credentials: false
           submodules: recursive
-      - uses: actions/setup-python@v5
-        with:
-          python-version: "3.12"
-      - run: pip install flexq-bench
+"""
+    + _SET_UP
+    + """\
       - name: Gate
         env:
           BASE: ${{ github.event.pull_request.base.sha }}
           HEAD: ${{ github.event.pull_request.head.sha }}
         run: |
-          flexq-bench gate perf --project PROJECT --base "$BASE" --head "$HEAD" --markdown gate.md
+          flexq-bench gate perf --project PROJECT --base "$BASE" --head "$HEAD" \\
+            --markdown gate.md --junit gate.xml
+      - name: Summary
+        if: always()
+        run: |
+          if [ -f gate.md ]; then cat gate.md >> "$GITHUB_STEP_SUMMARY"; fi
       - uses: actions/upload-artifact@v4
         if: always()
         with:
           name: gate
-          path: gate.md
+          path: |
+            gate.md
+            gate.xml
+          if-no-files-found: ignore
+
+  comment:
+    needs: gate
+    if: ${{ !cancelled() && needs.gate.result != 'skipped' }}
+    runs-on: ubuntu-latest
+    permissions:
+      pull-requests: write
+    steps:
+      - uses: actions/download-artifact@v4
+        continue-on-error: true # there is none if nothing could be compared
+        with:
+          name: gate
+      - name: Comment
+        env:
+          GH_TOKEN: ${{ github.token }}
+          GH_REPO: ${{ github.repository }}
+          NUMBER: ${{ github.event.pull_request.number }}
+        run: |
+          if [ ! -f gate.md ]; then exit 0; fi
+          gh pr comment "$NUMBER" --body-file gate.md --edit-last --create-if-none
+"""
+)
+_NIGHTLY = (
+    """\
+# Measures the newest commit every night, opens and closes alerts, and keeps the results: in the
+# database whose URL is the secret FLEXQ_BENCH_DB, else in the cache of GitHub Actions.
+name: TITLE, nightly
+on:
+  schedule:
+    - cron: "17 1 * * *"
+  workflow_dispatch:
+
+permissions:
+  contents: read
+
+concurrency:
+  group: flexq-bench-nightly
+  cancel-in-progress: false
+
+"""
+    + _INSTALL
+    + """
+jobs:
+  nightly:
+    runs-on: RUNNER
+    timeout-minutes: 240
+    env:
+      FLEXQ_BENCH_DB: ${{ secrets.FLEXQ_BENCH_DB || 'nights/flexq-bench.sqlite' }}
+    steps:
+      - uses: actions/checkout@v4
+        with:
+          fetch-depth: 0 # ancestry orders commits
+          persist-credentials: false
+          submodules: recursive
+      - uses: actions/cache@v4
+        with:
+          path: nights
+          key: flexq-bench-nights-${{ github.run_id }}
+          restore-keys: flexq-bench-nights-
+"""
+    + _SET_UP
+    + """\
+      - name: Measure, confirm, report
+        run: |
+          mkdir -p nights report
+          flexq-bench nightly --project PROJECT --report report
+      - name: Summary
+        if: always()
+        run: |
+          if [ -f report/nightly.md ]; then cat report/nightly.md >> "$GITHUB_STEP_SUMMARY"; fi
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: nightly
+          path: |
+            report
+            nights
           if-no-files-found: ignore
 """
+)
+_WEIGHT = re.compile(r"""weight\s*=\s*["'][a-z]+[\d.a-z]*/(\d+)["']""")
+_CPU_SHAPE, _GPU_SHAPES = (1024, 1024), ((4096, 4096), (4096, 11008))
 
 
-def write_first_files(folder: Path) -> list[Path]:
-    """Write a project file into a folder and a workflow into its repository; return their paths.
+@dataclass(frozen=True, slots=True)
+class FirstFiles:
+    """Files to write, by path. badge: Markdown for a README; empty: the remote is not known."""
+
+    texts: Mapping[Path, str]
+    badge: str
+
+
+def default_install() -> str | None:
+    """Return an argument of pip that installs this program here and elsewhere.
+
+    The URL and version that pip installed it from, or of the checkout that it runs from; else None.
+    """
+    try:
+        found = metadata.distribution("flexq-bench").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        found = None
+    origin = json.loads(found) if found else {}
+    if "vcs_info" in origin:
+        return f"flexq-bench @ git+{origin['url']}@{origin['vcs_info']['commit_id']}"
+    if str(origin.get("url", "")).endswith(".whl"):
+        return f"flexq-bench @ {origin['url']}"
+    try:
+        url = run_git(ROOT, "remote", "get-url", "origin").stdout.strip()
+        commit = run_git(ROOT, "rev-parse", "HEAD").stdout.strip()
+    except FlexqError:
+        return None
+    web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
+    return f"flexq-bench @ git+{web}@{commit}" if web.startswith("https://") else None
+
+
+def first_files(folder: Path, install: str, *, gpu: bool) -> FirstFiles:
+    """Return a project file, a suite, and workflows for pull requests and nights.
 
     Kernels are the folder's tracked and new files that import the public module. If there are none,
-    the project file names a file that is still to be written. Raises UsageError if the folder is in
-    no git repository, or one of the files exists.
+    the project file names a file that is still to be written. The suite's K is a multiple of the
+    groups in which the kernels' weights are quantized. install: an argument of pip. gpu: workflows
+    run on a runner with a GPU. Raises UsageError if the folder is in no git repository.
     """
     root, folder = repository_of(folder).resolve(), folder.resolve()
     inside = folder.relative_to(root)
     name = normalized(folder.name)
     # A repository may have several projects, so their checks need different names.
-    workflow = WORKFLOW if folder == root else WORKFLOW.with_stem(f"{WORKFLOW.stem}-{name}")
+    suffix = "" if folder == root else f"-{name}"
     title = _TITLE if folder == root else f"{_TITLE} ({name})"
-    gate = _GATE.replace("TITLE", title).replace("PROJECT", shlex.quote(str(inside)))
-    files = {folder / FILE: _project_file(folder, name), root / workflow: gate}
-    for path in files:
+    values = {
+        "TITLE": title,
+        "PROJECT": shlex.quote(str(inside)),
+        "INSTALL": json.dumps(install),
+        "RUNNER": "[self-hosted, gpu]" if gpu else "ubuntu-latest",
+    }
+
+    def filled(template: str) -> str:
+        return re.sub("|".join(values), lambda word: values[word[0]], template)
+
+    workflows = root / ".github" / "workflows"
+    nightly = workflows / f"flexq-bench{suffix}-nightly.yml"
+    kernels = _kernel_files(folder)
+    shapes = [
+        f"{n}x{_multiple(k, _groups(folder, kernels))}"
+        for n, k in (_GPU_SHAPES if gpu else (_CPU_SHAPE,))
+    ]
+    texts = {
+        folder / FILE: _project_file(folder, name, kernels),
+        folder / SUITE: _SUITE.format(name=name, shapes='", "'.join(shapes)),
+        workflows / f"flexq-bench{suffix}.yml": filled(_GATE),
+        nightly: filled(_NIGHTLY),
+    }
+    return FirstFiles(texts, _badge(root, nightly.name))
+
+
+def write_first_files(folder: Path, install: str, *, gpu: bool = False) -> FirstFiles:
+    """Write `first_files`. Raises UsageError if one of them exists; then nothing is written."""
+    files = first_files(folder, install, gpu=gpu)
+    for path in files.texts:
         if path.exists():
             raise UsageError(f"{path} is there already: edit it, or move it away")
-    for path, text in files.items():
+    for path, text in files.texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
-    return list(files)
+    return files
 
 
 def missing_kernels(folder: Path) -> list[str]:
@@ -106,15 +286,43 @@ def missing_kernels(folder: Path) -> list[str]:
     return [text for text in named if text.endswith(".py") and not (folder / text).is_file()]
 
 
-def _project_file(folder: Path, name: str) -> str:
+def _kernel_files(folder: Path) -> list[Path]:
+    """Return the files that import the public module, relative to the folder."""
     # -z: without it, git quotes names.
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
     names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
     # A virtual environment that git does not ignore contains this program.
-    sources_found = [name for name in names if name and not _is_no_source(Path(name))]
-    sources = [_source(folder, Path(name)) for name in sources_found or [_EXAMPLE]]
+    return [Path(name) for name in names if name and not _is_no_source(Path(name))]
+
+
+def _groups(folder: Path, kernels: Sequence[Path]) -> list[int]:
+    """Return the group sizes of the weights that the kernels declare."""
+    sources = [(folder / file).read_text("utf-8", errors="replace") for file in kernels]
+    return [int(size) for source in sources for size in _WEIGHT.findall(source)]
+
+
+def _multiple(k: int, groups: Sequence[int]) -> int:
+    """Return the smallest multiple of all group sizes that is at least k."""
+    step = math.lcm(*groups) if groups and math.lcm(*groups) <= _MAX_GROUP else 1
+    return -(-k // step) * step
+
+
+def _badge(root: Path, workflow: str) -> str:
+    try:
+        url = run_git(root, "remote", "get-url", "origin").stdout.strip()
+    except FlexqError:
+        return ""
+    web = re.sub(r"^git@([^:]+):", r"https://\1/", url).removesuffix(".git")
+    address = f"{web}/actions/workflows/{workflow}"
+    return f"[![kernels]({address}/badge.svg)]({address})" if web.startswith("https://") else ""
+
+
+def _project_file(folder: Path, name: str, files: Sequence[Path]) -> str:
+    sources = [_source(folder, file) for file in files or [Path(_EXAMPLE)]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
-    return _PROJECT.format(name=name, kernels=kernels, command=_build_command(folder))
+    return _PROJECT.format(
+        name=name, kernels=kernels, suite=SUITE.as_posix(), command=_build_command(folder)
+    )
 
 
 def _build_command(folder: Path) -> str:

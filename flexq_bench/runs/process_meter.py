@@ -13,9 +13,12 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.external_kernels import Adopted
 from flexq_bench.measure.kernel_processes import KernelProcesses, ProcessOptions
+from flexq_bench.repository.project_builds import BENCHMARKS_VARIABLE
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
 from flexq_bench.workloads.case import Case
 
+# In `extra`: the revision or path of a kernel's file that is not the commit's own.
+BENCHMARKS_FROM = "benchmarks_from"
 SANDBOX = "sandbox"  # in `extra` of a result: the kind of sandbox that an external kernel ran in
 
 
@@ -62,10 +65,12 @@ class ProcessMeter:
     """A measurer that judges external kernels, which run in worker processes; a context manager.
 
     All others are measured in this process, first. `extra` of a result of an external kernel has
-    the kind of its sandbox.
+    the kind of its sandbox, and the origin of its file.
     """
 
     def __init__(self, options: ProcessOptions, kernels: Adopted) -> None:
+        origin = (kernels.environment or {}).get(BENCHMARKS_VARIABLE)
+        self._origin = {} if origin is None else {BENCHMARKS_FROM: origin}
         with ExitStack() as stack:
             self._processes = stack.enter_context(KernelProcesses(options, kernels))
             self.meter = Meter(
@@ -95,7 +100,8 @@ class ProcessMeter:
         measured = measure_case(self.meter, case)
         if measured.status in ("failed", "incorrect"):
             self._processes.end()  # its state must not affect the next case
-        return replace(measured, extra={**measured.extra, SANDBOX: self._processes.sandbox})
+        extra = {**measured.extra, SANDBOX: self._processes.sandbox, **self._origin}
+        return replace(measured, extra=extra)
 
     def _group_of(self, case: Case) -> str:
         """The key of external kernels that share a process; empty: one of this program."""

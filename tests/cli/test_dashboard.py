@@ -14,6 +14,7 @@ from flexq_bench.cli.app import app
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.repository.provenance import ROOT
 
 
 @pytest.fixture
@@ -98,7 +99,6 @@ def test_commit_url_is_passed_to_app(started):
     [
         (("--commit-url", "javascript:alert('{sha}')"), "/OWNER/REPOSITORY/commit/{sha}"),
         (("--commit-url", "https://example.org/c/"), "/OWNER/REPOSITORY/commit/{sha}"),
-        (("--examples", "--db", "mine.sqlite"), "leave --db out"),
     ],
 )
 def test_invalid_options_are_usage_errors(cli, arguments, says):
@@ -108,28 +108,35 @@ def test_invalid_options_are_usage_errors(cli, arguments, says):
     assert says in ran.error
 
 
-@pytest.mark.slow
-def test_examples_use_temporary_database(started, database, monkeypatch):
-    """The whole of the records: half a minute on a busy machine."""
+def test_demo_uses_a_temporary_database(started, database, monkeypatch):
     before = database.read_bytes()
     seen: dict[str, Any] = {}
 
     def look(command: list[str], env: dict[str, str]) -> Any:
         path = Path(env["FLEXQ_BENCH_DB"])
         with open_database(str(path), read_only=True) as opened, opened.session() as session:
-            gpus = queries.gpu_names(session)
-            contents = (gpus, queries.decoded_models(session), queries.scored_models(session))
+            contents = (
+                queries.gpu_names(session),
+                queries.decoded_models(session),
+                queries.scored_models(session),
+                queries.alerts(session),
+                queries.unfinished_nights(session),
+            )
         seen.update(path=path, contents=contents)
         return SimpleNamespace(returncode=0)
 
     started()
     monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", look)
-    app(["dashboard", "--examples", "--port", "18766"], standalone_mode=False)
+    app(["demo", "--port", "18766"], standalone_mode=False)
 
-    gpus, decoded, scored = seen["contents"]
-    assert gpus[0] == "NVIDIA H200"
-    assert decoded
-    assert scored
+    gpus, decoded, scored, alerts, unfinished = seen["contents"]
+    assert "NVIDIA H200" in gpus
+    assert all((decoded, scored, alerts))
+    assert not unfinished
     assert not seen["path"].exists()
     assert seen["path"] != database
     assert database.read_bytes() == before
+
+
+def test_demo_is_small_enough_for_a_wheel():
+    assert (ROOT / "dashboard" / "demo.sqlite.xz").stat().st_size < 3_000_000

@@ -27,3 +27,20 @@ def test_database_with_rows_is_not_copied_to(cli, measured, tmp_path):
     cli("db", "copy", target)
 
     assert "has rows already" in cli("db", "copy", target).error
+
+
+def test_backup_of_all_tables_is_restored_by_import(cli, measured, tmp_path):
+    backup, target = str(tmp_path / "all.jsonl.gz"), str(tmp_path / "restored.sqlite")
+
+    written = cli("db", "export", backup, "--all", "--json")
+    restored = cli("db", "import", backup, "--db", target, "--json")
+
+    assert written.code == restored.code == ExitCode.PASS, restored.err
+    assert json.loads(written.out)["rows"] == json.loads(restored.out)["rows"]
+    stats = [
+        json.loads(cli("db", "stats", "--json", "--db", path).out)["rows"]
+        for path in (str(measured), target)
+    ]
+    assert stats[0] == stats[1]
+    assert "has rows already" in cli("db", "import", backup, "--db", target).error
+    assert cli("db", "export", backup, "--all", "--kernels", "x").code == ExitCode.USAGE

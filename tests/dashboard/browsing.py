@@ -49,14 +49,14 @@ THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
     """Start the dashboard by its command, give its address, and end it.
 
-    path: of the database; None: the examples. below: the path that a proxy would serve it below.
+    path: of the database; None: the demo's. below: the path that a proxy would serve it below.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    source = ("--examples",) if path is None else ("--db", str(path))
-    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", *source)
-    options = ["--port", str(port), "--base-path", below]
+    source = ("demo",) if path is None else ("dashboard", "--db", str(path), "--base-path", below)
+    command = (sys.executable, "-m", "flexq_bench.cli", *source)
+    options = ["--port", str(port)]
     url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
     with served([*command, *options], lambda: answers(f"{url}/_stcore/health")):
         yield url

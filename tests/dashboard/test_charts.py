@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from flexq_bench.dashboard.shared.charts import log_axis
-from flexq_bench.dashboard.shared.colors import kernel_styles
+from flexq_bench.dashboard.shared.colors import kernel_styles, scheme_styles
 from flexq_bench.dashboard.shared.results_frame import COLUMNS
+from flexq_bench.dashboard.views.accuracy.charts import losses
 from flexq_bench.dashboard.views.kernels.speedup_map import speedup_map, widest_percent
 from flexq_bench.dashboard.views.results import charts
 
@@ -133,3 +134,22 @@ def test_a_wide_log_axis_names_fewer_steps_in_full(
     values: tuple[float, ...], names: list[str] | None
 ) -> None:
     assert log_axis(values).get("ticktext") == names
+
+
+def test_axis_of_nearly_equal_values_is_wider_than_their_noise():
+    low, high = log_axis([0.3707, 0.3712])["range"]
+
+    assert 10**high / 10**low > 2
+
+
+def test_outlier_is_named_beyond_the_axis_of_losses():
+    changes = {"w8a8": 0.1, "w6a6": 0.9, "w4a16": 2.0, "w4a4": 966.0}
+    rows = [
+        {"scheme": s, "task": "wikitext", "change": c, "low": 0.9 * c, "high": 1.1 * c}
+        for s, c in changes.items()
+    ]
+
+    figure = losses(pd.DataFrame(rows), scheme_styles(changes), "%")
+
+    assert figure.layout.yaxis.range[1] < 10
+    assert "w4a4 +966" in figure.layout.annotations[0].text

@@ -257,7 +257,7 @@ def test_too_many_series_are_cut_and_it_says_so(store, open_history):
     app = open_history()
 
     assert len({trace["name"] for trace in lines(app)}) == 6
-    assert "first 6 of 14 series" in words(app)
+    assert "6 of 14 series" in words(app)
 
 
 def test_link_to_a_missing_series_says_so(stored, open_history):

@@ -1,4 +1,4 @@
-"""Every command of the README is run, on what this machine has."""
+"""Every command of the README and the first pages is run, on what this machine has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "README.md").read_text()
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md")))
+TEXT = "\n".join(page.read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S)
 (KERNEL_FILE,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 COMMANDS = [
@@ -26,22 +27,18 @@ FEW = "--kernels cublas-fp16 --m 1"
 # What a command is given besides, so that it takes seconds on a CPU; of an option that is given
 # twice the last one counts. The beginnings of commands.
 NARROWED = {
-    "run smoke": FEW,
-    "run paper-fig10": f"{FEW} --layers o_proj",
     "sweep --m 1": "--m 1 --n 64 --k 64",  # not --model
     "sweep --model": f"{FEW} --layers o_proj",
     "sweep --like": "--kernels cublas-fp16",
     "sweep --kernels-from": "--n 64 --k 64",
     "nightly": "smoke --cluster none --canaries 0 --backfill 0",
     "compare HEAD .": f"{FEW} --processes 1",
-    "compare main~5": f"{FEW} --processes 1",
     "compare cublaslt-w8a8": "--m 1 --processes 1",
     "bisect": "--processes 1",
-    "gate perf --base": "--policy ../quick.toml --processes 1",
     "gate perf --project": "--processes 1",
-    "gate static": "--kernels flexq-w6a6 --targets sm_86",
-    "decode llama": "--help",  # a GPU's
     "accuracy": "--max-tokens 512",
+    "demo": "--help",
+    "tour": "--help",  # it takes minutes
     "dashboard": "--help",  # it would run until somebody ends it
     "serve-api": "--help",  # so would this
 }
@@ -121,7 +118,7 @@ def commit_project(project: Path) -> None:
     """Commit what init wrote, with one small shape in place of its suite's."""
     (project / "small.toml").write_text(SMALL_SUITE)
     file = project / "flexq-bench.toml"
-    file.write_text(file.read_text().replace('suite = "smoke"', 'suite = "small.toml"'))
+    file.write_text(file.read_text().replace('suite = "bench/suite.toml"', 'suite = "small.toml"'))
     commit(project, "Gate kernels")
 
 

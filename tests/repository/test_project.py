@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.clean_environment import clean_environment
@@ -19,13 +21,15 @@ from flexq_bench.repository.project import (
     revision,
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
-from flexq_bench.repository.project_files import WORKFLOW, missing_kernels, write_first_files
+from flexq_bench.repository.project_files import SUITE, missing_kernels, write_first_files
 from flexq_bench.repository.worktrees import commits_after
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.suites import load_suite
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "bring-your-own.md"
 TOML = 'version = 1\nname = "Acme_Kernels"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
+INSTALL = "flexq-bench @ git+https://example.org/flexq-bench@v2.0.0"
 KERNEL = "from flexq_bench.api import linear_kernel\n"
 
 
@@ -360,14 +364,17 @@ def test_first_files_name_the_kernels(tmp_path, git):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(KERNEL)
 
-    write_first_files(tmp_path)
+    write_first_files(tmp_path, INSTALL)
 
     assert set(open_project(str(tmp_path)).file.kernels) == {
         *("mine.py", files[0], "kernels.fast", "acme.gemm.fast", files[5], "spaced.deep.fast")
     }
-    assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
+    assert (
+        "flexq-bench gate perf --project ."
+        in (tmp_path / ".github/workflows/flexq-bench.yml").read_text()
+    )
     with pytest.raises(UsageError, match="is there already"):
-        write_first_files(tmp_path)
+        write_first_files(tmp_path, INSTALL)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +391,7 @@ def test_first_project_file_suggests_a_build_command(tmp_path, git, files, comma
     for name in ("mine.py", *files):
         (tmp_path / name).write_text(KERNEL)
 
-    write_first_files(tmp_path)
+    write_first_files(tmp_path, INSTALL)
 
     assert f'\n# command = "{command}"\n' in (tmp_path / FILE).read_text()
 
@@ -396,16 +403,50 @@ def test_workflow_of_a_subfolder_is_at_the_root(tmp_path, git):
     (inside / "mine.py").write_text(KERNEL)
     (tmp_path / "other.py").write_text(KERNEL)
 
-    written = write_first_files(inside)
+    written = write_first_files(inside, INSTALL)
 
-    assert written == [inside / FILE, tmp_path / ".github/workflows/flexq-bench-fast.yml"]
+    workflows = tmp_path / ".github" / "workflows"
+    pull_request, nightly = (workflows / f"flexq-bench-fast{name}.yml" for name in ("", "-nightly"))
+    assert list(written.texts) == [inside / FILE, inside / SUITE, pull_request, nightly]
     assert open_project(str(inside)).file.kernels == ("mine.py",)
-    workflow = written[1].read_text()
+    workflow = pull_request.read_text()
     assert "flexq-bench gate perf --project gemm/fast --base" in workflow
     assert "name: FlexQ Bench (fast)\n" in workflow
     assert missing_kernels(inside) == []
     (inside / "mine.py").unlink()
     assert missing_kernels(inside) == ["mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("formats", "k"), [(["int8/row"], 1024), (["int6/128"], 1024), (["int4/96", "int4/64"], 1152)]
+)
+def test_first_suite_has_whole_groups_of_the_formats(tmp_path, git, formats, k):
+    git(tmp_path, "init", "-q")
+    lines = [f'@linear_kernel("a{i}", weight="{f}")' for i, f in enumerate(formats)]
+    (tmp_path / "mine.py").write_text(f"{KERNEL}\n" + "".join(f"# {line}\n" for line in lines))
+
+    write_first_files(tmp_path, INSTALL)
+
+    suite = load_suite(str(tmp_path / SUITE))
+    assert {(s.n, s.k) for group in suite.groups for s in group.shapes} == {(1024, k)}
+
+
+def test_workflows_install_from_the_given_source(tmp_path, git):
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "remote", "add", "origin", "git@example.org:acme/kernels.git")
+
+    files = write_first_files(tmp_path, INSTALL, gpu=True)
+
+    documents = [
+        yaml.safe_load(text) for path, text in files.texts.items() if path.suffix == ".yml"
+    ]
+    assert [document["env"]["FLEXQ_BENCH"] for document in documents] == [INSTALL, INSTALL]
+    first_jobs = [next(iter(document["jobs"].values())) for document in documents]
+    assert [job["runs-on"] for job in first_jobs] == [["self-hosted", "gpu"]] * 2
+    assert files.badge.startswith("[![kernels](https://example.org/acme/kernels/actions/")
+    for job in (job for document in documents for job in document["jobs"].values()):
+        for step in job["steps"]:
+            subprocess.run(["bash", "-n", "-c", step.get("run", "")], check=True)
 
 
 def test_installed_program_shadows_no_package_of_a_project(tmp_path, cache):

@@ -12,6 +12,7 @@ from flexq_bench.dashboard.shared.charts import error_bars, rule, set_layout
 from flexq_bench.dashboard.shared.colors import Style
 
 _HEIGHT_PX = 420
+_OUTLIER = 20  # times the median change, beyond which a change is left out of the axis
 _SPREAD = 0.6  # fraction of the distance between tasks over which its schemes are spread
 
 
@@ -23,8 +24,26 @@ def losses(frame: pd.DataFrame, styles: Mapping[str, Style], title: str) -> go.F
     figure = _grouped(frame, "task", styles, "change", "low", "high")
     figure.update_xaxes(title="task")
     figure.update_yaxes(title=title)
+    _leave_outliers_out(figure, frame)
     rule(figure, 0.0, "no change")
     return figure
+
+
+def _leave_outliers_out(figure: go.Figure, frame: pd.DataFrame) -> None:
+    """Limit the axis to changes of usual size, and name those beyond it."""
+    sizes = frame["change"].abs()
+    beyond = sizes > _OUTLIER * max(sizes.median(), 1e-9)
+    inside = frame[~beyond]
+    if not beyond.any() or len(inside) < len(frame) / 2:
+        return
+    low, high = inside["low"].min(), inside["high"].max()
+    margin = 0.1 * (high - low)
+    names = [f"{row.scheme} {row.change:+.0f}" for row in frame[beyond].itertuples()]
+    figure.update_yaxes(range=[min(low, 0) - margin, max(high, 0) + margin])
+    figure.add_annotation(
+        text=html.escape(f"beyond this axis: {', '.join(names)}"),
+        xref="paper", yref="paper", x=0, y=1, xanchor="left", showarrow=False,
+    )  # fmt: skip
 
 
 def errors_by_kind(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -30,6 +31,7 @@ from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.db.records import LINEAR
 from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.verdicts import history_verdict
+from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.operation import natural_order
 from flexq_bench.workloads.probes import is_probe
 
@@ -95,7 +97,7 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
     if not chosen:
         st.info("No series passes all filters: remove one, or clear them all.")
         return None
-    drawn = chosen[:_MAX_SERIES]
+    drawn = _one_of_each_kernel_first(chosen)[:_MAX_SERIES]
     branch = _choose_branch(controls, database, drawn)
     with database.session() as session:
         histories = {
@@ -105,8 +107,8 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         breaks = [one.text for one in series_breaks(session, [series.id for series in drawn])]
     if len(chosen) > _MAX_SERIES:
         st.info(
-            f"These are the first {_MAX_SERIES} of {len(chosen)} series: narrow them by the "
-            "filters.",
+            f"{_MAX_SERIES} of {len(chosen)} series, one of each kernel first: narrow them by "
+            "the filters.",
             icon=":material/filter_alt:",
         )
     frame = history_frame(
@@ -139,6 +141,17 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
     for line in breaks:
         st.warning(as_text(line), icon=":material/swap_vert:")
     return _Drawn(frame, f"{value} ({unit})", histories)
+
+
+def _one_of_each_kernel_first(chosen: Sequence[SeriesName]) -> list[SeriesName]:
+    """Sort series so that as many kernels as possible are among the first, in their order."""
+    seen: Counter[str] = Counter()
+    turns: list[tuple[int, int, SeriesName]] = []
+    for series in chosen:
+        label = kernel_label(series.kernel, series.variant)
+        turns.append((seen[label], len(turns), series))
+        seen[label] += 1
+    return [series for *_, series in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _draw(figure: go.Figure) -> None:

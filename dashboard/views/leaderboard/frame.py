@@ -54,8 +54,7 @@ def losses_by_class(scores: Sequence[ScoreRow]) -> dict[int, list[str]]:
     groups: dict[tuple[str, ...], dict[str, float]] = {}
     for row in scores:
         if row.metric == PERPLEXITY and row.value:
-            key = (row.model, row.task, row.through, row.gpu)
-            groups.setdefault(key, {})[row.scheme] = row.value
+            groups.setdefault((row.model, row.task, row.gpu), {})[row.scheme] = row.value
     found: dict[int, dict[tuple[str, str], float]] = {}
     for (model, *_), by_scheme in groups.items():
         base = by_scheme.get(FULL_PRECISION)

@@ -29,7 +29,7 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Setting:
     """Conditions that all decodes of one chart have in common."""
 

@@ -47,7 +47,7 @@ def page(database: Database) -> None:
     text = controls.select(st.sidebar, "text", "Text", texts) if texts else ""
     on_text = [score for score in scores if score.task == text]
     checkpoints, decodes = stored_checkpoints(database, model, on_text)
-    settings = sorted({Setting.of(row) for row in decodes}, key=_written)
+    settings = sorted({Setting.of(row) for row in decodes})
     setting = (
         controls.select(
             st.container(), "decode", "Decoded", settings,

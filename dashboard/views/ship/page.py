@@ -69,10 +69,7 @@ def _show(controls: Controls, database: Database, models: Sequence[str]) -> None
     everything = [*decodes, *own]
     gpus = sorted({d.gpu for d in everything})
     gpu = controls.select(row, "gpu", "GPU", gpus) if gpus else ""
-    settings = sorted(
-        {Setting.of(d) for d in everything if d.gpu == gpu},
-        key=lambda s: (s.batch, s.prompt_tokens, s.new_tokens),
-    )
+    settings = sorted({Setting.of(d) for d in everything if d.gpu == gpu})
     setting = _choose_setting(controls, row, settings)
     loss = controls.select(
         row, "loss", "Tolerated loss", _LOSSES, _DEFAULT_LOSS, format_func=lambda v: f"{v:g} %"

@@ -27,7 +27,8 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
     """Format the newest comparable result of each series; returns the text and its metric count."""
     benchmarks: dict[str, dict[str, Any]] = {}
     for record in newest_of_each_series(records):
-        name = shortened(f"{label_of(record)} {place_of(record)} on {record.gpu}", _MAX_NAME_LENGTH)
+        case = f"{label_of(record)} {place_of(record)}".rstrip()
+        name = shortened(f"{case} on {record.gpu}", _MAX_NAME_LENGTH)
         measures = benchmarks.setdefault(name, {})
         measure = _measure(record)
         if measure in measures:  # another series with the same name

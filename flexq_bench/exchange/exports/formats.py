@@ -7,14 +7,22 @@ from pathlib import Path
 
 from flexq_bench.db.exchange import replacing
 from flexq_bench.db.records import Record
-from flexq_bench.exchange.exports import bencher, openmetrics, perfherder, pytorch_hud
+from flexq_bench.exchange.exports import (
+    bencher,
+    openmetrics,
+    perfherder,
+    pytorch_hud,
+    spreadsheets,
+)
 
-Export = Callable[[Iterable[Record]], tuple[str, int]]
+Export = Callable[[Iterable[Record]], tuple[str | bytes, int]]
 EXPORTS: Mapping[str, Export] = {
     "pytorch-hud": pytorch_hud.write,
     "bencher": bencher.write,
     "perfherder": perfherder.write,
     "openmetrics": openmetrics.write,
+    "csv": spreadsheets.write_csv,
+    "xlsx": spreadsheets.write_xlsx,
 }
 
 
@@ -25,5 +33,5 @@ def write_export(format_name: str, path: str | Path, records: Iterable[Record]) 
     """
     text, count = EXPORTS[format_name](records)
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(text.encode() if isinstance(text, str) else text)
     return count

@@ -2,6 +2,10 @@
 
 Specification: https://prometheus.io/docs/specs/om/open_metrics_spec/. It requires base units, so
 times are in seconds; values of other metrics are gauges with metric and unit as labels.
+
+A time series is a series: its commit is in `flexq_bench_commit_info`, which has the same label
+`series`, so that a new commit continues the time series. Prometheus' text format reads it, too:
+`promtool check metrics`.
 """
 
 from __future__ import annotations
@@ -9,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from flexq_bench.db.identity import series_key
 from flexq_bench.db.records import LINEAR, Record
+from flexq_bench.db.writer import series_identity
 from flexq_bench.exchange.exports.selection import newest_of_each_series
 from flexq_bench.workloads.operation import parse_values
 
 _S = 1e-6  # seconds in a microsecond
+_SERIES_DIGITS = 16  # of the hash of a series' identity
 _RESERVED = (
     *("project", "kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric"),
-    *("operation", "bits", "group", "inputs", "protocol", "gpu", "commit", "unit"),
+    *("operation", "bits", "group", "inputs", "protocol", "gpu", "commit", "unit", "series"),
 )
 _FAMILIES = (
     ("time_seconds", "seconds", "Time of a launch.", "median_us"),
@@ -46,6 +53,11 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         for record in not_times
     ]
     lines += _family("flexq_bench_value", "", "Value of a metric other than time.", samples)
+    samples = [
+        f"flexq_bench_commit_info{_pairs(_commit_labels(record))} 1 {_seconds(record)}"
+        for record in newest
+    ]
+    lines += _family("flexq_bench_commit_info", "", "Commit of the newest result.", samples)
     return "\n".join([*lines, "# EOF", ""]), len(newest)
 
 
@@ -73,9 +85,26 @@ def _labels(record: Record, **more: str) -> str:
         "inputs": record.input_distribution,
         "protocol": record.protocol_version,
         "gpu": record.gpu,
-        "commit": record.commit.sha,
+        "series": _series(record),
         **more,
     }
+    return _pairs(labels)
+
+
+def _commit_labels(record: Record) -> dict[str, str]:
+    return {
+        "series": _series(record),
+        "project": record.project,
+        "commit": record.commit.sha,
+        "branch": record.commit.branch,
+    }
+
+
+def _series(record: Record) -> str:
+    return series_key(series_identity(record))[:_SERIES_DIGITS]
+
+
+def _pairs(labels: Mapping[str, object]) -> str:
     pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items() if value != "")
     return f"{{{','.join(pairs)}}}"
 
@@ -93,4 +122,5 @@ def _escaped(text: str) -> str:
 
 
 def _seconds(record: Record) -> str:
-    return f"{datetime.fromisoformat(record.created_at).timestamp():.3f}"
+    # Whole: the text format has integers here.
+    return f"{datetime.fromisoformat(record.created_at).timestamp():.0f}"

@@ -25,7 +25,6 @@ _MANY_SUBJECTS = 6
 _PERCENT = 100.0
 _US = {"us": 1.0, "ms": 1e3}
 _SCORES = ("perplexity", "accuracy")
-_NO_MODEL = "these names have no results here, and no other model has been evaluated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +222,11 @@ def _judged(
 ) -> TableResult:
     measured = [(cell, ours) for cell, ours in rows if ours.value is not None]
     if not measured:
-        why = table.cannot or _most_common(ours.reason for _, ours in rows)
+        why = _why_none(paper, table, rows)
         return TableResult(paper, table, "", rows, "not here", f"can't be run here since {why}")
     stands_in = sorted({ours.model for _, ours in measured if ours.model})
-    held, pairs = _orders(measured, drop_model=bool(stands_in))
+    held, others = _orders(measured, drop_model=bool(stands_in))
+    pairs = held + len(others)
     factor, worst = _largest_factor(measured) if not stands_in else (None, "")
     within = WITHIN_SCORE if not gpu else WITHIN
     share = f"order holds in {held} of {pairs} pairs"
@@ -238,7 +238,7 @@ def _judged(
     )
     kind: VerdictKind
     if not pairs:
-        reason = _most_common(o.reason for _, o in rows if o.value is None)
+        reason = _why_none(paper, table, rows)
         return TableResult(
             paper, table, gpu, rows, "not here",
             f"can't be judged here since nothing that it compares is measured: {reason}{few}",
@@ -251,22 +251,31 @@ def _judged(
             text += f"; ratios differ by up to {factor:.1f}x ({worst})"
     else:
         kind = "differs"
-        because = table.differs or worst or "another model"
+        because = f"{' and '.join(others[0])} are in the other order"
+        because += f" ({table.differs or worst})" if table.differs or worst else ""
         text = f"differs since {because}; {share}"
     return TableResult(
         paper, table, gpu, rows, kind, f"{text}{where}{few}", held, pairs, factor
     )  # fmt: skip
 
 
-def _most_common(reasons: Iterable[str]) -> str:
-    counted = Counter(reason for reason in reasons if reason)
-    return counted.most_common(1)[0][0] if counted else _NO_MODEL
+def _why_none(paper: Paper, table: PublishedTable, rows: Iterable[tuple[Cell, Ours]]) -> str:
+    """Return why a table is not judged: of accuracy, the models that were not evaluated."""
+    if table.cannot:
+        return table.cannot
+    if is_of_scores(table):
+        named = {paper.model(str(cell.at.get("model", ""))) for cell, _ in rows} - {""}
+        return f"no folder of {', '.join(sorted(named))} was evaluated (--model FOLDER)"
+    counted = Counter(ours.reason for _, ours in rows if ours.reason)
+    return counted.most_common(1)[0][0]
 
 
-def _orders(measured: Sequence[tuple[Cell, Ours]], *, drop_model: bool) -> tuple[int, int]:
-    """Count the pairs whose printed order is clear and the same in all their places, and those of
-    which ours have it.
+def _orders(
+    measured: Sequence[tuple[Cell, Ours]], *, drop_model: bool
+) -> tuple[int, list[tuple[str, str]]]:
+    """Count the pairs with the printed order, and name those with another one.
 
+    Only pairs whose printed order is clear and the same in all their places.
     drop_model: ours are of one model, so that a pair's places are of all models.
     """
     groups: dict[Any, list[tuple[Cell, Ours]]] = defaultdict(list)
@@ -285,8 +294,13 @@ def _orders(measured: Sequence[tuple[Cell, Ours]], *, drop_model: bool) -> tuple
             key = (kept, *sorted((ours_a.name, ours_b.name)))
             flip = 1 if ours_a.name <= ours_b.name else -1
             signs[key].add((flip * sign, flip * int(math.copysign(1, measured_log))))
-    clear = [of for of in signs.values() if len({t for t, _ in of}) == 1 and next(iter(of))[0] != 0]
-    return sum(all(t == o for t, o in of) for of in clear), len(clear)
+    clear = {
+        key: of
+        for key, of in signs.items()
+        if len({theirs for theirs, _ in of}) == 1 and next(iter(of))[0] != 0
+    }
+    others = [(key[1], key[2]) for key, of in clear.items() if any(t != o for t, o in of)]
+    return len(clear) - len(others), others
 
 
 def _scale_of(cell: Cell) -> float:

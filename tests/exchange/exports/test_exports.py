@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
 
 from flexq_bench.exchange.exports.formats import EXPORTS, write_export
+from flexq_bench.exchange.exports.spreadsheets import write_csv, write_xlsx
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -210,14 +216,18 @@ def test_export_matches_the_published_schema(exported, name):
 def test_empty_export_is_valid(tmp_path, name):
     assert write_export(name, tmp_path / "out", []) == 0
 
+    if name == "xlsx":
+        return
     text = (tmp_path / "out").read_text()
     if name in SCHEMAS:
         jsonschema.Draft7Validator(SCHEMAS[name]).validate(json.loads(text))
+    elif name == "csv":
+        assert len(text.splitlines()) == 1
     else:
         assert text == "# EOF\n"
 
 
-@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("name", sorted({*EXPORTS} - {"xlsx"}))
 def test_unaccepted_results_are_not_exported(exported, name):
     text, _ = exported(name)
 
@@ -277,3 +287,79 @@ def test_prometheus_parser_reads_openmetrics(exported, records):
     values = families["flexq_bench_value"].samples
     (registers,) = [s for s in values if s.labels["metric"] == "registers"]
     assert registers.value == 6.1
+    commits = families["flexq_bench_commit_info"].samples
+    assert {s.labels["series"] for s in commits} == {
+        s.labels["series"] for s in (*times.samples, *values)
+    }
+    assert {s.labels["commit"] for s in commits} == {records[0].commit.sha}
+    assert not any("commit" in s.labels for s in (*times.samples, *values))
+
+
+def test_new_commit_continues_the_time_series(build, tmp_path):
+    old, new = (
+        build.a_record(name, commit=build.a_commit(order)) for name, order in (("a", 1), ("b", 2))
+    )
+    lines = []
+    for record in (old, new):
+        write_export("openmetrics", tmp_path / "out", [record])
+        text = (tmp_path / "out").read_text()
+        (line,) = [t for t in text.splitlines() if t.startswith("flexq_bench_time_seconds{")]
+        lines.append(line.split("}")[0])
+
+    assert old.commit.sha != new.commit.sha
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_accepts_openmetrics(exported):
+    text, _ = exported("openmetrics")
+
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", sorted({*EXPORTS} - {"xlsx"}))
+def test_result_without_a_matrix_has_no_sizes_or_bits(build, tmp_path, name):
+    nothing = {"weight_bits": 0, "act_bits": 0, "group": None, "m": None, "n": None, "k": None}
+    rate = build.a_record(
+        kernel="decode", case="engine.decode", backend="outside", operation="", parameters="",
+        stage="", cache="", metric="rate", unit="tokens/s", direction="higher", project="engine",
+        **nothing,
+    )  # fmt: skip
+    attention = build.a_record(
+        "op", case="flexq op cold attention_decode batch=1 heads=32", stage="op",
+        operation="attention_decode", parameters="batch=1 heads=32", **nothing,
+    )  # fmt: skip
+
+    write_export(name, tmp_path / "out", [rate, attention])
+
+    text = (tmp_path / "out").read_text()
+    assert not re.search(r"m\d*n\d*k\d*\b|\bw0a0|None", text.replace("mnk", ""))
+    assert re.search(r"heads\W{1,4}32|,32,", text)
+
+
+def test_tables_have_a_row_for_each_result(exported, records):
+    openpyxl = pytest.importorskip("openpyxl", reason="not installed")
+    text, count = exported("csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    name = io.BytesIO(write_xlsx(records)[0])
+    names, *cells = openpyxl.load_workbook(name).active.iter_rows(values_only=True)
+
+    assert count == len(rows) == len(cells) == 6
+    assert [float(row["value"]) for row in rows][:2] == [6.1, 7.0]
+    assert rows[0]["m"] == "1"
+    assert list(names) == list(rows[0])
+    for row, of_sheet in zip(rows, cells, strict=True):
+        sheet = dict(zip(names, of_sheet, strict=True))
+        assert sheet["value"] == float(row["value"])
+        assert (sheet["kernel"], sheet["commit"]) == (row["kernel"], row["commit"])
+
+
+def test_formula_in_a_name_becomes_a_text(build):
+    text, _ = write_csv([build.a_record(kernel="=HYPERLINK(1)", project="+1+1")])
+
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert (row["kernel"], row["project"]) == ("'=HYPERLINK(1)", "'+1+1")

@@ -1,0 +1,134 @@
+"""The action, the image, the compose file and the recipe for Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from flexq_bench.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+SLURM = ROOT / "ci" / "cluster" / "slurm-array.sh"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether these words are a verb with options that it has."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {name for parameter in command.params for name in parameter.opts}
+    return {word for word in words if word.startswith("--")} <= known
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    """A flexq-bench on the PATH that writes its arguments to a file, and exits with CODE."""
+    program = tmp_path / "bin" / "flexq-bench"
+    program.parent.mkdir()
+    lines = (
+        "#!/bin/bash",
+        f'printf "%s\\n" "$@" > {tmp_path}/words',
+        "touch gate.md",
+        "exit $CODE",
+    )
+    program.write_text("\n".join(lines))
+    program.chmod(program.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CODE", "0")
+    return tmp_path / "words"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_gate_of_the_action_passes_its_inputs_and_exit_code(recorder, tmp_path, code):
+    step = next(step for step in ACTION["runs"]["steps"] if step["name"] == "Gate")
+    given = {"PROJECT": "a folder", "BASE": "aa", "HEAD": "bb", "OPTIONS": "--processes 2"}
+    environment = {**os.environ, **given, "CODE": str(code)}
+    environment["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
+
+    ran = subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment)
+
+    words = recorder.read_text().splitlines()
+    assert ran.returncode == code
+    assert words[:4] == ["gate", "perf", "--project", "a folder"]
+    assert words[-2:] == ["--processes", "2"]
+    assert is_command(words)
+    assert (tmp_path / "summary.md").exists()
+
+
+def test_action_uses_only_inputs_that_it_declares():
+    used = set(re.findall(r"inputs\.([a-z]+)", (ROOT / "action.yml").read_text()))
+
+    assert used == set(ACTION["inputs"])
+
+
+def test_services_of_compose_run_commands_of_the_program():
+    own = {name: s for name, s in COMPOSE["services"].items() if name != "database"}
+
+    assert all(is_command(list(service["command"])) for service in own.values())
+    assert {service["image"] for service in own.values()} == {f"flexq-bench:{VERSION}"}
+    for service in own.values():
+        assert set(service["depends_on"]) <= set(COMPOSE["services"])
+
+
+def test_kuberay_names_the_image_of_the_dockerfile():
+    text = (ROOT / "ci" / "cluster" / "kuberay.yaml").read_text()
+
+    assert set(re.findall(r"image: (\S+)", text)) == {f"flexq-bench:{VERSION}"}
+
+
+def test_task_of_the_slurm_array_measures_its_size(recorder, tmp_path):
+    given = {"FLEXQ_BENCH_DB": "postgresql://host/name", "SLURM_ARRAY_TASK_ID": "2"}
+
+    subprocess.run(["bash", str(SLURM)], env={**os.environ, **given}, check=True, cwd=tmp_path)
+
+    words = recorder.read_text().splitlines()
+    assert words[words.index("--m") + 1] == "8"
+    assert is_command(words)
+
+
+def test_slurm_recipe_passes_shellcheck():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck here")
+    subprocess.run(["shellcheck", str(SLURM)], check=True)
+
+
+def test_dockerfile_copies_what_it_installs_and_starts_the_program():
+    assert re.search(r"^COPY \. (\S+)$", DOCKERFILE, re.M)[1] in DOCKERFILE.split("pip install")[1]
+    assert 'ENTRYPOINT ["flexq-bench"]' in DOCKERFILE
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    links = [path for path in (ROOT / "flexq_bench").iterdir() if path.is_symlink()]
+    assert not {path.resolve().name for path in links} & set(ignored)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_installation_of_the_dockerfile_works_in_a_new_environment(tmp_path):
+    """The pip line is run as written; packages come from the environment of the tests."""
+    (line,) = re.findall(r"^RUN (pip install .*)$", DOCKERFILE, re.M)
+    venv.create(tmp_path / "env", with_pip=True, system_site_packages=True)
+    python = tmp_path / "env" / "bin" / "python"
+    tree = tmp_path / "tree"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
+    words = shlex.split(line.replace("/opt/flexq-bench", str(tree)).replace("[$EXTRAS]", ""))
+
+    offline = ("--no-deps", "--no-build-isolation")
+    subprocess.run([str(python), "-m", *words, *offline], check=True, cwd=tmp_path)
+
+    program = tmp_path / "env" / "bin" / "flexq-bench"
+    ran = subprocess.run([str(program), "--version"], capture_output=True, text=True, cwd=tmp_path)
+    assert ran.stdout.strip() == f"flexq-bench {VERSION}", ran.stderr
