@@ -59,15 +59,11 @@ def measure_table(
     work = [(b, t) for b, t in builds if b.runs_on(t)]
     kept = {(b.name, t) for b, t in work if sources and b.source not in sources}
     rows = [row for row in known if (row.build, row.target) in kept]
-    return sorted([*rows, *_measured((b, t) for b, t in work if (b.name, t) not in kept)])
+    return sorted([*rows, *measure_resources((b, t) for b, t in work if (b.name, t) not in kept)])
 
 
-def measure_resources(builds: Iterable[Build], targets: Sequence[str]) -> list[ResourceRow]:
-    """Compile builds for targets and read their resources, in order. Needs no GPU."""
-    return _measured((b, target) for b in builds for target in targets if b.runs_on(target))
-
-
-def _measured(work: Iterable[tuple[Build, str]]) -> list[ResourceRow]:
+def measure_resources(work: Iterable[tuple[Build, str]]) -> list[ResourceRow]:
+    """Compile builds for their targets and read their resources, in order. Needs no GPU."""
     with ThreadPoolExecutor() as pool:  # NVRTC and the tools run outside Python
         parts = pool.map(lambda item: resource_rows(*item), work)
         return sorted(row for part in parts for row in part)
