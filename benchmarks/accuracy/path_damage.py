@@ -90,7 +90,8 @@ def _operator(
 
 @contextmanager
 def _prompts(damaged: Callable[..., Any], *_: object) -> Iterator[None]:
-    with patch("flexq_bench.decode.decoder.attend_prompts", partial(damaged, attend_prompts)):
+    name = "flexq_bench.kernels.decoder.cuda_operations.attend_prompts"
+    with patch(name, partial(damaged, attend_prompts)):
         yield
 
 

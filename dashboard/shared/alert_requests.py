@@ -19,7 +19,7 @@ from flexq_bench.db.queries import AlertRow, DecisionRow, RequestRow
 from flexq_bench.db.requests import OPEN_REQUEST_STATES
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
-from flexq_bench.results.reproduction import case_of, is_one_step, is_reproducible
+from flexq_bench.results.alert_commands import can_be_repeated, case_of, is_one_step
 from flexq_bench.sweeps.sweep import Sweep
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
@@ -106,7 +106,7 @@ def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> No
     try:
         with database.session() as session:
             decision = member or next(iter(queries.alert_decisions(session, row.id)), None)
-            if decision is None or not is_reproducible(decision):
+            if decision is None or not can_be_repeated(decision):
                 st.error("Another tool measured this: there is nothing to compare commits with.")
                 return
             bisection = Bisection(case_of(decision), row.good.sha, row.bad.sha)

@@ -45,8 +45,8 @@ from flexq_bench.accuracy.references import (
     check_stored,
     segments_of,
 )
-from flexq_bench.accuracy.reproduction import (
-    ReproducedModel,
+from flexq_bench.accuracy.requantization import (
+    RequantizedModel,
     as_checkpoint,
     quantized_copy,
     rounded_as_checkpoint,
@@ -161,7 +161,7 @@ class Evaluator:
                 self._tokens.pop(text.name, None)
                 self.unavailable[text.name] = str(error)
         self._current: _Quantized | None = None
-        self._reproduction: ReproducedModel | None = None
+        self._requantized: RequantizedModel | None = None
         self.reference = reference
         if reference is None and plan.original:
             self.reference = ModelReference(loaded, context=self.context, bos=plan.bos)
@@ -261,7 +261,7 @@ class Evaluator:
     def _quantized(self, scheme: str) -> _Quantized:
         if self._current is None or self._current.scheme != scheme:
             # The last scheme's copies are freed before the next ones are created.
-            self._current = self._reproduction = None
+            self._current = self._requantized = None
             if self._checkpoint is not None and self._is_stored(scheme):
                 loaded = load_checkpoint(
                     self._checkpoint,
@@ -319,15 +319,15 @@ class Evaluator:
             return [*results, none]
         if self.reference.model is None:
             raise AccuracyError("a stored reference can't be quantized: give the original model")
-        model = self._reproduction
+        model = self._requantized
         if model is None or model.scheme != scheme:
-            self._reproduction = model = None  # freed before the next one is created
+            self._requantized = model = None  # freed before the next one is created
             quantized = self._scheme_alone(scheme, self.reference.model)
         else:
             quantized = model.model
         if model is None or model.text != text_name:
-            model = ReproducedModel(scheme, text_name, quantized, reference)
-            self._reproduction = model
+            model = RequantizedModel(scheme, text_name, quantized, reference)
+            self._requantized = model
         result = model.first(tokens, count, self.context_of(text_name))
         return perplexity_results(scheme, text, result, model.agreement(), parameters)
 

@@ -146,6 +146,14 @@ def decode(
             min=1, max=MAX_GPUS, help="Number of GPUs, from --device on, that share every layer."
         ),
     ] = 1,
+    invariant: Annotated[
+        bool,
+        typer.Option(
+            "--invariant",
+            help="Logits do not depend on the batch: fixed orders of addition, for schemes whose "
+            "layers add integers (dual-w6a8, smoothquant-w8a8). Records have their SHA-256.",
+        ),
+    ] = False,
     place: DeviceOptions,
     seed: SeedOption = 0,
     resume: Annotated[
@@ -182,6 +190,8 @@ def decode(
         raise UsageError(f"{', '.join(excluded)}: only with --serve, add it or leave them out")
     if serve and gpus > 1:
         raise UsageError("--serve runs on one GPU: leave --gpus out")
+    if invariant and (serve or gpus > 1):
+        raise UsageError("--invariant is for batches on one GPU: leave --serve and --gpus out")
     if not is_there(Path(model)):
         model = get_model(model).name  # raises with the known names
     with open_database(db, create=resume is None) as database, database.session() as session:
@@ -204,6 +214,7 @@ def decode(
         seed,
         tuning.tuning,
         gpus=gpus,
+        invariant=invariant,
     )
     if serve:
         servings = serving_cases(setup, serving.as_serving())

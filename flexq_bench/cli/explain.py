@@ -93,7 +93,7 @@ def _print(
     explained: Sequence[Explained],
     panels: Sequence[Panel],
 ) -> None:
-    from flexq_bench.results.reproduction import is_one_step, project_arguments
+    from flexq_bench.results.alert_commands import is_one_step, project_arguments
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 

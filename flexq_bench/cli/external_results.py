@@ -146,7 +146,12 @@ def import_external(
     file of another format.
     """
     from flexq_bench.ci.imported_history import judge_imported
-    from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
+    from flexq_bench.exchange.external.formats import (
+        FORMATS,
+        READ_IN_PARTS,
+        detect_format,
+        read_results,
+    )
     from flexq_bench.exchange.flashinfer_traces import read_traces
 
     if format_name not in (*FORMATS, TRACES, _AUTO):
@@ -159,17 +164,21 @@ def import_external(
     def readings(path: str) -> Iterable[Reading]:
         if format_name == TRACES:
             return [read_traces(path)]
-        return read_results(detect_format(path) if format_name == _AUTO else format_name, path)
+        name = detect_format(path) if format_name == _AUTO else format_name
+        parts = read_results(name, path)
+        return parts if name in READ_IN_PARTS else list(parts)
 
+    read = {}  # a file that is read in parts is read once more
     for path in files:  # read all files before storing any
-        _check(path, readings(path), origin)
+        read[path] = readings(path)
+        _check(path, read[path], origin)
     imported = []
     with open_database(db, silence_s=STATEMENT_TIMEOUT_S) as database:
         commits = _Commits(database, options)
         for path in files:
-            done = store_readings(
-                database, _noted(path, readings(path), origin), origin, commits.describe
-            )
+            again = read.pop(path, None)
+            parts = again if isinstance(again, list) else readings(path)
+            done = store_readings(database, _noted(path, parts, origin), origin, commits.describe)
             verdicts = judge_imported(database, done.series, alerting=options.alert)
             with database.session() as session:
                 begun = _new_breaks(session, done)

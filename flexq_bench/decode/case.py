@@ -88,7 +88,7 @@ class Setup:
     processes: number of fresh processes, each of which measures every case once; long_processes:
     the same for long decodes. device: as named by torch; gpus: number of devices from it on, which
     share every layer. checkpoints: folders of quantized checkpoints of `model`, by scheme; other
-    schemes use the weights of `model` itself.
+    schemes use the weights of `model` itself. invariant: logits do not depend on the batch.
     """
 
     model: str
@@ -100,6 +100,7 @@ class Setup:
     tuning: Tuning = Tuning.REMEMBERED
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
+    invariant: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import torch
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
 from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
-from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 
 
@@ -180,7 +179,9 @@ class Decoder:
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
             qkv = self._qkv(work, block).view(rows, length, -1)
-            attended = attend_prompts(qkv, shape, cache, chunks.slots, positions, chunks.longest)
+            attended = self._operations.attend_prompts(
+                qkv, shape, cache, chunks.slots, positions, chunks.longest
+            )
             out = self.model.ranks.add(work.apply(block.out, attended))
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block

@@ -250,6 +250,7 @@ def _load(
         batches=batches,
         capacity=max(case.capacity for case in cases),
         tuning=setup.tuning.value,
+        invariant=setup.invariant,
     )
 
 
@@ -269,6 +270,7 @@ def _request_decode(
         result.refused = str(error)
         return
     parts, result.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
+    result.logits_sha256 = answer.pop("logits_sha256", "")
     result.parts = result.parts or parts
     steps = tuple(answer.pop("step_ms"))
     result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))

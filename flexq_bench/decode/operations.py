@@ -15,11 +15,13 @@ from flexq_bench.decode.architecture import check_capacity
 from flexq_bench.decode.case import check_cache, open_decodable
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.invariance import invariant_kernel, logits_hash
 from flexq_bench.decode.loading import (
     RESERVE_BYTES,
     check_memory,
     compile_layers,
     footprint,
+    linear_kernel,
     load,
     release,
 )
@@ -32,6 +34,8 @@ from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels.contract import Backend
+from flexq_bench.kernels.decoder import DecoderOperations
+from flexq_bench.kernels.decoder.invariant import InvariantOperations
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
@@ -60,7 +64,8 @@ class DecodeWorkerOperations:
         self._seed, self._ranks = seed, ranks
         self._nvml = open_handle(self.device) if self.device.type == "cuda" else None
         self._sensor: Sensor | None = None if self._nvml is None else NvmlSensor(self._nvml)
-        self._operations = operations_on(self.device)
+        self._operations: DecoderOperations = operations_on(self.device)
+        self._is_invariant = False
         self._model: Model | None = None
         self._modules: ModuleModel | None = None  # instead of _model
         self._source: tuple[tuple[str, str], WeightSource | ModuleWeights] | None = None
@@ -97,20 +102,41 @@ class DecodeWorkerOperations:
         return {}
 
     def load(
-        self, model: str, scheme: str, batches: list[int], capacity: int, tuning: str
+        self,
+        model: str,
+        scheme: str,
+        batches: list[int],
+        capacity: int,
+        tuning: str,
+        invariant: bool = False,
     ) -> dict[str, Any]:
-        """Load a model for sequences of up to `capacity` tokens, after `check` was called."""
+        """Load a model for sequences of up to `capacity` tokens, after `check` was called.
+
+        invariant: its logits are to be independent of the batch, by kernels that can.
+        """
         self.unload()
         source = self._open(model, scheme)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         if isinstance(source, ModuleWeights):
+            if invariant:
+                raise UsageError(f"{model} is decoded by transformers' modules: drop --invariant")
             return self._load_modules(source, f"{model} under {scheme}")
+        self._operations = InvariantOperations() if invariant else operations_on(self.device)
+        self._is_invariant = invariant
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         compile_layers(source, self.device, tuner, batches)
         began = time.perf_counter()
         with self._in_memory(f"{model} under {scheme}"):
-            loaded = load(source, self.device, capacity, tuner, tuple(batches), ranks=self._ranks)
+            loaded = load(
+                source,
+                self.device,
+                capacity,
+                tuner,
+                tuple(batches),
+                find=invariant_kernel if invariant else linear_kernel,
+                ranks=self._ranks,
+            )
             load_s = time.perf_counter() - began
             tuner.tune(loaded)
         self._model, self._tuner = loaded, tuner
@@ -230,6 +256,7 @@ class DecodeWorkerOperations:
             "steady_memory_bytes": self._allocated_bytes(),
             "peak_memory_bytes": self._peak_bytes(),
             "energy_j": None if watts is None else watts * took_s,
+            "logits_sha256": logits_hash(engine, prompts, new_tokens) if self._is_invariant else "",
             "spent_s": {
                 "prepare": prepared - began,
                 "warm_up": warm - prepared,

@@ -42,6 +42,7 @@ class ProcessResults:
 
     loaded: response to the last load. refused: reason why the case can't be measured. parts:
     profile of a step; empty: none was profiled. spent_s: time of the last process, by phase.
+    logits_sha256: of its logits, if they don't depend on the batch.
     """
 
     processes: list[ProcessDecode] = field(default_factory=list)
@@ -49,6 +50,7 @@ class ProcessResults:
     loaded: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
     spent_s: dict[str, float] = field(default_factory=dict)
+    logits_sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,8 @@ def decode_record(
     tokens = case.batch * case.new_tokens
     shared = _shared(setup, case, case.key, results.loaded, source)
     shared["parameters"] |= {"processes": len(done), "spent_s": results.spent_s}
+    if results.logits_sha256:
+        shared["parameters"]["logits_sha256"] = results.logits_sha256
     shared["parameters"]["configs"] = results.loaded.get("configs", {}).get(str(case.batch), {})
     return DecodeRecord(
         **shared,

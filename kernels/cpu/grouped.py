@@ -68,6 +68,36 @@ def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefiniti
     return grouped
 
 
+def dense(dtype: str) -> FunctionDefinition:
+    """Return the kernel of FP16 or BF16 experts."""
+
+    @kernel(
+        "grouped_linear",
+        f"grouped-{dtype}",
+        dtype=dtype,
+        backends=["cpu"],
+        summary=f"{dtype.upper()} experts",
+    )
+    def grouped(
+        x: torch.Tensor,
+        w: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+    ) -> None:
+        start = 0
+        for expert, size in enumerate(sizes.tolist()):
+            if layout == "masked":
+                start = expert * tokens
+            rows = slice(start, start + size)
+            y[rows] = (x[rows].float() @ w[expert].float().T).to(y.dtype)
+            start += size
+
+    return grouped
+
+
 dual_w6a8 = _declared(
     "grouped-dual-w6a8", NumberFormat(6, _GROUP, kind="dual"), "dual-w6a8 of experts"
 )

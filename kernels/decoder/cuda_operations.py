@@ -23,6 +23,7 @@ from flexq_bench.kernels.decoder.operations import (
     HeadNorms,
     Norm,
 )
+from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.module import Argument, load_function
@@ -104,6 +105,17 @@ class CudaOperations(DecoderOperations):
             ),
             overlap_previous=True,
         )
+
+    def attend_prompts(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        return attend_prompts(qkv, shape, cache, slots, positions, longest)
 
     def attend(
         self,

@@ -104,6 +104,24 @@ class DecoderOperations(ABC):
         """
 
     @abstractmethod
+    def attend_prompts(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        """Compute causal attention of a chunk of each prompt, after its cached tokens.
+
+        qkv: FP16 [B, T, width], chunks padded at their ends to T tokens; padding is written to the
+        cache too, and overwritten before it is read. slots: int64 [B], of the cache. positions:
+        int64 [B, T]. longest: upper bound of the ends of the chunks.
+        Returns FP16 [B · T, heads · head_dim].
+        """
+
+    @abstractmethod
     def pick(
         self,
         logits: torch.Tensor,

@@ -69,6 +69,17 @@ class TorchOperations(DecoderOperations):
         out = torch.softmax(scores, dim=-1) @ v
         _activate(out.half().reshape(batch, -1), to)
 
+    def attend_prompts(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        return attend_prompts(qkv, shape, cache, slots, positions, longest)
+
     def pick(
         self,
         logits: torch.Tensor,
@@ -124,13 +135,7 @@ def attend_prompts(
     positions: torch.Tensor,
     longest: int,
 ) -> torch.Tensor:
-    """Compute causal attention of a chunk of each prompt, after its cached tokens.
-
-    qkv: FP16 [B, T, width], chunks padded at their ends to T tokens; padding is written to the
-    cache too, and overwritten before it is read. slots: int64 [B], of the cache. positions: int64
-    [B, T]. longest: upper bound of the ends of the chunks.
-    Returns FP16 [B · T, heads · head_dim].
-    """
+    """Compute as `DecoderOperations.attend_prompts`, by torch's attention."""
     batch, tokens = qkv.shape[:2]
     queries, keys, values = split_heads(qkv, shape, positions)
     cache.write(keys, values, slots, positions)

@@ -15,7 +15,6 @@ from flexq_bench.workloads.operation import OperationWorkload
     backends=["cuda"],
     returns=True,
     min_capability=(9, 0),
-    package="torch>=2.9",
 )
 def grouped_mm(
     x: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, *, experts: int, layout: str

@@ -22,7 +22,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import set_alert_state
 from flexq_bench.db.errors import ReadOnlyError, StaleError
 from flexq_bench.db.records import CommitInfo, DeviceInfo
-from flexq_bench.results.reproduction import reproduction
+from flexq_bench.results.alert_commands import alert_commands
 from flexq_bench.runs.machine import Machine
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -253,11 +253,11 @@ def test_each_commit_is_in_its_place_of_the_command(alerted):
     row = dataclasses.replace(row, good=good, bad=dataclasses.replace(row.bad, sha="b" * 40))
     member = dataclasses.replace(member, base="c" * 40, head="d" * 40)
 
-    again = reproduction(row, member, current_database())
+    again = alert_commands(row, member, current_database())
 
     assert f"compare {'c' * 10} {'d' * 10} " in again.compare
     assert f"bisect {member.series_id} --good {'a' * 10} --bad {'b' * 10}" in again.bisect
-    nothing_good = reproduction(dataclasses.replace(row, good=None), member, current_database())
+    nothing_good = alert_commands(dataclasses.replace(row, good=None), member, current_database())
     assert (nothing_good.compare, nothing_good.bisect) == (None, None)
 
 

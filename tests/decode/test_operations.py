@@ -115,13 +115,13 @@ def test_refused_batch_reports_needed_and_free_memory(monkeypatch):
 
     assert str(refused.value) == (
         "llama-7b under fp16, batch 64, needs 24.0 GiB (12.0 weights, 10.0 KV cache, 2.0 working "
-        "space), and 23.0 GiB are free: pick a smaller batch, fewer tokens, --kv-bits 8 or another "
-        "scheme"
+        "space), and 23.0 GiB are free: pick a smaller batch, fewer tokens, --kv-bits 8, --gpus 2 "
+        "or another scheme"
     )
 
 
 def test_model_loads_after_running_out_of_memory(operations, folder, monkeypatch):
-    def run_out(*_):
+    def run_out(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patch:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.cuda.grouped.gemm import candidates, grouped_gemm
+from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, packed_bytes
 from flexq_bench.kernels.decoder import AttentionShape, Destination, Norm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import KV_BITS, empty_layer
@@ -45,7 +47,26 @@ def launch_rows(kernel: LinearKernel, m: int, k: int) -> None:
     operations.relu(x, to)
 
 
+def launch_experts() -> None:
+    """Linear layers of experts in all configurations: whole tiles, parts of tiles, no rows."""
+    for fmt in (SIX, FOUR, EIGHT):
+        for n, k in ((176, 704), (40, 304)):
+            chunks = torch.randint(0, 256, (4, packed_bytes(fmt, n, k)), device=DEVICE).byte()
+            features, scales = (
+                torch.rand(4, n, device=DEVICE).half(),
+                torch.rand(100, device=DEVICE),
+            )
+            codes = torch.randint(-128, 128, (100, k), device=DEVICE).to(torch.int8)
+            sizes = torch.tensor((3, 0, 17, 80), dtype=torch.int32, device=DEVICE)
+            for config in candidates(fmt, 4, 80):
+                y = torch.full((100, n), torch.nan, device=DEVICE).half()
+                grouped_gemm(fmt, config, codes, scales, chunks, features, sizes, y)
+                assert bool(torch.isfinite(y).all())
+
+
 def main() -> None:
+    if torch.cuda.get_device_capability() >= (9, 0):
+        launch_experts()
     for label in KERNELS:
         kernel = resolve(label, "cuda")
         assert isinstance(kernel, LinearKernel)

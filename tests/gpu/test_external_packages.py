@@ -14,7 +14,11 @@ from flexq_bench.measure.inputs import LinearInputs
 from flexq_bench.workloads.case import Case, Stage
 from flexq_bench.workloads.gemm import GemmWorkload
 
-PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
+PEERS = [
+    label
+    for label in labels("cuda")
+    if resolve(label, "cuda").spec.package and isinstance(resolve(label, "cuda"), LinearKernel)
+]
 
 
 @pytest.mark.parametrize("stage", ["gemm", "linear"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
-from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, configs_for, grouped_gemm
+from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, candidates, grouped_gemm
+from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
+from flexq_bench.kernels.formats import NumberFormat, quantize
 
 DEVICE = torch.device("cuda")
 GROUP = 128
@@ -57,7 +60,7 @@ def check(
     )
     scales = torch.rand(rows, generator=generator, device=DEVICE) * 1e-2
     features = (torch.rand(experts, n, generator=generator, device=DEVICE) * 1e-3).half()
-    expected = torch.full((rows, n), torch.nan, device=DEVICE).half()
+    expected = torch.full((rows, n), torch.nan, device=DEVICE, dtype=torch.float16)
     first = 0
     for expert, size in enumerate(sizes):
         first = expert * apart if apart else first
@@ -76,7 +79,7 @@ def check(
 @pytest.mark.parametrize("sizes", ROUTINGS, ids=str)
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_sums_of_every_configuration_are_exact(fmt, sizes, n, k):
-    for config in configs_for(fmt, {"experts": len(sizes), "tokens": 300}):
+    for config in candidates(fmt, len(sizes), 300):
         check(fmt, config, n, k, sizes, 0)
         check(fmt, config, n, k, sizes, max(1, *sizes))
 
@@ -84,7 +87,7 @@ def test_sums_of_every_configuration_are_exact(fmt, sizes, n, k):
 def test_changed_routing_counts_in_a_captured_graph():
     generator = torch.Generator(DEVICE).manual_seed(1)
     chunks, _ = drawn_weights(SIX, 4, 64, 256, generator)
-    config = configs_for(SIX, {"experts": 4, "tokens": 8})[0]
+    config = candidates(SIX, 4, 8)[0]
     codes = torch.randint(-128, 128, (8, 256), generator=generator, device=DEVICE).to(torch.int8)
     scales, features = torch.ones(8, device=DEVICE), torch.ones(4, 64, device=DEVICE).half() / 4096
     sizes = torch.tensor([2, 0, 5, 1], dtype=torch.int32, device=DEVICE)
@@ -97,3 +100,80 @@ def test_changed_routing_counts_in_a_captured_graph():
         graph.replay()
         grouped_gemm(SIX, config, codes, scales, chunks, features, sizes, direct)
         assert torch.equal(y, direct)
+
+
+_LATE = r"""
+extern "C" __global__ void write_late(int* sizes, const int* routing, int experts) {
+  asm volatile("griddepcontrol.launch_dependents;");
+  const long long begin = clock64();
+  while (clock64() - begin < 40000) {
+  }
+  if (threadIdx.x < experts) sizes[threadIdx.x] = routing[threadIdx.x];
+}
+"""
+
+
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated")
+def test_sizes_written_while_weights_are_loaded_early_count():
+    """A kernel that lets the next one start before it writes the sizes."""
+    import cupy
+
+    write_late = cupy.RawKernel(_LATE, "write_late", options=("-std=c++17",))
+    generator = torch.Generator(DEVICE).manual_seed(2)
+    n, k, experts = 704, 704, 16
+    chunks, weights = drawn_weights(SIX, experts, n, k, generator)
+    codes = torch.randint(-128, 128, (64, k), generator=generator, device=DEVICE).to(torch.int8)
+    scales = torch.rand(64, generator=generator, device=DEVICE)
+    features = torch.rand(experts, n, generator=generator, device=DEVICE).half() / 1024
+    sizes = torch.zeros(experts, dtype=torch.int32, device=DEVICE)
+    stream = torch.cuda.Stream()
+    for config in candidates(SIX, experts, 64):
+        for _ in range(3):
+            routing = torch.randint(0, 5, (experts,), generator=generator, device=DEVICE).int()
+            y = torch.full((64, n), torch.nan, device=DEVICE).half()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+                write_late((1,), (32,), (sizes.data_ptr(), routing.data_ptr(), experts))
+                grouped_gemm(SIX, config, codes, scales, chunks, features, sizes, y)
+            torch.cuda.synchronize()
+            first = 0
+            for expert, size in enumerate(routing.tolist()):
+                at = slice(first, first + size)
+                sums = (codes[at].double() @ weights[expert].T).float()
+                expected = (sums * features[expert].float() * scales[at, None]).half()
+                assert torch.equal(y[at], expected), (config, expert)
+                first += size
+            assert bool(y[first:].isnan().all())
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])
+def test_layer_of_experts_is_that_of_separate_linear_layers(tokens, top_k):
+    generator = torch.Generator(DEVICE).manual_seed(tokens)
+    experts, k, inner = 16, 256, 192
+    layers = []
+    for n, of_k in ((2 * inner, k), (k, inner)):
+        chunks, weights = drawn_weights(SIX, experts, n, of_k, generator)
+        features = (torch.rand(experts, n, generator=generator, device=DEVICE) * 1e-3).half()
+        layers.append((ExpertWeights(SIX, chunks, features, of_k), weights * features[..., None]))
+    (gate_up, w1), (down, w2) = layers
+    x = torch.randn(tokens, k, generator=generator, device=DEVICE).half()
+    chosen = torch.stack(
+        [torch.randperm(experts, generator=generator, device=DEVICE)[:top_k] for _ in range(tokens)]
+    ).int()
+    shares = torch.rand(tokens, top_k, generator=generator, device=DEVICE)
+    out = torch.full_like(x, torch.nan)
+
+    layer = ExpertLayer(gate_up, down, tokens, top_k)
+    for _ in range(2):
+        layer(x, chosen, shares, out)
+
+    real_x = quantize(x, NumberFormat(8)).dequantize().double()
+    for token in range(tokens):
+        expected = torch.zeros(k, dtype=torch.float64, device=DEVICE)
+        for share, expert in zip(shares[token], chosen[token].tolist(), strict=True):
+            gate, up = (w1[expert] @ real_x[token]).half().chunk(2)
+            hidden = (functional.silu(gate.float()) * up.float()).half()
+            real = quantize(hidden[None], NumberFormat(8)).dequantize().double()[0]
+            expected += share.double() * (w2[expert] @ real)
+        error = (out[token].double() - expected).norm() / expected.norm()
+        assert float(error) < 2e-2, (token, float(error))  # other codes at ties

@@ -12,7 +12,7 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.contract import Config, LinearKernel, Probe
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import Operand
@@ -43,7 +43,7 @@ LINEAR = [
     if label not in ABQ or label in ABQ_CHOSEN or resolve(label, "cuda").spec.variant
 ]
 CODED_WEIGHTS = [label for label in LINEAR if has_exact_sums(label)]
-PROBES = [label for label in labels("cuda") if label not in EVERY_LINEAR]
+PROBES = [label for label in labels("cuda") if isinstance(resolve(label, "cuda"), Probe)]
 SHAPES = [
     *product((1, 2, 3, 8, 9, 16, 17), (100, 4096), (64, 576)),
     *product((1, 5, 33), (1, 8), (1, 4096)),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.kernels.contract import OperationKernel
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.registry import labels, resolve
 
@@ -35,7 +36,10 @@ def watched() -> list[str]:
 
     found = []
     for label in labels("cuda"):
-        spec = resolve(label, "cuda").spec
+        kernel = resolve(label, "cuda")
+        spec = kernel.spec
+        if isinstance(kernel, OperationKernel):  # launch_operations.py has those
+            continue
         try:
             spec.check_capability(torch.cuda.get_device_capability())
         except UnsupportedError:

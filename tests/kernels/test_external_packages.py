@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
 from flexq_bench.kernels.external_packages import packages
 from flexq_bench.kernels.external_packages.packages import BITSANDBYTES, HUMMING, TORCHAO
@@ -25,7 +26,11 @@ from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
 from flexq_bench.workloads.gemm import GemmWorkload
 
-EXTERNAL = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
+EXTERNAL = [
+    label
+    for label in labels("cuda")
+    if resolve(label, "cuda").spec.package and isinstance(resolve(label, "cuda"), LinearKernel)
+]
 HOPPER = (9, 0)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.kernels.cuda.grouped.packing import pack_experts
+from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, pack_experts, packed_bytes
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.operation import operation
 
 GROUP, BLOCK_TILES = 128, 4
 SCALE_BYTES = {8: 0, 6: 1, 4: 2}  # of a row
@@ -92,6 +93,7 @@ def test_lanes_find_every_weight_in_the_chunks(bits, n, k):
 
     packed = pack_experts(*parts)
 
+    assert packed.shape[1] == packed_bytes({8: EIGHT, 6: SIX, 4: FOUR}[bits], n, k)
     for expert in range(2):
         found = unpacked(packed[expert], bits, n, k)
         assert torch.equal(found[:n, :k], weights[expert])
@@ -104,6 +106,17 @@ def test_k_of_704_is_packed_without_padding():
     scales = torch.ones(1, 64, 6).half()
 
     assert pack_experts(codes, scales).numel() == 64 * (704 * 6 // 8 + 6)
+
+
+@pytest.mark.parametrize("name", ["dual-w6a8", "dgq-w4a8", "w8a8", "fp16", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 8, 64, 1000])
+def test_configurations_fit_and_hide_no_parameter(name, tokens):
+    of = operation("grouped_linear")
+    workload = of.workload(tokens=tokens, experts=8, top_k=2, n=704, k=704)
+
+    for config in resolve(f"grouped-{name}", "cuda").candidates(workload):
+        assert config.as_dict()["stages"] > 1
+        assert not set(config.as_dict()) & {parameter.name for parameter in of.parameters}
 
 
 def test_weights_past_int8_are_refused():

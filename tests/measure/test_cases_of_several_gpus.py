@@ -93,7 +93,8 @@ def test_ranks_that_die_fail_one_case_only(monkeypatch):
     try:
         prepared = meter._ranked.prepared(all_reduce(4096), 0, 1)
         prepared._ranks._processes[1].kill()
-        with pytest.raises(WorkerError, match="died"):
+        # Either comes first.
+        with pytest.raises(WorkerError, match=r"died|closed by peer"):
             prepared.check("before")
         assert meter._ranked.prepared(all_reduce(4096), 0, 1).check("before").detail == ""
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.measure import device_lock
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device_lock import device_alone, devices_alone
 
 # The module alone: its package imports torch, which takes seconds in each process.
 HOLD = (
@@ -145,9 +145,13 @@ def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        for module in ("measure.ab.course", "decode.runs", "fleet.pool_choice"):
-            short = partial(device_alone, wait_s=0.3)
-            monkeypatch.setattr(sys.modules[f"flexq_bench.{module}"], "device_alone", short)
+        for module, hold in (
+            ("measure.ab.course", device_alone),
+            ("decode.runs", devices_alone),
+            ("fleet.pool_choice", device_alone),
+        ):
+            short = partial(hold, wait_s=0.3)
+            monkeypatch.setattr(sys.modules[f"flexq_bench.{module}"], hold.__name__, short)
         case = Case("empty", GemmWorkload(1, 1, 1))
         tree = Side("x", folder)
         told = f"process {process.pid} measures on"

@@ -29,7 +29,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
-from flexq_bench.results.reproduction import reproduction
+from flexq_bench.results.alert_commands import alert_commands
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.operation import describe
@@ -214,7 +214,7 @@ def _name(row: DecisionRow) -> str:
 
 def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
     st.header("Reproduce", anchor=False)
-    commands = reproduction(row, member, database)
+    commands = alert_commands(row, member, database)
     st.markdown("Recompute the verdicts from their evidence:")
     st.code(commands.explain, language=None, wrap_lines=True)
     if commands.compare is None:

@@ -139,7 +139,8 @@ _IN_PARTS: dict[str, tuple[Callable[[str], Iterator[Reading]], Callable[[_Conten
     "csv": (csv_results.read_csv, _is_column_of_both),
     "jsonl": (csv_results.read_json_lines, _keys("benchmark", "value")),
 }
-FORMATS = (*_WHOLE, *_IN_PARTS)
+READ_IN_PARTS = tuple(_IN_PARTS)
+FORMATS = (*_WHOLE, *READ_IN_PARTS)
 
 
 def read_results(format_name: str, path: str) -> Iterator[Reading]:

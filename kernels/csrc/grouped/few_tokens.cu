@@ -2,15 +2,19 @@
 //   w      chunks of grouped/layout.cuh          sn  half [EXPERTS, N], scales of output features
 //   x      int8 [ROWS, K], row-major             sx  float [ROWS], scales of rows
 //   sizes  int [EXPERTS], rows of each           y   half [ROWS, N], row-major
+// ELEMENT 1 and 2: w, x and y are FP16 or BF16, without scales (grouped/layout.cuh).
 // Rows are sorted by expert: one after the other, or, with rows_apart > 0, those of expert e from e * rows_apart on.
 // Only experts with rows are read, once for each TOKENS of their rows.
 //
-// A producer thread copies GROUPS chunks of weights and the tokens' codes of these groups to a ring of STAGES in shared
-// memory, without pause over all of a block's work. BLOCK_TILES consumer warps multiply, each one row tile and all
-// tokens over all of K. RESIDENT: blocks of an SM. Work is divided on the device (grouped/routing.cuh).
-// is_early: sizes were written before the previous kernel started, so they may be read before it has ended.
-#if !defined(COL_TILES) || !defined(GROUPS) || !defined(STAGES) || !defined(RESIDENT)
-#error "define COL_TILES, GROUPS, STAGES and RESIDENT"
+// Blocks are persistent; their shares are computed on the device (grouped/routing.cuh). A producer thread copies GROUPS
+// chunks of weights and the tokens' codes of these groups to a ring of STAGES in shared memory, without pause over all
+// of a block's work. SETS sets of BLOCK_TILES consumer warps take the groups in turn; a warp of a set multiplies one row tile
+// and all tokens. Sets reduce through shared memory. RESIDENT: blocks of an SM that must fit.
+//
+// Weights are requested before the previous kernel has ended, for the sizes that are in memory then. Once it has ended,
+// the sizes are read again: if they differ, the stages that were loaded are dropped.
+#if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
+#error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
 constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = 1;
 constexpr bool STREAM_K = true;
@@ -24,11 +28,15 @@ constexpr bool STREAM_K = true;
 #include "ptx/tma.cuh"
 
 static_assert(COL_TILES <= 2 || COL_TILES % 4 == 0, "COL_TILES must be 1, 2 or a multiple of 4");
-constexpr int THREADS = BLOCK_TILES * 32 + 32;
+static_assert(GROUPS % SETS == 0, "GROUPS must be a multiple of SETS: every set has as many groups of a stage");
+constexpr int WARPS = SETS * BLOCK_TILES, THREADS = WARPS * 32 + 32;
 constexpr int CODES_AT = (GROUPS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in a stage, after the weights
 constexpr int GROUP_CODES_BYTES = TOKENS * GROUP;
 constexpr int STAGE_BYTES = CODES_AT + GROUPS * GROUP_CODES_BYTES;
-constexpr int BARRIERS_AT = STAGES * STAGE_BYTES, COUNT_AT = BARRIERS_AT + STAGES * 16, LIST_AT = COUNT_AT + 16;
+constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's accumulators
+constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
+constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
+constexpr int LIST_AT = STATE_AT + 16;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 8, 16 or 32.
@@ -43,74 +51,143 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], uint32_t codes, int la
   }
 }
 
+__device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if ELEMENT == 0
+  mma_s8_m16n8k32(sums, a, b);
+#elif ELEMENT == 1
+  mma_f16_m16n8k16(sums, a, b);
+#else
+  mma_bf16_m16n8k16(sums, a, b);
+#endif
+}
+
+// Position in the ring.
+struct Slot {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ inline void next() {
+    if (++index == STAGES) index = 0, parity ^= 1;
+  }
+};
+
+// Stages of a block's work, one after the other.
+struct Cursor {
+  Parts parts;
+  Part part;
+  int step;
+  bool more;
+
+  __device__ inline explicit Cursor(const Parts& of) : parts(of) { begin(); }
+  __device__ inline void begin() {
+    more = parts.next(part);
+    step = part.from;
+  }
+  __device__ inline int groups() const { return min(GROUPS, part.to - step); }
+  __device__ inline int tokens_loaded() const {
+    const int load = tokens_of_load(part.tokens);
+    return (part.tokens + load - 1) / load * load;
+  }
+  __device__ inline void next() {
+    step += GROUPS;
+    if (step >= part.to) begin();
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x16,
             const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
-            const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows_apart,
-            int is_early) {
+            const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows,
+            int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
+  int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
   Touched* touched = reinterpret_cast<Touched*>(shared + LIST_AT);
-  int& touched_count = *reinterpret_cast<int*>(shared + COUNT_AT);
+  int* read = reinterpret_cast<int*>(touched + experts + 1);
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  if (!is_early) wait_for_previous_kernel();
-  if (warp == 0) {
-    const int count = list_touched(touched, sizes, experts, rows_apart, lane);
-    if (lane == 0) touched_count = count;
-  } else if (threadIdx.x == 32) {
-    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, BLOCK_TILES);
+  let_next_kernel_start();
+  const Expert of(n, k);
+  const auto route = [&] {
+    if (warp == 0) {
+      const int count = list_touched(touched, read, sizes, experts, rows_apart, rows, lane);
+      if (lane == 0) state[0] = count;
+    }
+    __syncthreads();
+    return Parts(of, touched, state[0], gridDim.x - 1 - blockIdx.x, gridDim.x);
+  };
+  if (threadIdx.x == 32) {
+    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, WARPS);
     fence_mbarrier_init();
-  } else if (threadIdx.x == THREADS - 32) {
+  }
+  if (threadIdx.x == WARPS * 32) {
     prefetch_tensor_map(x8);
     if constexpr (COL_TILES > 1) prefetch_tensor_map(x16);
     if constexpr (COL_TILES > 2) prefetch_tensor_map(x32);
   }
-  __syncthreads();
-  const Expert of(n, k);
-  Parts parts(of, touched, touched_count, gridDim.x - 1 - blockIdx.x, gridDim.x);
-  Part part;
-  int slot = 0;
-  uint32_t parity = 0;
-  const auto advance = [&] {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  };
+  Slot slot;
+  Parts parts = route();
 
-  if (warp == BLOCK_TILES) {
+  const auto load_weights = [&](const Cursor& c, int index) {
+    const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
+    const int bytes = of.bytes_before(c.step + c.groups()) * tiles - begin;
+    mbarrier_arrive_expect_tx(full + index * 8, bytes + c.groups() * c.tokens_loaded() * GROUP);
+    bulk_load(ring + index * STAGE_BYTES, w + of.begin_of(c.part.expert, c.part.row_block) + begin, bytes, full + index * 8,
+              c.part.is_shared ? evict_normal_policy() : evict_first_policy());
+  };
+  const auto load_tokens = [&](const Cursor& c, int index) {
+    const int load = tokens_of_load(c.part.tokens);
+    const TensorMap& x = load == 8 ? x8 : load == 16 ? x16 : x32;
+    for (int g = 0; g < c.groups(); ++g)
+      for (int first = 0; first < c.part.tokens; first += load)
+        tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, x, (c.step + g) * GROUP,
+                    c.part.first_row + first, full + index * 8);
+  };
+  if (threadIdx.x == WARPS * 32) {
+    Cursor early(parts), behind(parts);
+    int loaded = 0;
+    for (; loaded < STAGES && early.more; ++loaded, early.next()) load_weights(early, loaded);
+    wait_for_previous_kernel();  // codes may be its output
+    for (int i = 0; i < loaded; ++i, behind.next()) load_tokens(behind, i);
+    state[1] = loaded;
+  }
+  __syncwarp();
+  wait_for_previous_kernel();
+  bool differs = false;
+  for (int e = threadIdx.x; e < experts; e += THREADS) differs = differs || load_fresh(sizes + e) != read[e];
+  const bool is_rerouted = __syncthreads_or(differs);
+  if (is_rerouted) {
+    for (int i = 0; i < state[1]; ++i, slot.next()) {
+      mbarrier_wait(full + slot.index * 8, slot.parity);
+      __syncwarp();
+      if (warp < WARPS && lane == 0) mbarrier_arrive(empty + slot.index * 8);
+    }
+    __syncthreads();
+    parts = route();
+  }
+
+  if (warp == WARPS) {
     if (lane == 0) {
-      const uint64_t once = evict_first_policy(), again = evict_normal_policy();
-      bool must_wait = true;
-      while (parts.next(part)) {
-        const int tiles = of.tiles_of(part.row_block), load = tokens_of_load(part.tokens);
-        const int loads = (part.tokens + load - 1) / load;
-        const TensorMap& x = load == 8 ? x8 : load == 16 ? x16 : x32;
-        const unsigned char* from = w + of.begin_of(part.expert, part.row_block);
-        for (int step = part.from; step < part.to; step += GROUPS) {
-          const int groups = min(GROUPS, part.to - step);
-          const int begin = of.bytes_before(step) * tiles, bytes = of.bytes_before(step + groups) * tiles - begin;
-          const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
-          mbarrier_wait(empty + slot * 8, parity ^ 1);
-          mbarrier_arrive_expect_tx(barrier, bytes + groups * loads * load * GROUP);
-          bulk_load(stage, from + begin, bytes, barrier, part.is_shared ? again : once);
-          if (must_wait) wait_for_previous_kernel(), let_next_kernel_start(), must_wait = false;
-          for (int g = 0; g < groups; ++g)
-            for (int i = 0; i < loads; ++i)
-              tma_load_2d(stage + CODES_AT + g * GROUP_CODES_BYTES + i * load * GROUP, x, (step + g) * GROUP,
-                          part.first_row + i * load, barrier);
-          advance();
-        }
+      Cursor cursor(parts);
+      if (!is_rerouted)
+        for (int i = state[1]; i > 0; --i) cursor.next(), slot.next();
+      for (; cursor.more; cursor.next(), slot.next()) {
+        mbarrier_wait(empty + slot.index * 8, slot.parity ^ 1);
+        load_weights(cursor, slot.index);
+        load_tokens(cursor, slot.index);
       }
     }
     return;
   }
 
-  wait_for_previous_kernel();
-  while (parts.next(part)) {
+  const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
+  Part part;
+  for (int number = 0; parts.next(part); ++number) {
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
-    const int feature = (part.row_block * BLOCK_TILES + warp) * MMA_ROWS + lane / 4;
-    const bool has_rows = warp < tiles, is_owner = part.from == 0;
+    const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
+    const bool has_rows = tile < tiles, is_owner = part.from == 0;
     float feature_scale[2] = {};
     float2 token_scale[COL_TILES] = {};
-    if (has_rows && is_owner) {
+    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (feature + 8 * i < n)
@@ -122,42 +199,59 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         if (token + 1 < part.tokens) token_scale[j].y = load_written(sx + part.first_row + token + 1);
       }
     }
-    int total[COL_TILES][4] = {};
-    for (int step = part.from; step < part.to; step += GROUPS) {
+    Sum total[COL_TILES][4] = {};
+    for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
-      const uint32_t stage = ring + slot * STAGE_BYTES;
-      mbarrier_wait(full + slot * 8, parity);
+      const uint32_t stage = ring + slot.index * STAGE_BYTES;
+      mbarrier_wait(full + slot.index * 8, slot.parity);
       if (has_rows) {
 #pragma unroll
-        for (int g = 0; g < GROUPS; ++g) {
-          if (g >= groups) break;
-          const int mmas = of.mmas_of(step + g);
+        for (int g = 0; g < GROUPS; g += SETS) {
+          if (g + set >= groups) break;
+          const int mmas = of.mmas_of(step + g + set);
           LaneTile weights;
-          weights.load(stage + g * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, warp, tiles, mmas, lane);
+          weights.load(stage + (g + set) * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, tile, tiles, mmas, lane);
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
             if (j >= columns) break;
             uint32_t b[MMAS][2];
-            load_codes(b, stage + CODES_AT + g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
+            load_codes(b, stage + CODES_AT + (g + set) * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
 #pragma unroll
             for (int i = 0; i < MMAS; ++i)
-              if (i < mmas) mma_s8_m16n8k32(total[j], weights.a[i], b[i]);
+              if (i < mmas) multiply(total[j], weights.a[i], b[i]);
           }
         }
       }
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + slot * 8);
-      advance();
+      if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
     }
     if (!has_rows) continue;
-    const auto warp_partials = [&](int block) { return partial_sums + (block * BLOCK_TILES + warp) * MARKS + lane; };
+    if constexpr (SETS > 1) {
+      float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
+      if (set > 0)
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j)
+          sums[(set - 1) * (SET_SUMS_BYTES / 16) + j * 32] =
+              make_float4(bits_of(total[j][0]), bits_of(total[j][1]), bits_of(total[j][2]), bits_of(total[j][3]));
+      named_barrier_sync(1 + tile, SETS * 32);
+      if (set > 0) continue;
+#pragma unroll
+      for (int other = 0; other < SETS - 1; ++other)
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j) {
+          const float4 v = sums[other * (SET_SUMS_BYTES / 16) + j * 32];
+          total[j][0] += sum_of(v.x), total[j][1] += sum_of(v.y);
+          total[j][2] += sum_of(v.z), total[j][3] += sum_of(v.w);
+        }
+    }
+    const auto warp_partials = [&](int block) { return partial_sums + (block * BLOCK_TILES + tile) * MARKS + lane; };
     if (!is_owner) {
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
         if (j >= columns) break;
         Marked* to = warp_partials(parts.block) + j * 64;
-        store_marked(to, Marked(__int_as_float(total[j][0]), __int_as_float(total[j][1]), launch));
-        store_marked(to + 32, Marked(__int_as_float(total[j][2]), __int_as_float(total[j][3]), launch));
+        store_marked(to, Marked(bits_of(total[j][0]), bits_of(total[j][1]), launch));
+        store_marked(to + 32, Marked(bits_of(total[j][2]), bits_of(total[j][3]), launch));
       }
       continue;
     }
@@ -171,8 +265,8 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
           do {
             low = load_marked(from), high = load_marked(from + 32);
           } while (!low.has(launch) || !high.has(launch));
-          total[j][0] += __float_as_int(low.value(0)), total[j][1] += __float_as_int(low.value(1));
-          total[j][2] += __float_as_int(high.value(0)), total[j][3] += __float_as_int(high.value(1));
+          total[j][0] += sum_of(low.value(0)), total[j][1] += sum_of(low.value(1));
+          total[j][2] += sum_of(high.value(0)), total[j][3] += sum_of(high.value(1));
         }
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
@@ -180,9 +274,10 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       for (int e = 0; e < 4; ++e) {
         const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
         if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
-        const float scaled = static_cast<float>(total[j][e]) * feature_scale[e / 2];
+        float value = static_cast<float>(total[j][e]);
+        if constexpr (ELEMENT == 0) value = value * feature_scale[e / 2] * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y);
         y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
-            float_to_half(scaled * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y));
+            ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
       }
   }
 }

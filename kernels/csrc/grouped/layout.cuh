@@ -10,15 +10,30 @@
 // block are consecutive, so that one copy loads adjacent groups; row blocks and experts follow each other.
 //   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale and zero point; 8: none
 //
+// ELEMENT 1: FP16, 2: BF16. Weights and activations are read as two bytes for each value: k, N x K and a group count bytes,
+// and a tile is the A operands of four mma.m16n8k16. There are no scales.
 // The including source defines ROW_BLOCKS first.
 #pragma once
 #ifndef W_BITS
 #error "define W_BITS"
 #endif
+#ifndef ELEMENT
+#define ELEMENT 0
+#endif
+static_assert(ELEMENT == 0 || W_BITS == 8, "FP16 and BF16 values are pairs of bytes: W_BITS must be 8");
 #if W_BITS == 8
 #include "ptx/types.cuh"
 constexpr int GROUP = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32, MMAS = GROUP / MMA_K;
 constexpr int OPERAND_WORDS = 4 * MMAS, LANE_WORDS = OPERAND_WORDS;
+#if ELEMENT == 0
+using Sum = int;
+__device__ inline float bits_of(Sum sum) { return __int_as_float(sum); }
+__device__ inline Sum sum_of(float bits) { return __float_as_int(bits); }
+#else
+using Sum = float;
+__device__ inline float bits_of(Sum sum) { return sum; }
+__device__ inline Sum sum_of(float bits) { return bits; }
+#endif
 #else
 #define DUAL_GRAINED 1
 #include "imma/layout.cuh"

@@ -24,7 +24,7 @@ constexpr int CODES_AT = (ROW_BLOCKS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in
 constexpr int STAGE_BYTES = CODES_AT + TOKENS * GROUP;
 constexpr int OUT_BYTES = 16 * MMA_ROWS * 2;  // 16 tokens of a warp's rows
 constexpr int OUT_AT = STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + WARPS * OUT_BYTES;
-constexpr int COUNT_AT = BARRIERS_AT + STAGES * 16, LIST_AT = COUNT_AT + 16;
+constexpr int STATE_AT = BARRIERS_AT + STAGES * 16, LIST_AT = STATE_AT + 16;
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;  // of consumers and of the producer's warpgroup
 
 struct Stage {
@@ -149,52 +149,50 @@ __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const half_bits* sn, const float* sx,
-             const int* sizes, half_bits* y, int experts, int n, int k, int rows_apart, int is_early) {
+             const int* sizes, half_bits* y, int experts, int n, int k, int rows, int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
+  int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens
   Touched* touched = reinterpret_cast<Touched*>(shared + LIST_AT);
-  int& touched_count = *reinterpret_cast<int*>(shared + COUNT_AT);
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  if (!is_early) wait_for_previous_kernel();
-  if (warp == 0) {
-    const int count = list_touched(touched, sizes, experts, rows_apart, lane);
-    if (lane == 0) touched_count = count;
-  } else if (threadIdx.x == 32) {
+  let_next_kernel_start();
+  if (threadIdx.x == 32) {
     for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, WARPS);
     fence_mbarrier_init();
-  } else if (threadIdx.x == WARPS * 32) {
-    prefetch_tensor_map(x);
+  }
+  if (threadIdx.x == WARPS * 32) prefetch_tensor_map(x);
+  wait_for_previous_kernel();
+  if (warp == 0) {
+    const int count =
+        list_touched(touched, reinterpret_cast<int*>(touched + experts + 1), sizes, experts, rows_apart, rows, lane);
+    if (lane == 0) state[0] = count;
   }
   __syncthreads();
   const Expert of(n, k);
-  Parts parts(of, touched, touched_count, blockIdx.x, gridDim.x);
+  Parts parts(of, touched, state[0], blockIdx.x, gridDim.x);
   Part part;
   Stage stage;
   if (warp >= WARPS) {
     setmaxnreg_decrease<FEWER_REGISTERS>();
     if (threadIdx.x == WARPS * 32) {
       const uint64_t once = evict_first_policy(), again = evict_normal_policy();
-      bool must_wait = true;
       while (parts.next(part)) {
         const int loads = (part.tokens + LOADED_TOKENS - 1) / LOADED_TOKENS;
+        const unsigned char* from[ROW_BLOCKS];
+        int tiles[ROW_BLOCKS];
+#pragma unroll
+        for (int b = 0; b < ROW_BLOCKS; ++b)
+          tiles[b] = of.tiles_of(part.row_block + b), from[b] = w + of.begin_of(part.expert, part.row_block + b);
         for (int step = 0; step < of.steps; ++step) {
           const uint32_t to = ring + stage.slot * STAGE_BYTES, barrier = full + stage.slot * 8;
-          int tiles[ROW_BLOCKS], bytes = 0;
-#pragma unroll
-          for (int b = 0; b < ROW_BLOCKS; ++b) {
-            tiles[b] = of.tiles_of(part.row_block + b);
-            bytes += (of.bytes_before(step + 1) - of.bytes_before(step)) * tiles[b];
-          }
+          const int before = of.bytes_before(step), bytes = of.bytes_before(step + 1) - before;
           mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
-          mbarrier_arrive_expect_tx(barrier, bytes + loads * LOADED_TOKENS * GROUP);
+          mbarrier_arrive_expect_tx(barrier, bytes * (tiles[0] + tiles[1]) + loads * LOADED_TOKENS * GROUP);
 #pragma unroll
           for (int b = 0; b < ROW_BLOCKS; ++b)
             if (tiles[b] > 0)
-              bulk_load(to + b * CHUNK_BYTES,
-                        w + of.begin_of(part.expert, part.row_block + b) + of.bytes_before(step) * tiles[b],
-                        (of.bytes_before(step + 1) - of.bytes_before(step)) * tiles[b], barrier,
+              bulk_load(to + b * CHUNK_BYTES, from[b] + before * tiles[b], bytes * tiles[b], barrier,
                         part.is_shared ? again : once);
-          if (must_wait) wait_for_previous_kernel(), let_next_kernel_start(), must_wait = false;
           for (int i = 0; i < loads; ++i)
             tma_load_2d(to + CODES_AT + i * LOADED_TOKENS * GROUP, x, step * GROUP, part.first_row + i * LOADED_TOKENS,
                         barrier);
@@ -204,7 +202,6 @@ grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const 
     }
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
-    wait_for_previous_kernel();
     const Consumer consumer{of, ring, full, empty, ring + OUT_AT + warp * OUT_BYTES, sn, sx, y, warp, lane};
     while (parts.next(part)) {
       if (TOKENS > 128 && part.tokens > 128) compute<TOKENS>(part, stage, consumer);

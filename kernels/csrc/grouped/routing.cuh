@@ -25,32 +25,40 @@ __device__ inline int inclusive_sum(int value, int lane) {
   return value;
 }
 
-// List the experts with tokens, by one warp, and return their number; then an entry without tokens, whose first_item is the number of items.
-// rows_apart: rows from one expert's tokens to the next one's; 0: no unused rows.
-__device__ inline int list_touched(Touched* touched, const int* sizes, int experts, int rows_apart, int lane) {
+// List the experts with tokens, by one warp; then an entry without tokens, whose first_item is the number of items. Return
+// their number; 0 if sizes are no valid ones, because they were not written yet. read: the sizes that were read.
+// rows_apart: rows from one expert's tokens to the next one's; 0: no unused rows. rows: of all activations.
+__device__ inline int list_touched(Touched* touched, int* read, const int* sizes, int experts, int rows_apart, int rows,
+                                   int lane) {
   constexpr int BATCH = 4;  // loads at once
-  int count = 0, items = 0, rows = 0;
+  const int most = rows_apart > 0 ? rows_apart : rows;
+  int count = 0, items = 0, sum = 0;
+  bool is_valid = true;
   for (int base = 0; base < experts; base += 32 * BATCH) {
     int size[BATCH];
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
       const int expert = base + b * 32 + lane;
-      size[b] = expert < experts ? static_cast<int>(load_written(reinterpret_cast<const uint32_t*>(sizes) + expert)) : 0;
+      size[b] = expert < experts ? load_fresh(sizes + expert) : 0;
     }
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
-      const int expert = base + b * 32 + lane, blocks = (size[b] + TOKENS - 1) / TOKENS;
+      const int expert = base + b * 32 + lane;
+      if (expert < experts) read[expert] = size[b];
+      is_valid = is_valid && size[b] >= 0 && size[b] <= most;
+      size[b] = min(max(size[b], 0), most);
+      const int blocks = (size[b] + TOKENS - 1) / TOKENS;
       const uint32_t with_tokens = __ballot_sync(0xFFFFFFFFu, size[b] > 0);
-      const int items_here = inclusive_sum(blocks, lane), rows_here = inclusive_sum(size[b], lane);
+      const int items_here = inclusive_sum(blocks, lane), sum_here = inclusive_sum(size[b], lane);
       if (size[b] > 0)
         touched[count + __popc(with_tokens & ((1u << lane) - 1))] = {
-            expert, items + items_here - blocks, rows_apart > 0 ? expert * rows_apart : rows + rows_here - size[b],
-            size[b]};
+            expert, items + items_here - blocks, rows_apart > 0 ? expert * rows_apart : sum + sum_here - size[b], size[b]};
       count += __popc(with_tokens);
-      items += __shfl_sync(0xFFFFFFFFu, items_here, 31), rows += __shfl_sync(0xFFFFFFFFu, rows_here, 31);
+      items += __shfl_sync(0xFFFFFFFFu, items_here, 31), sum += __shfl_sync(0xFFFFFFFFu, sum_here, 31);
     }
   }
-  if (lane == 0) touched[count] = {experts, items, rows, 0};
+  if (!__all_sync(0xFFFFFFFFu, is_valid) || sum > rows) count = items = 0;
+  if (lane == 0) touched[count] = {experts, items, 0, 0};
   return count;
 }
 
@@ -63,41 +71,40 @@ struct Part {
 
 // Parts of a block's share, one after the other.
 struct Parts {
-  const Expert& sizes;
+  const Expert* sizes;
   const Touched* touched;
   int block, blocks, total, at, end, index;
 
   __device__ inline int begin_of(int b) const { return b * (total / blocks) + min(b, total % blocks); }
 
-  // count: of experts with tokens. block_, blocks_: number of this thread block, and of all.
+  // By whole warps. count: of experts with tokens. block_, blocks_: number of this thread block, and of all.
   __device__ inline Parts(const Expert& of, const Touched* list, int count, int block_, int blocks_)
-      : sizes(of), touched(list), block(block_), blocks(blocks_) {
-    total = touched[count].first_item * sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1);
+      : sizes(&of), touched(list), block(block_), blocks(blocks_) {
+    total = touched[count].first_item * sizes->rows_of_outputs * (STREAM_K ? sizes->steps : 1);
     at = STREAM_K ? begin_of(block) : block, end = STREAM_K ? begin_of(block + 1) : total;
-    const int item = at / (sizes.rows_of_outputs * (STREAM_K ? sizes.steps : 1));
-    int low = 0, high = count;  // the last entry with first_item <= item
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      if (touched[middle].first_item <= item) low = middle;
-      else high = middle;
+    const int item = at / (sizes->rows_of_outputs * (STREAM_K ? sizes->steps : 1)), lane = threadIdx.x % 32;
+    int until = 0;  // entries with first_item <= item
+    for (int base = 0; base < count; base += 32) {
+      const bool is_before = base + lane < count && touched[base + lane].first_item <= item;
+      until += __popc(__ballot_sync(0xFFFFFFFFu, is_before));
     }
-    index = low;
+    index = max(until - 1, 0);
   }
 
   __device__ inline bool next(Part& part) {
     if (at >= end) return false;
     if constexpr (STREAM_K) {
-      part.output = at / sizes.steps, part.from = at - part.output * sizes.steps;
-      part.to = min(sizes.steps, part.from + end - at);
+      part.output = at / sizes->steps, part.from = at - part.output * sizes->steps;
+      part.to = min(sizes->steps, part.from + end - at);
       at += part.to - part.from;
     } else {
-      part.output = at, part.from = 0, part.to = sizes.steps;
+      part.output = at, part.from = 0, part.to = sizes->steps;
       at += blocks;
     }
-    while (part.output >= touched[index + 1].first_item * sizes.rows_of_outputs) ++index;
+    while (part.output >= touched[index + 1].first_item * sizes->rows_of_outputs) ++index;
     const Touched of = touched[index];
     const int token_blocks = touched[index + 1].first_item - of.first_item;
-    const int local = part.output - of.first_item * sizes.rows_of_outputs, rows = local / token_blocks;
+    const int local = part.output - of.first_item * sizes->rows_of_outputs, rows = local / token_blocks;
     const int token = (local - rows * token_blocks) * TOKENS;
     part.row_block = rows * ROW_BLOCKS;
     part.expert = of.expert, part.first_row = of.first_row + token;

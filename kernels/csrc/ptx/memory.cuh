@@ -117,6 +117,13 @@ __device__ inline uint32_t load_written(const uint8_t* global) {
   return v;
 }
 
+// Load past L1, of data that another kernel may be writing.
+__device__ inline int load_fresh(const int* global) {
+  int v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(global) : "memory");
+  return v;
+}
+
 // Loads of constants; volatile, so that the compiler does not move them to their first use.
 __device__ inline half_bits load_early(const half_bits* global) {
   half_bits value;

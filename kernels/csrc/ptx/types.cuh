@@ -20,6 +20,12 @@ __device__ inline half_bits float_to_half(float f) {
   return h;
 }
 
+__device__ inline uint16_t float_to_bfloat(float f) {
+  uint16_t h;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+
 // A value that is equal in all lanes of a warp, made known as such: the compiler then uses uniform registers.
 __device__ inline int warp_uniform(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 

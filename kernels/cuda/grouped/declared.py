@@ -9,14 +9,22 @@ import torch
 
 from flexq_bench.kernels.cpu import grouped as on_cpu
 from flexq_bench.kernels.cuda.grouped.gemm import FewConfig, ManyConfig, configs_for, grouped_gemm
-from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
+from flexq_bench.kernels.cuda.grouped.packing import (
+    BF16,
+    EIGHT,
+    FOUR,
+    FP16,
+    SIX,
+    ExpertFormat,
+    pack_experts,
+)
 from flexq_bench.kernels.external.declare import kernel
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.runtime.nvrtc import compile_build
 from flexq_bench.workloads.operation import OperationWorkload
 
 _OF_CPU = {SIX: on_cpu.dual_w6a8, FOUR: on_cpu.dgq_w4a8, EIGHT: on_cpu.w8a8}
-_TYPICAL = {"tokens": 64, "experts": 128}  # for static metrics
+_TYPICAL = {"tokens": 64, "experts": 128, "top_k": 8, "n": 1408, "k": 2816}  # for static metrics
 
 
 def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition]:
@@ -67,4 +75,46 @@ def _declared(fmt: ExpertFormat) -> tuple[FunctionDefinition, FunctionDefinition
     return of_cpu, grouped
 
 
-KERNELS = tuple(_declared(fmt) for fmt in (SIX, FOUR, EIGHT))
+def _dense(fmt: ExpertFormat, dtype: str) -> tuple[FunctionDefinition, FunctionDefinition]:
+    def chunks(w: torch.Tensor) -> torch.Tensor:
+        return pack_experts(w.contiguous().view(torch.int8))
+
+    def configurations(workload: OperationWorkload) -> Sequence[dict[str, Any]]:
+        values = dict(workload.values)
+        in_bytes = values | {"k": 2 * int(values["k"])}
+        return [config.as_dict() for config in configs_for(fmt, in_bytes)]
+
+    of_cpu = on_cpu.dense(dtype)
+
+    @kernel(
+        "grouped_linear",
+        of_cpu.name,
+        dtype=dtype,
+        backends=["cuda"],
+        prepare_weight=chunks,
+        configurations=configurations,
+        min_capability=(9, 0),
+        summary=f"{of_cpu.summary}, one launch over the experts that have tokens",
+    )
+    def grouped(
+        x: torch.Tensor,
+        w_chunks: torch.Tensor,
+        sizes: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        tokens: int,
+        layout: str,
+        **config: int,
+    ) -> None:
+        rows_apart = tokens if layout == "masked" else 0
+        chosen = FewConfig(**config)
+        codes = x.view(torch.int8)
+        grouped_gemm(fmt, chosen, codes, None, w_chunks, None, sizes, y, rows_apart=rows_apart)
+
+    return of_cpu, grouped
+
+
+KERNELS = (
+    *(_declared(fmt) for fmt in (SIX, FOUR, EIGHT)),
+    *(_dense(fmt, dtype) for fmt, dtype in ((FP16, "fp16"), (BF16, "bf16"))),
+)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat
+from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat, packed_bytes
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
@@ -24,33 +23,57 @@ _MIN_SM = 90
 _SHARED_BYTES = 227 * 1024  # that one block may request
 _BARRIERS_BYTES = 16  # of a stage
 _ALIGNMENT = 1024  # of codes in shared memory
-_TOUCHED_BYTES, _COUNT_BYTES = 16, 16  # of an expert with tokens, and of their number
+_LISTED_BYTES, _STATE_BYTES = 20, 16  # of an expert in the list of those with tokens; of its length
 _LISTED = 128  # experts, of which a multiple decides the number of stages
 _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
+_FRAGMENT_BYTES = 512  # of a warp's accumulators of 8 tokens, and of its outputs of 16 tokens
 _ROW_BLOCKS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
-_OUT_BYTES = _ROW_BLOCKS * BLOCK_TILES * 512
 _LEAST_MANY = 16  # tokens
+# Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
+# in some case, without spills.
+_ONE_COLUMN = (
+    (4, 1, 3, 3),
+    (4, 1, 3, 2),
+    (4, 2, 2, 2),
+    (4, 2, 3, 2),
+    (4, 2, 2, 1),
+    (2, 1, 3, 3),
+    (2, 2, 2, 2),
+)
+_MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
+# Of the choice without tuning, by tokens of an expert (their mean) and bytes of all weights.
+_FEW_TOKENS, _SOME_TOKENS, _SHORT_BYTES = 6, 24, 32e6
 
 
 @dataclass(frozen=True, slots=True)
 class FewConfig(Config):
     """Parameters of csrc/grouped/few_tokens.cu.
 
-    col_tiles: eights of tokens of an output tile. groups: of k in a stage. resident: blocks of an
-    SM. stages: of the ring.
+    col_tiles: eights of tokens of an output tile. groups: of k in a stage. sets: of consumer warps.
+    resident: blocks that fit on an SM. blocks: that are launched for each SM. stages: of the ring.
     """
 
     col_tiles: int
     groups: int
-    stages: int
+    sets: int
     resident: int
+    blocks: int
+    stages: int = 0
 
     source, function = "grouped/few_tokens.cu", "grouped_few"
-    threads = BLOCK_TILES * 32 + 32
+
+    @property
+    def threads(self) -> int:
+        return (self.sets * BLOCK_TILES + 1) * 32
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
         weights = _aligned(self.groups * fmt.chunk_bytes)
         return weights + self.groups * self.col_tiles * MMA_TOKENS * GROUP
+
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of sums that sets of warps exchange."""
+        return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -58,7 +81,12 @@ class FewConfig(Config):
             min_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
-            **self.defines(),
+            ELEMENT=fmt.element,
+            COL_TILES=self.col_tiles,
+            GROUPS=self.groups,
+            SETS=self.sets,
+            STAGES=self.stages,
+            RESIDENT=self.resident,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -72,17 +100,21 @@ class FewConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class ManyConfig(Config):
-    """Parameters of csrc/grouped/many_tokens.cu. tokens: of an output tile. stages: of the ring."""
+    """Parameters of csrc/grouped/many_tokens.cu.
 
-    tokens: int
-    stages: int
+    tile_tokens: of an output tile. stages: of the ring.
+    """
+
+    tile_tokens: int
+    stages: int = 0
 
     source, function = "grouped/many_tokens.cu", "grouped_many"
     threads = _ROW_BLOCKS * BLOCK_TILES * 32 + 128
-    resident = 1
+    resident = blocks = 1
+    sums_bytes = _ROW_BLOCKS * BLOCK_TILES * _FRAGMENT_BYTES
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tokens * GROUP
+        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -90,7 +122,8 @@ class ManyConfig(Config):
             only_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
-            **self.defines(),
+            TOKENS=self.tile_tokens,
+            STAGES=self.stages,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -107,9 +140,8 @@ GroupedConfig = FewConfig | ManyConfig
 
 def shared_bytes(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> int:
     """Return the dynamic shared memory of a block."""
-    out = _OUT_BYTES if isinstance(config, ManyConfig) else 0
     of_stages = config.stages * (config.stage_bytes(fmt) + _BARRIERS_BYTES)
-    return of_stages + out + _COUNT_BYTES + (experts + 1) * _TOUCHED_BYTES
+    return of_stages + config.sums_bytes + _STATE_BYTES + (experts + 1) * _LISTED_BYTES
 
 
 def with_most_stages(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> GroupedConfig:
@@ -119,16 +151,38 @@ def with_most_stages(config: GroupedConfig, fmt: ExpertFormat, experts: int) -> 
     return replace(config, stages=free // (config.stage_bytes(fmt) + _BARRIERS_BYTES))
 
 
-def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
-    """Return the configurations for a workload of `grouped_linear`; the first is the default."""
-    experts, most = values["experts"], values["tokens"]
-    made: list[GroupedConfig] = [
-        FewConfig(col_tiles, groups, 0, resident)
-        for col_tiles, groups, resident in product((1, 2, 4), (2, 1, 4), (2, 1, 3))
-        if col_tiles == 1 or col_tiles * MMA_TOKENS // 2 < most
-    ]
+def candidates(fmt: ExpertFormat, experts: int, tokens: int) -> list[GroupedConfig]:
+    """Return all configurations for up to `tokens` tokens of an expert."""
+    made: list[GroupedConfig] = [FewConfig(1, *choice) for choice in _ONE_COLUMN]
+    for col_tiles in (2, 4):
+        if col_tiles * MMA_TOKENS // 2 < tokens:
+            made += [FewConfig(col_tiles, *choice) for choice in _MORE_COLUMNS]
+    if tokens > _LEAST_MANY and not fmt.element:
+        made += [ManyConfig(of_tile) for of_tile in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
     return [config for config in staged if config.stages > 1]
+
+
+def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
+    """Return the configurations for parameters of `grouped_linear`; the first is the default.
+
+    The default follows from the mean number of tokens of an expert that has some, and from the
+    bytes of all such experts, if tokens are routed evenly: where they are few, a block more per SM
+    would delay the next launch's first loads.
+    """
+    experts, rows = values["experts"], values["tokens"] * values["top_k"]
+    touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
+    mean, size = rows / touched, touched * packed_bytes(fmt, values["n"], values["k"])
+    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if size < _SHORT_BYTES else 3)
+    if mean > _SOME_TOKENS and not fmt.element:
+        default = ManyConfig(128)
+    elif mean > _FEW_TOKENS:
+        default = FewConfig(4, 4, 2, 2, 2)
+    first = with_most_stages(default, fmt, experts)
+    if first.stages == 1:  # of 8 bits
+        first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
+    others = candidates(fmt, experts, values["tokens"])
+    return [first, *(config for config in others if config != first)]
 
 
 def _aligned(size: int) -> int:
@@ -139,25 +193,25 @@ def grouped_gemm(
     fmt: ExpertFormat,
     config: GroupedConfig,
     x_codes: torch.Tensor,
-    x_scales: torch.Tensor,
+    x_scales: torch.Tensor | None,
     chunks: torch.Tensor,
-    w_scales: torch.Tensor,
+    w_scales: torch.Tensor | None,
     sizes: torch.Tensor,
     y: torch.Tensor,
     *,
     rows_apart: int = 0,
-    is_early: bool = False,
 ) -> None:
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
     x_codes: int8 [rows, K], scales FP32 [rows]. chunks: of `pack_experts`, w_scales FP16
     [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
-    is_early: sizes were written before the previous kernel of the stream started.
+    Weights are loaded before the previous kernel has ended. FP16 and BF16: x_codes are the values
+    viewed as int8 [rows, 2 * K], without scales; y has their type.
     """
-    k, (experts, n) = x_codes.shape[1], w_scales.shape
+    k, experts, n = x_codes.shape[1], len(sizes), y.shape[1]
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
-    blocks = current_gpu().sms * config.resident
+    blocks = current_gpu().sms * config.blocks
     load_function(config.build(fmt), config.function).launch(
         (blocks, 1, 1),
         config.threads,
@@ -172,8 +226,8 @@ def grouped_gemm(
             experts,
             n,
             k,
+            len(x_codes),
             rows_apart,
-            int(is_early),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,

@@ -19,9 +19,13 @@ _MMAS = GROUP // _MMA_K  # of a tile
 
 @dataclass(frozen=True, slots=True)
 class ExpertFormat:
-    """Sizes of packed weights. w_bits: 6 or 4, with integer scales of groups, or 8."""
+    """Sizes of packed weights. w_bits: 6 or 4, with integer scales of groups, or 8.
+
+    element: 0 of integers; 1 of FP16 and 2 of BF16, whose values are two columns of 8 bits.
+    """
 
     w_bits: int
+    element: int = 0
 
     @property
     def mma_bytes(self) -> int:
@@ -39,6 +43,13 @@ class ExpertFormat:
 
 
 SIX, FOUR, EIGHT = ExpertFormat(6), ExpertFormat(4), ExpertFormat(8)
+FP16, BF16 = ExpertFormat(8, 1), ExpertFormat(8, 2)
+
+
+def packed_bytes(fmt: ExpertFormat, n: int, k: int) -> int:
+    """Return the bytes of an expert's chunks: K is padded to a multiple of 32, N of 16."""
+    tile_bytes = -(-k // _MMA_K) * fmt.mma_bytes + -(-k // GROUP) * fmt.tile_scale_bytes
+    return -(-n // MMA_ROWS) * tile_bytes
 
 
 def pack_experts(
@@ -49,7 +60,8 @@ def pack_experts(
     """Pack codes [experts, N, K] to chunks, uint8 [experts, bytes of an expert].
 
     scales, zero_points: integers [experts, N, ceil(K / 128)] of 6- or 4-bit codes, the latter of
-    4-bit codes only, to which they are added. Without scales, codes are int8.
+    4-bit codes only, to which they are added. Without scales, codes are int8, or FP16 or BF16
+    weights viewed as int8 [experts, N, 2 * K].
     """
     experts, n, k = codes.shape
     row_tiles, steps = -(-n // MMA_ROWS), -(-k // GROUP)

@@ -1,4 +1,4 @@
-"""Commands that reproduce one decision of an alert."""
+"""Commands that repeat one decision of an alert."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHA = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Reproduction:
+class AlertCommands:
     """Command lines. compare, bisect None: there is no last good commit, or another tool measured
     the results; bisect alone: no commit lies between.
 
@@ -31,12 +31,12 @@ class Reproduction:
     suite: str = ""
 
 
-def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> Reproduction:
+def alert_commands(alert: AlertRow, decision: DecisionRow, database: Database) -> AlertCommands:
     """Build commands that compare the decision's commits, bisect, and show the evidence."""
     arguments = database_arguments(database)
     explain = command("explain", str(alert.id), *arguments)
-    if decision.base is None or alert.good is None or not is_reproducible(decision):
-        return Reproduction(None, None, explain)
+    if decision.base is None or alert.good is None or not can_be_repeated(decision):
+        return AlertCommands(None, None, explain)
     case = case_of(decision)
     label = case.label
     place, suite = _place_in_a_suite(case, f"alert-{alert.id}.toml")
@@ -51,7 +51,7 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
     bisect = None
     if not is_one_step(alert):
         bisect = command("bisect", str(decision.series_id), *commits, *project, *arguments)
-    return Reproduction(compare, bisect, explain, suite)
+    return AlertCommands(compare, bisect, explain, suite)
 
 
 def is_one_step(alert: AlertRow) -> bool:
@@ -62,7 +62,7 @@ def is_one_step(alert: AlertRow) -> bool:
     return good is not None and bad is not None and bad - good <= 1
 
 
-def is_reproducible(decision: DecisionRow) -> bool:
+def can_be_repeated(decision: DecisionRow) -> bool:
     """Return True if the decision's results are not of another tool."""
     return decision.detector != history_verdict.DETECTOR
 

@@ -1,4 +1,4 @@
-"""Reproduction of a checkpoint's quantization from the original, and its evaluation."""
+"""Repetition of a checkpoint's quantization from the original, and its evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.scheme import Scheme
 
 
-class ReproducedModel:
+class RequantizedModel:
     """A quantized model on the first segments of a text, each of which is computed once.
 
     reference: the original's predictions on these segments; may be extended.

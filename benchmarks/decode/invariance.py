@@ -1,0 +1,124 @@
+"""SHA-256 of the logits of the same sequences in batches and chunks of several sizes.
+
+    python benchmarks/decode/invariance.py --model MODEL --batch 1,8,32,128 --prompts 128
+
+Prompts are random, of --shortest to --longest tokens, each read in one chunk, or in chunks of
+--chunk tokens; then each sequence decodes --new tokens. The hash is of all logits after prompts and
+steps, by sequence. step_ms: a step of the largest batch with and without invariance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+from json_lines import say_row
+from traffic import timing_event
+
+from flexq_bench.decode.case import open_model
+from flexq_bench.decode.decoder import Chunks
+from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.invariance import invariant_kernel, sha256_of
+from flexq_bench.decode.loading import linear_kernel, load
+from flexq_bench.decode.text_decoder import operations_on
+from flexq_bench.kernels.contract import Config, LinearKernel
+from flexq_bench.kernels.decoder.invariant import InvariantOperations
+from flexq_bench.workloads.gemm import GemmWorkload
+
+_TIMED_STEPS = 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama-7b")
+    parser.add_argument("--scheme", default="dual-w6a8")
+    parser.add_argument("--batch", default="1,8,32,128")
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--shortest", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--chunk", default="0,100")
+    parser.add_argument("--new", type=int, default=8)
+    parser.add_argument("--save", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    source = open_model(options.model, options.scheme, 0)
+    capacity = options.longest + options.new
+    model = load(source, device, capacity, _choose, (1,), find=invariant_kernel)
+    generator = torch.Generator().manual_seed(0)
+    vocab = source.architecture.dimensions.vocab
+    lengths = torch.randint(
+        options.shortest, options.longest + 1, (options.prompts,), generator=generator
+    ).tolist()
+    ids = [torch.randint(3, vocab, (n,), generator=generator, dtype=torch.int32) for n in lengths]
+    for batch in map(int, options.batch.split(",")):
+        for chunk in map(int, options.chunk.split(",")):
+            engine = Engine(model, InvariantOperations(), _choose, slots=batch, capacity=capacity)
+            logits = []
+            for first in range(0, len(ids), batch):
+                group = [part.to(device) for part in ids[first : first + batch]]
+                logits.append(_decoded(engine, group, chunk or options.longest, options.new))
+            engine.close()
+            row = {"scheme": options.scheme, "batch": batch, "chunk": chunk, "prompts": len(ids)}
+            say_row({**row, "sha256": sha256_of(torch.cat(logits))})
+    if device.type == "cuda":
+        usual = load(source, device, capacity, _choose, (1,), find=linear_kernel)
+        for batch in map(int, options.batch.split(",")):
+            times = [
+                _step_ms(Engine(of, by, _choose, slots=batch, capacity=capacity), batch)
+                for of, by in ((usual, operations_on(device)), (model, InvariantOperations()))
+            ]
+            say_row({"batch": batch, "usual_ms": times[0], "invariant_ms": times[1]})
+
+
+def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
+    return kernel.default_config(GemmWorkload(m, n, k))
+
+
+def _decoded(engine: Engine, ids: list[torch.Tensor], chunk: int, new: int) -> torch.Tensor:
+    """Logits FP16 [sequences, 1 + steps, vocab], on the CPU."""
+    device, count = engine.model.device, len(ids)
+    last: list[torch.Tensor | None] = [None] * count
+    longest = max(map(len, ids))
+    for start in range(0, longest, chunk):
+        slots = [i for i in range(count) if len(ids[i]) > start]
+        parts = [ids[i][start : start + chunk] for i in slots]
+        tokens = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        counts = torch.tensor([len(part) for part in parts], device=device)
+        places = torch.tensor(slots, device=device)
+        begin = torch.full_like(places, start)
+        end = min(start + tokens.shape[1], engine.capacity)
+        logits = engine.read(Chunks(tokens, begin, counts, places, end), len(slots))
+        for row, slot in enumerate(slots):
+            if len(ids[slot]) <= start + chunk:
+                last[slot] = logits[row].cpu()
+    first = torch.stack([row for row in last if row is not None])
+    # Chunks of other sequences moved the positions of those that had ended.
+    ends = torch.tensor([len(part) for part in ids], device=device, dtype=torch.int32)
+    engine.positions[:count] = ends
+    engine.tokens[:count] = first.argmax(dim=1).to(device).int()
+    steps = [first]
+    bucket = engine.bucket(longest + new)
+    steps += [engine.advance(count, bucket).cpu() for _ in range(new)]
+    return torch.stack(steps, dim=1)
+
+
+def _step_ms(engine: Engine, batch: int) -> float:
+    bucket = engine.bucket(256)
+    engine.prepare(batch, bucket)
+    engine.positions.fill_(128)
+    times = []
+    for _ in range(_TIMED_STEPS):
+        start, stop = timing_event(), timing_event()
+        start.record()
+        engine.advance(batch, bucket)
+        stop.record()
+        times.append((start, stop))
+    torch.cuda.synchronize()
+    engine.close()
+    return round(float(statistics.median(a.elapsed_time(b) for a, b in times[10:])), 4)
+
+
+if __name__ == "__main__":
+    main()
