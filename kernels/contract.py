@@ -266,8 +266,12 @@ class LinearKernel(ABC):
         return frozenset()
 
     def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
-        """Return `packed` with the buffers of the weights that `activate` reads."""
-        return packed
+        """Return `packed` with the buffers of the weights that `activate` reads.
+
+        A layer with a calibrated scale, FP32 [1], has it in a buffer `static` of its weights.
+        """
+        static = w.buffers.get("static")
+        return packed if static is None else packed.with_buffers(static=static)
 
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
         """Return the buffers of the weights that this configuration reads; others may be freed."""

@@ -29,7 +29,7 @@ from flexq_bench.kernels.cuda.grouped import declared as grouped
 from flexq_bench.kernels.cuda.imma import atom, dual_grained, four_bit, two_level
 from flexq_bench.kernels.cuda.imma import gemm as imma
 from flexq_bench.kernels.cuda.weight_only import gemm as weight_only
-from flexq_bench.kernels.cuda.weight_only import minifloat
+from flexq_bench.kernels.cuda.weight_only import microscaling, minifloat
 from flexq_bench.kernels.decoder import declared as decoder
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError
 from flexq_bench.kernels.external import installed
@@ -128,15 +128,12 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("cublas-w8a8[gemmex-sums]", cuda=int8_sums.GemmExSums),
     _with_stand_in("cublaslt-fp8", cpu_dense.DequantizedGemm, fp8.Fp8Gemm),
     *(
-        _with_stand_in(
-            kernel_label(f"w{bits}a16", variant),
-            cpu_dense.DequantizedGemm,
-            partial(weight_only.WeightOnlyGemm, bits, variant),
+        _with_stand_in(label, cpu_dense.DequantizedGemm, partial(engine, label, *formats))
+        for engine, kernels in (
+            (weight_only.WeightOnlyGemm, weight_only.KERNELS),
+            (microscaling.MicroscalingGemm, microscaling.KERNELS),
         )
-        for bits, variant in (
-            *((8, ""), (8, weight_only.GROUPS), (6, "")),
-            *((4, ""), (4, weight_only.ZEROS)),
-        )
+        for label, formats in kernels.items()
     ),
     *(_minifloat(bits, variant) for bits in (6, 5) for variant in minifloat.VARIANTS[bits]),
     *(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from flexq_bench.kernels.cuda.block_order import BUILD as ORDER_BUILD
 from flexq_bench.kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
@@ -20,6 +21,8 @@ from flexq_bench.kernels.runtime.machine_code import resources
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.kernels.runtime.occupancy import RUN_TARGETS, TARGETS
 from flexq_bench.kernels.runtime.resource_row import ResourceRow, resource_row
+
+_TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
@@ -44,21 +47,23 @@ def largest_builds(target: str) -> tuple[Build, ...]:
     return tuple(by_source.values())
 
 
-def measure_table(whole: Sequence[str] = RUN_TARGETS) -> list[ResourceRow]:
+def measure_table(
+    sources: Sequence[str] = (), known: Iterable[ResourceRow] = ()
+) -> list[ResourceRow]:
     """Compile builds of the table and read their resources, in order. Needs no GPU.
 
-    whole: targets with every build; the others have the largest of each source.
+    sources: whose builds are compiled; rows of others are taken from `known`. Empty: all.
     """
-    rows = measure_resources(all_builds(), whole)
-    for target in TARGETS:
-        if target not in whole:
-            rows += measure_resources(largest_builds(target), (target,))
-    return sorted(rows)
+    builds = {(build, target) for build in all_builds() for target in RUN_TARGETS}
+    builds |= {(b, t) for t in TARGETS if t not in RUN_TARGETS for b in largest_builds(t)}
+    work = [(b, t) for b, t in builds if b.runs_on(t)]
+    kept = {(b.name, t) for b, t in work if sources and b.source not in sources}
+    rows = [row for row in known if (row.build, row.target) in kept]
+    return sorted([*rows, *measure_resources((b, t) for b, t in work if (b.name, t) not in kept)])
 
 
-def measure_resources(builds: Iterable[Build], targets: Sequence[str]) -> list[ResourceRow]:
-    """Compile builds for targets and read their resources, in order. Needs no GPU."""
-    work = [(b, target) for b in builds for target in targets if b.runs_on(target)]
+def measure_resources(work: Iterable[tuple[Build, str]]) -> list[ResourceRow]:
+    """Compile builds for their targets and read their resources, in order. Needs no GPU."""
     with ThreadPoolExecutor() as pool:  # NVRTC and the tools run outside Python
         parts = pool.map(lambda item: resource_rows(*item), work)
         return sorted(row for part in parts for row in part)
@@ -68,6 +73,18 @@ def resource_rows(build: Build, target: str) -> list[ResourceRow]:
     """Return one row per function of a build. Raises CompileError, UnsupportedError."""
     by_function = resources(compile_build(build, target))
     return [resource_row(build, target, function, usage) for function, usage in by_function.items()]
+
+
+def read_table(path: Path) -> list[ResourceRow]:
+    """Read the rows that write_table wrote."""
+    with path.open(newline="") as handle:
+        rows = csv.reader(handle)
+        columns = next(rows)
+        return [ResourceRow(*map(_value, columns, row)) for row in rows]
+
+
+def _value(column: str, cell: str) -> Any:
+    return cell if column in _TEXT_COLUMNS else int(cell) if cell else None
 
 
 def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:

@@ -276,9 +276,7 @@ def _compared(
     if device.type == "cuda":
         gemms = [(GemmWorkload(m, n, k), config) for m, config in launches]
         compile_ahead([b for gemm, config in gemms for b in kernel.builds_for(gemm, config)])
-    packed = kernel.narrow(
-        kernel.pack_weight(given.layer.weight.with_half_scales()), choice.steps(kernel, 1, n, k)
-    )
+    packed = kernel.narrow(given.layer.packed_for(kernel), choice.steps(kernel, 1, n, k))
     reference = _reference(FakeQuantizedLinear(given.name, given.layer), x)
     bias = None if given.layer.bias is None else given.layer.bias.half()
     for m, config in launches:

@@ -98,7 +98,7 @@ class KernelLinear(nn.Module):
 
     @cached_property
     def _packed(self) -> PackedOperand:
-        return self.kernel.pack_weight(self.layer.weight.with_half_scales())
+        return self.layer.packed_for(self.kernel)
 
 
 def through_kernels(model: nn.Module) -> None:

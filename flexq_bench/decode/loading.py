@@ -19,6 +19,7 @@ from flexq_bench.kernels.decoder import AttentionShape, HeadNorms, Norm
 from flexq_bench.kernels.decoder.kv import token_bytes
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.formats import FP16, NumberFormat
+from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.kernels.runtime.module import compile_ahead
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure.device import available_memory
@@ -159,7 +160,7 @@ def load(
     def pack(name: str, within: str, layer: QuantizedLayer) -> PackedLinear:
         kernel = find(label_of(f"{name} of {within}", layer.formats), backend)
         config = choose(kernel, batches[0], layer.weight.rows, layer.weight.k)
-        packed = kernel.narrow(kernel.pack_weight(layer.weight.with_half_scales()), config)
+        packed = kernel.narrow(layer.packed_for(kernel), config)
         return PackedLinear(name, kernel, packed, layer.bias)
 
     def norm_of(part: Affine) -> Norm:
@@ -222,7 +223,8 @@ def packed_bytes(n: int, k: int, fmt: NumberFormat) -> int:
         return n * k * fmt.bits // 8
     groups = 1 if fmt.group is None else -(-k // fmt.group)
     codes = n * k * fmt.bits // 8
-    scales = n * groups * _SCALE_BYTES
+    row_blocks = 1 if fmt.block_rows is None else -(-n // fmt.block_rows)
+    scales = row_blocks * groups * SCALE_TYPES[fmt.scale].itemsize
     if fmt.kind == "asymmetric":
         return codes + scales + n * groups * _ZERO_BYTES
     if fmt.kind == "dual":

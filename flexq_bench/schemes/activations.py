@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,9 +42,9 @@ class StaticActivation:
     zero: int | None = None
 
     @property
-    def kernel_format(self) -> None:
-        """None: no kernel has one scale for all tokens."""
-        return None
+    def kernel_format(self) -> NumberFormat | None:
+        """Format of all tokens together; None: no kernel has zero points of activations."""
+        return None if self.zero is not None else of_all_tokens(self.format)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Round x [tokens, K], FP32; values beyond the calibrated range saturate."""
@@ -85,6 +85,11 @@ class OutlierActivation:
 
 
 ActivationQuantizer = DynamicActivation | StaticActivation | OutlierActivation
+
+
+def of_all_tokens(number: NumberFormat) -> NumberFormat:
+    """Return the format with one scale for a whole matrix."""
+    return replace(number, group=None, block_rows=None, scale="")
 
 
 def dynamic(number: NumberFormat | None) -> DynamicActivation | None:

@@ -13,7 +13,7 @@ import torch
 
 from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
-from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
+from flexq_bench.schemes.activations import DynamicActivation, StaticActivation, of_all_tokens
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
 from flexq_bench.schemes.fake_quantization import quantize_site
@@ -61,7 +61,8 @@ class Dgq(Scheme):
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
         dual = NumberFormat(4, self.options.group, "dual")
-        return LayerFormats(dual, None if self.options.static else NumberFormat(8))
+        int8 = NumberFormat(8)
+        return LayerFormats(dual, of_all_tokens(int8) if self.options.static else int8)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)

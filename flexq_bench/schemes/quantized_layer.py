@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import FP16, NumberFormat, Operand, format_of
-from flexq_bench.schemes.activations import ActivationQuantizer
+from flexq_bench.schemes.activations import ActivationQuantizer, StaticActivation
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.rotation import Rotation
 
@@ -48,6 +49,19 @@ class QuantizedLayer:
         if self.rotation is None:
             return x
         return self.rotation.apply(x if x.dtype == torch.float64 else x.float())
+
+    def packed_for(self, kernel: LinearKernel) -> PackedOperand:
+        """Pack the weights for a kernel, with the static scale of activations if there is one.
+
+        Raises ShapeError for scales past FP16, and as the kernel's pack_weight.
+        """
+        takes_halves = kernel.spec.weight.scale == "fp16"
+        packed = kernel.pack_weight(self.weight.with_half_scales() if takes_halves else self.weight)
+        if not isinstance(self.activation, StaticActivation):
+            return packed
+        scale = [self.activation.scale]
+        static = torch.tensor(scale, dtype=torch.float32, device=self.weight.values.device)
+        return packed.with_buffers(static=static)
 
     @property
     def formats(self) -> LayerFormats:

@@ -56,6 +56,13 @@ class DequantizedGemm(TorchGemm):
 
 
 def _dequantize(packed: PackedOperand, fmt: NumberFormat) -> torch.Tensor:
-    values, scales = packed.buffers["values"], packed.buffers.get("scales")
-    zeros = packed.buffers.get("zero_points")
-    return Operand(values, scales, fmt.bits, fmt.group, zero_points=zeros).dequantize()
+    b = packed.buffers
+    operand = Operand(
+        b["values"],
+        b.get("scales"),
+        fmt.bits,
+        fmt.group,
+        zero_points=b.get("zero_points"),
+        row_scales=b.get("row_scales"),
+    )
+    return operand.dequantize()

@@ -33,6 +33,13 @@ class DualGrainedGemm(TorchGemm):
     def quantize_activation(self, x: torch.Tensor) -> Operand:
         return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
 
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        static = packed.buffers.get("static")
+        if static is None:
+            super().activate(x, packed)
+        else:
+            packed.copy_from(self.pack_activation(quantize_static(x, 8, float(static))))
+
     def pack_weight(self, weight: Operand) -> PackedOperand:
         checked_scales(weight, self.spec.weight)
         assert weight.row_scales is not None  # checked by checked_scales

@@ -30,8 +30,10 @@ class TorchGemm(CheckedGemm):
         buffers = {"values": operand.values}
         if not fmt.is_dense:
             buffers["scales"] = checked_scales(operand, fmt)
-        if operand.zero_points is not None:
-            buffers["zero_points"] = operand.zero_points
+        for name in ("zero_points", "row_scales"):
+            tensor = getattr(operand, name)
+            if tensor is not None:
+                buffers[name] = tensor
         return PackedOperand(buffers, operand.rows, operand.k)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

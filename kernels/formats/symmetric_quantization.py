@@ -138,4 +138,4 @@ def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE
         raise ValueError("cannot quantize NaN: find out where the input got it")
     scales = torch.full((matrix.shape[0], 1), scale, dtype=torch.float16, device=matrix.device)
     codes = nearest_codes_(scaled(matrix.float(), scales), code_limits(bits))
-    return Operand(codes.to(torch.int8), scales, bits, None)
+    return Operand(codes.to(torch.int8), scales, bits, None, block_rows=None)

@@ -25,6 +25,10 @@ FORMATS = {
     "fp5-w5a16": (NumberFormat(5, kind="float"), None),
     "dgq-w4a8": (NumberFormat(4, 128, kind="dual"), NumberFormat(8)),
     "dual-w6a8": (NumberFormat(6, 128, kind="dual"), NumberFormat(8)),
+    "mxfp4-w4a16": (NumberFormat.parse("mxfp4"), None),
+    "mxfp6-w6a8": (NumberFormat.parse("mxfp6-e2m3"), NumberFormat(8)),
+    "nvfp4-w4a16": (NumberFormat.parse("nvfp4"), None),
+    "w4afp8": (NumberFormat(4, 128), NumberFormat.parse("fp8/row")),
 }
 
 
@@ -96,8 +100,21 @@ def test_formats_without_kernel_are_refused_with_the_layer():
     static = QuantizedLayer(
         quantize(torch.ones(N, K), NumberFormat(8)), StaticActivation(NumberFormat(8), 0.1)
     )
-    with pytest.raises(QuantizeError, match="fc: no kernel takes activations with one scale"):
+    with pytest.raises(
+        QuantizeError, match="fc: no kernel multiplies int8/row weights with int8/tensor"
+    ):
         KernelLinear("fc", static)
+
+
+def test_layers_with_static_scales_share_buffers_and_keep_their_scales():
+    weight = a_layer(NumberFormat(4, 128, "dual"), None).weight
+    buffers, x = ActivationBuffers(), some_inputs(4)
+    layers = [QuantizedLayer(weight, StaticActivation(NumberFormat(8), s)) for s in (0.5, 2**-6)]
+    modules = [KernelLinear("fc", layer, buffers) for layer in layers]
+    assert [module.kernel.spec.label for module in modules] == ["dgq-w4a8[static]"] * 2
+    for module, layer in zip(modules * 2, layers * 2, strict=True):
+        expected = FakeQuantizedLinear("fc", layer)(x)
+        torch.testing.assert_close(module(x), expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize(

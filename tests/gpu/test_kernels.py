@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -90,12 +91,15 @@ def coded_operands(
     w = operands.random_weight(b, n, k, seed=m + n * k)
     if a.kind == "mixed":
         return operands.random_mixed(m, k, seed=m * n + k, scale=x_scale), w
-    x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
-    if a.is_integer:
-        x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
-    else:
-        x = Operand((x_codes * x_scale).half(), None, a.bits, None)
-    return x, w
+    # FP8 has all integers of 4 bits.
+    x_bits = 4 if a.kind == "float" else min(a.bits, 8)
+    x_codes = operands.random_codes(m, k, x_bits, seed=m * n + k)
+    if a.is_dense:
+        return Operand((x_codes * x_scale).half(), None, a.bits, None), w
+    x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
+    if a.kind == "float":
+        x = replace(x, values=x_codes.to(a.float_type.dtype), element=a.element)
+    return replace(x, block_rows=a.block_rows), w
 
 
 def exact_product(x: Operand, w: Operand) -> torch.Tensor:
@@ -169,15 +173,22 @@ def test_scales_over_eight_decades_keep_error_below_0_001(
     assert relative_error(multiply(kernel, x, w), x, w) <= 1e-3
 
 
-@pytest.mark.parametrize("label", [label for label in CODED_WEIGHTS if label.startswith("fp")])
+@pytest.mark.parametrize(
+    "label",
+    [label for label in CODED_WEIGHTS if resolve(label, "cuda").spec.weight.kind == "float"],
+)
 def test_every_minifloat_counts_for_its_number(label: str) -> None:
     kernel = linear_kernel(label)
     weight = kernel.spec.weight
     numbers = weight.float_type.numbers()
     codes = len(numbers)
     rolled = torch.stack([numbers.roll(i) for i in range(codes)])  # each code at each k and row
-    w = operands.unit_operand(rolled.half(), weight.bits, weight.group)
-    x = Operand(torch.eye(codes).half(), None, 16, None)
+    w = operands.float_operand(weight, rolled)
+    eye = torch.eye(codes)
+    if kernel.spec.activation.is_dense:
+        x = Operand(eye.half(), None, 16, None)
+    else:
+        x = operands.unit_operand(eye.to(torch.int8), 8, None)
 
     assert torch.equal(multiply(kernel, x, w).double(), rolled.T)
 

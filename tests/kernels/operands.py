@@ -9,9 +9,9 @@ from itertools import product
 import torch
 
 from flexq_bench.kernels.contract import Backend, LinearKernel
-from flexq_bench.kernels.formats import FLOAT_TYPES, NumberFormat, Operand
-from flexq_bench.kernels.formats.floats import USUAL_TYPES
+from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.mixed import GROUP, default_order, joined, tail_start
+from flexq_bench.kernels.formats.scales import SCALE_TYPES, per_row
 from flexq_bench.kernels.registry import resolve
 
 BALANCED_TOP = 2  # the largest code of ABQ-LLM's W2*
@@ -34,11 +34,35 @@ def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0
     return torch.where(at, chosen, codes).to(torch.int8)
 
 
-def random_minifloats(rows: int, k: int, bits: int, *, seed: int) -> torch.Tensor:
-    """Numbers FP16 [rows, k] of E3M2 (6 bits) or E3M1 (5): every code is as likely."""
+def random_floats(fmt: NumberFormat, rows: int, k: int, *, seed: int) -> Operand:
+    """Floats: every number is as likely; scales are small powers of two."""
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(1 << bits, (rows, k), generator=generator)
-    return FLOAT_TYPES[USUAL_TYPES[bits]].numbers()[codes].half()
+    numbers = fmt.float_type.numbers()
+    numbers = numbers[numbers.isfinite()]
+    at = torch.randint(len(numbers), (rows, k), generator=generator)
+    return float_operand(fmt, numbers[at], seed=seed)
+
+
+def float_operand(fmt: NumberFormat, numbers: torch.Tensor, *, seed: int | None = None) -> Operand:
+    """Numbers [rows, K] as an operand of a format; scales of 1, or with a seed 1/2, 1 or 2."""
+    rows, k = numbers.shape
+    groups = 1 if fmt.group is None else -(-k // fmt.group)
+    blocks = 1 if fmt.block_rows is None else -(-rows // fmt.block_rows)
+    powers = torch.zeros(blocks, groups)
+    if seed is not None and fmt.scale != "fp16":
+        generator = torch.Generator().manual_seed(seed)
+        powers = torch.randint(-1, 2, (blocks, groups), generator=generator).float()
+    scales = per_row(torch.exp2(powers).to(SCALE_TYPES[fmt.scale]), fmt.block_rows, rows)
+    of_rows = torch.ones(rows, 1) if fmt.scale == "e4m3" else None
+    return Operand(
+        numbers.to(fmt.float_type.dtype),
+        scales,
+        fmt.bits,
+        fmt.group,
+        row_scales=of_rows,
+        element=fmt.element,
+        block_rows=fmt.block_rows,
+    )
 
 
 def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float = 1.0) -> Operand:
@@ -61,8 +85,9 @@ def random_weight(fmt: NumberFormat, n: int, k: int, *, seed: int) -> Operand:
         return random_mixed(n, k, seed=seed)
     if fmt.kind == "asymmetric":
         return random_asymmetric(n, k, fmt, seed=seed)
-    draw = random_codes if fmt.is_integer else random_minifloats
-    return unit_operand(draw(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
+    if fmt.kind == "float":
+        return random_floats(fmt, n, k, seed=seed)
+    return unit_operand(random_codes(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
 
 
 def random_mixed(rows: int, k: int, *, seed: int, scale: float = 1.0) -> Operand:
@@ -107,8 +132,15 @@ def random_two_level(n: int, k: int, group: int, *, seed: int) -> Operand:
 
 
 def rescaled(operand: Operand, *, seed: int) -> Operand:
-    """The same codes with FP16 scales over many decades."""
+    """The same codes with scales over many decades."""
     assert operand.scales is not None
+    if operand.scales.dtype == torch.float8_e8m0fnu:
+        exponents = random_scales(*operand.scales.shape, seed=seed).log2().round()
+        return replace(operand, scales=exponents.exp2().to(operand.scales.dtype))
+    if operand.scales.dtype == torch.float8_e4m3fn:
+        shape = operand.scales.shape
+        scales = random_scales(*shape, seed=seed, low=2.0**-9, high=448).to(operand.scales.dtype)
+        return replace(operand, scales=scales, row_scales=torch.full((operand.rows, 1), 0.01))
     if operand.row_scales is not None:
         rows = random_scales(operand.rows, 1, seed=seed)
         return replace(operand, row_scales=rows)

@@ -8,7 +8,7 @@ import operands
 import pytest
 import torch
 
-from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
+from flexq_bench.kernels.cuda.weight_only.gemm import tile_scales, tile_weights
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -60,7 +60,7 @@ def test_packed_weights_take_what_the_floor_reads(label):
 
 
 def test_zero_points_are_packed_next_to_scales():
-    kernel = WeightOnlyGemm(4, "zeros")
+    kernel = operands.linear_kernel("w4a16[zeros]", "cuda")
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 16, (20, 300), generator=generator, dtype=torch.int8)
     zeros = torch.randint(0, 16, (20, 3), generator=generator, dtype=torch.int8)

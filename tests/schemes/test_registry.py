@@ -46,7 +46,7 @@ def test_formats_choose_the_kernel(weight, activation, label):
     [
         (INT8, None, "one scale of all tokens"),
         (NumberFormat(7, 64), INT8, "no kernel reads int7/64 weights"),
-        (NumberFormat(6, 64), FP16, "no kernel reads int6/64 weights"),
+        (NumberFormat(6, 32), FP16, "no kernel reads int6/32 weights"),
         (NumberFormat(8), NumberFormat(8, clip=0.5), "all of their range, not to 0.5"),
     ],
 )

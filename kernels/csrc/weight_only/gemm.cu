@@ -1,10 +1,13 @@
-// weight_only/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on FP16 tensor cores, FP16 activations, weights of W_BITS: integers
-// of 8 or 4 bits, floats of 6 (E3M2) or 5 (E3M1).
-//   w     tiles [N/16, K/128] of weight_only/layout.cuh
+// weight_only/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on FP16 tensor cores, weights of W_BITS: integers of 8 or 4 bits,
+// floats of 8 (E4M3), 6 (E3M2, E2M3), 5 (E3M1) or 4 (E2M1).
+//   w     tiles [N/16, K/128] of weight_only/layout.cuh, with the scales of blocks of less than 128 k
 //   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
+//   sx    TOKEN_SCALES 1: float [M]; 2: float [K/128, M_PAD], M_PAD a multiple of 8. x has codes as halves, which
+//         multiply exactly
 //   sw    GROUPED 0: half [N], one scale per row; GROUPED 1: half [N/16, K/128, 8, 2], one per row and
 //         128 k, rows r and r + 8 adjacent; ZEROS 1: half [N/16, K/128, 8, 4], these two scales and the
-//         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8
+//         offsets for their zero points z: 1024 + z of row r, -(64 + z) of row r + 8; SCALES 2: float [N]; SCALES 3:
+//         float [N/128, K/128]; unused for other scales in tiles
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
 //
@@ -21,8 +24,8 @@
 #ifndef BIAS_SHIFT
 #define BIAS_SHIFT 1
 #endif
-#ifndef ZEROS
-#define ZEROS 0  // 1: 4-bit codes with a zero point per row and 128 k
+#ifndef TOKEN_SCALES
+#define TOKEN_SCALES 0
 #endif
 #include "common/k_split.cuh"
 #include "ptx/cp_async.cuh"
@@ -31,12 +34,15 @@
 #include "ptx/mma.cuh"
 #include "weight_only/layout.cuh"
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
-static_assert(!ZEROS || (GROUPED && W_BITS == 4), "ZEROS needs GROUPED and W_BITS 4");
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
-// Factor of the sums: float operands are scaled by 2^-12.
-constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? 4096.0f : 1.0f;
+// Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
+constexpr int UNIT_EXPONENT = ON_OPERANDS ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
+constexpr float FLOAT_UNIT = 1 << UNIT_EXPONENT;
+constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
+constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;
+constexpr bool SCALES_AT_STEP = GROUPED && !IN_TILE;  // are loaded from sw
 constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
 // Prefetch the activations of the next step to registers, if these suffice.
 constexpr bool X_AHEAD = COL_TILES <= 2;
@@ -45,6 +51,7 @@ struct Operands {
   const unsigned char* w;
   const half_bits* sw;
   const half_bits* x;
+  const float* sx;
   int m, x_stride, steps, row_tiles, first_tile, first_token, lane;
 };
 
@@ -59,12 +66,12 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
     copy_tile(stage + r * TILE_BYTES, op.w + tile_at(op, r, step) * TILE_BYTES, op.lane, policy);
 }
 
-// A lane's operands of a step other than weights: its k of a token in each column tile and, if GROUPED, the
-// scales of its two rows in each row tile, and their offsets.
+// A lane's operands of a step other than weights: its k of a token in each column tile and, if they are not in tiles,
+// the scales of each row tile.
 struct StepOperands {
   uint4 x[COL_TILES][X_VECTORS];
-  uint32_t row_scales[ROW_TILES];
-  uint32_t row_offsets[ZEROS ? ROW_TILES : 1];
+  BlockScales scales[SCALES_AT_STEP ? ROW_TILES : 1];
+  float2 of_tokens[TOKEN_SCALES == 2 ? COL_TILES : 1];  // scales of the two tokens of a lane's sums
 };
 
 __device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
@@ -80,56 +87,83 @@ __device__ inline void load_step_operands(StepOperands& s, const Operands& op, i
       s.x[j][v] = inside ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
     }
   }
-  if constexpr (ZEROS) {
-    const uint2* quads = reinterpret_cast<const uint2*>(op.sw);
+  if constexpr (TOKEN_SCALES == 2) {
+    const int m_padded = (op.m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) {
+      const int token = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
+      const float2* pairs = reinterpret_cast<const float2*>(op.sx + static_cast<long long>(step) * m_padded + token);
+      s.of_tokens[j] = token < m_padded ? load_written(pairs) : make_float2(0.0f, 0.0f);
+    }
+  }
+  if constexpr (SCALES_AT_STEP) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      const uint2 of_rows = __ldg(quads + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
-      s.row_scales[r] = of_rows.x, s.row_offsets[r] = of_rows.y;
+      if constexpr (OF_ROW_BLOCKS) {
+        const int row_block = min(op.first_tile + r, op.row_tiles - 1) * MMA_ROWS / 128;
+        s.scales[r].words[0] = __ldg(reinterpret_cast<const uint32_t*>(op.sw) + row_block * op.steps + step);
+        continue;
+      }
+      const long long at = tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4;
+      if constexpr (ZEROS) {
+        const uint2 of_rows = __ldg(reinterpret_cast<const uint2*>(op.sw) + at);
+        s.scales[r].words[0] = of_rows.x, s.scales[r].words[1] = of_rows.y;
+      } else {
+        s.scales[r].words[0] = __ldg(reinterpret_cast<const uint32_t*>(op.sw) + at);
+      }
     }
-  } else if constexpr (GROUPED) {
-    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(op.sw);
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
-      s.row_scales[r] = __ldg(pairs + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
   }
 }
 
-// Accumulate the products of one row tile and one step; if GROUPED, times the scales of the step.
+// Accumulate the products of one row tile and one step; if GROUPED, times the scales of its blocks.
 __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightTile& weights,
-                                     const StepOperands& operands, [[maybe_unused]] uint32_t scales,
-                                     Offsets offsets) {
-  float sums[COL_TILES][4];
+                                     const StepOperands& operands, [[maybe_unused]] const BlockScales& scales) {
+  constexpr bool SCALES_SUMS = GROUPED && !ON_OPERANDS;
 #pragma unroll
-  for (int j = 0; j < COL_TILES; ++j)
+  for (int block = 0; block < SUM_BLOCKS; ++block) {
+    float sums[COL_TILES][4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) sums[j][e] = GROUPED ? 0.0f : total[j][e];
+    for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-  for (int i = 0; i < MMAS; ++i) {
-    uint32_t a[4];
-    weights.operands(a, i, offsets);
+      for (int e = 0; e < 4; ++e) sums[j][e] = SCALES_SUMS ? 0.0f : total[j][e];
+    const Offsets offsets = ZEROS ? Offsets::of_rows(scales.words[2 * block + ZEROS]) : Offsets{};
 #pragma unroll
-    for (int j = 0; j < COL_TILES; ++j) {
-      const uint4 t = operands.x[j][i / 2];
-      const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
-      mma_f16_m16n8k16(sums[j], a, b);
+    for (int i = block * MMAS / SUM_BLOCKS; i < (block + 1) * MMAS / SUM_BLOCKS; ++i) {
+      uint32_t a[4];
+      weights.operands(a, i, offsets);
+      if constexpr (ON_OPERANDS) {
+#pragma unroll
+        for (int o = 0; o < 4; ++o) a[o] = multiply_half2(a[o], scales.of_operands(i / 2, o % 2));
+      }
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) {
+        const uint4 t = operands.x[j][i / 2];
+        const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
+        mma_f16_m16n8k16(sums[j], a, b);
+      }
     }
+    const float top = SCALES_SUMS ? scales.of_sums(block, 0) : 1.0f;
+    const float bottom = SCALES_SUMS ? scales.of_sums(block, 1) : 1.0f;
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 of_tokens = operands.of_tokens[TOKEN_SCALES == 2 ? j : 0];
+        const float of_row = e < 2 ? top : bottom, of_token = e % 2 == 0 ? of_tokens.x : of_tokens.y;
+        const float factor = TOKEN_SCALES == 2 ? of_row * of_token : of_row;
+        total[j][e] = SCALES_SUMS ? total[j][e] + sums[j][e] * factor : sums[j][e];
+      }
   }
-  const float top = half_to_float(static_cast<half_bits>(scales));
-  const float bottom = half_to_float(static_cast<half_bits>(scales >> 16));
-#pragma unroll
-  for (int j = 0; j < COL_TILES; ++j)
-#pragma unroll
-    for (int e = 0; e < 4; ++e)
-      total[j][e] = GROUPED ? total[j][e] + sums[j][e] * (e < 2 ? top : bottom) : sums[j][e];
 }
 
 // Scale and bias of a row's outputs.
 struct Row {
-  half_bits scale = 0, bias = 0;
+  uint32_t scale = 0;  // bits of a half, of a float if ON_OPERANDS
+  half_bits bias = 0;
 
-  __device__ inline half_bits output(float sum) const {
-    const float factor = OPERAND_UNIT * (GROUPED ? 1.0f : half_to_float(scale));
+  __device__ inline half_bits output(float sum, float token_scale) const {
+    const float of_row = ON_OPERANDS ? __uint_as_float(scale) : half_to_float(static_cast<half_bits>(scale));
+    const float factor = OPERAND_UNIT * (ROW_SCALED ? of_row : 1.0f) * token_scale;
     return float_to_half(sum * factor + half_to_float(bias));
   }
 };
@@ -137,15 +171,33 @@ struct Row {
 __device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int feature, int n) {
   Row row;
   if (feature < n) {
-    if constexpr (!GROUPED) row.scale = load_early(sw + feature);
+    if constexpr (ON_OPERANDS) row.scale = load_early(reinterpret_cast<const uint32_t*>(sw) + feature);
+    else if constexpr (ROW_SCALED) row.scale = load_early(sw + feature);
     if (bias != nullptr) row.bias = load_early(bias + feature);
   }
   return row;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+// Scale of a token; 1 if there are none.
+__device__ inline float token_scale(const float* sx, int token, int m) {
+  return TOKEN_SCALES == 1 && token < m ? load_written(sx + token) : 1.0f;
+}
+
+extern "C" __global__ void 
+#ifdef RESIDENT  // blocks per SM that must have enough registers
+__launch_bounds__(WARPS * 32, RESIDENT)
+#else
+__launch_bounds__(WARPS * 32)
+#endif
 weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, const half_bits* bias,
-            half_bits* y, int m, int n, int k, int x_stride) {
+            half_bits* y, int m, int n, int k, int x_stride
+#if TOKEN_SCALES
+            , const float* sx
+#endif
+) {
+#if !TOKEN_SCALES
+  constexpr const float* sx = nullptr;
+#endif
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
@@ -153,6 +205,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   const Operands op{w,
                     sw,
                     x,
+                    sx,
                     m,
                     x_stride,
                     steps,
@@ -177,13 +230,16 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
   // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
   constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
-  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
+  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
   [[maybe_unused]] Row rows[2];
+  [[maybe_unused]] float token_scales[2];
   if constexpr (SCALES_AHEAD) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row_tile = op.first_tile + first_step / COL_TILES;
       rows[half] = load_row(sw, bias, row_tile * MMA_ROWS + lane / 4 + half * 8, n);
+      const int token = op.first_token + first_step % COL_TILES * MMA_TOKENS + lane % 4 * 2 + half;
+      token_scales[half] = token_scale(sx, token, m);
     }
   }
 
@@ -210,10 +266,16 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       if (step + STRIDE < steps) load_step_operands(next, op, step + STRIDE);
     }
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
-      multiply_tile(total[r], WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane), now,
-                    GROUPED ? now.row_scales[r] : 0u,
-                    ZEROS ? Offsets::of_rows(now.row_offsets[ZEROS ? r : 0]) : Offsets{});
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const uint32_t tile = ring + slot * STAGE_BYTES + r * TILE_BYTES;
+      if constexpr (IN_TILE) {
+        BlockScales scales;
+        scales.load(tile, lane);
+        multiply_tile(total[r], WeightTile(tile, lane), now, scales);
+      } else {
+        multiply_tile(total[r], WeightTile(tile, lane), now, now.scales[SCALES_AT_STEP ? r : 0]);
+      }
+    }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
@@ -246,8 +308,10 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
         const int token = op.first_token + j * MMA_TOKENS + fragment_lane % 4 * 2 + odd;
-        if (token < m && feature < n)
-          y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd]);
+        if (token < m && feature < n) {
+          const float of_token = SCALES_AHEAD ? token_scales[odd] : token_scale(sx, token, m);
+          y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd], of_token);
+        }
       }
     }
   }

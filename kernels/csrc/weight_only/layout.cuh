@@ -12,6 +12,8 @@
 //              nibbles o and o + 4
 //   W_BITS 6   E3M2 and
 //   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
+//   EXPONENT_BITS 2   E2M1 numbers of W_BITS 4, E2M3 of W_BITS 6
+//   EXPONENT_BITS 4   E4M3 numbers of W_BITS 8
 //
 // Integers are converted exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
 // nibbles, one fused multiply-add) gives the code. The same instruction subtracts a zero point.
@@ -28,20 +30,62 @@
 //               by q%8.
 // Sign and exponent are not adjacent in these bytes, so a plane of the two would need more shifts; with these
 // planes, one shift and one bitwise select give four weights.
+//
+// EXPONENT_BITS 2: the half is the number times 2^-14, sign in bit 15, exponent in bits 11 and 10, mantissa below.
+//   W_BITS 4   uint4 [2][32 lanes]: word i of a lane has the registers of MMA i, in each of its two halves: register 0
+//              in place, register 1 shifted right by 3; of registers 2 and 3 exponent and mantissa in bits 2 .. 0
+//              and 5 .. 3, signs in bits 13 and 14
+//   W_BITS 6   high plane  uint4 [2][32 lanes]: nibble o of each half of word i has bits 11 .. 8 of register o of MMA i
+//              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
+//              right by 4·(i%2) + o
+//
+// EXPONENT_BITS 4: the half is the number times 2^-8, sign in bit 15, exponent and mantissa in bits 13 .. 7.
+//   W_BITS 8   uint4 [4][32 lanes]: word 2i + o/2 of a lane has register o of MMA i where o is even; that of o + 1 has
+//              its exponents and mantissas in bits 6 .. 0 and its signs in bit 14
+//
+// GROUPED with BLOCK_K below 128: the scales of a tile's blocks follow its codes, so that they are loaded with them.
+//   SCALES 0   FP16: uint32 [8][128 / BLOCK_K], lane quads, blocks: rows r and r + 8; ZEROS: two words, as for gemm.cu
+//   SCALES 1   E8M0, BLOCK_K 32: bytes [8][2][4], lane quads, rows r and r + 8, blocks
+//   SCALES 2   E4M3, BLOCK_K 16: bytes [8][2][2][4], lane quads, halves of 32 k, rows r and r + 8, of which 32 k.
+//              They multiply operands: a lane's eight k are of one block, and the products are exact in FP16.
 #pragma once
 #include "common/half_pairs.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
 
+#ifndef EXPONENT_BITS
+#define EXPONENT_BITS (W_BITS == 5 || W_BITS == 6 ? 3 : 0)  // of floats; 0: integers
+#endif
+#ifndef BLOCK_K
+#define BLOCK_K 128  // k that share a scale, if GROUPED
+#endif
+#ifndef SCALES
+#define SCALES 0  // of blocks: 0 FP16, 1 E8M0, 2 E4M3, 3 FP32, of 128 rows too
+#endif
+#ifndef ZEROS
+#define ZEROS 0  // 1: 4-bit codes with a zero point per row and block
+#endif
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
+static_assert(!ZEROS || (GROUPED && W_BITS == 4 && SCALES == 0), "ZEROS needs GROUPED, W_BITS 4 and SCALES 0");
+static_assert(SCALES != 1 || BLOCK_K == 32, "E8M0 scales have blocks of 32");
+static_assert(SCALES != 2 || BLOCK_K == 16, "E4M3 scales have blocks of 16");
+static_assert(SCALES != 3 || BLOCK_K == 128, "FP32 scales have blocks of 128");
 
-constexpr bool IS_FLOAT = W_BITS == 5 || W_BITS == 6;
+constexpr bool IS_FLOAT = EXPONENT_BITS > 0;
 constexpr int STEP_K = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 16;
 constexpr int MMAS = STEP_K / MMA_K;  // per step
-constexpr int TILE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
-constexpr int WHOLE_VECTORS = TILE_BYTES / 512;  // of 16 bytes, per lane
+constexpr int CODE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
+constexpr int CODE_VECTORS = CODE_BYTES / 512;  // of 16 bytes, per lane
+constexpr bool IN_TILE = GROUPED && BLOCK_K < STEP_K;
+constexpr bool OF_ROW_BLOCKS = SCALES == 3;
+constexpr bool ON_OPERANDS = SCALES == 2;  // scales multiply operands, not sums
+constexpr int SUM_BLOCKS = GROUPED && !ON_OPERANDS ? STEP_K / BLOCK_K : 1;  // of a step, that are summed apart
+constexpr int SCALE_WORDS = SCALES == 1 || SCALES == 2 ? 2 : STEP_K / BLOCK_K * (1 + ZEROS);  // of a lane
+constexpr int SCALE_BYTES = (ON_OPERANDS ? 16 : 8) * SCALE_WORDS * 4;         // of a tile
+constexpr int TILE_BYTES = CODE_BYTES + (IN_TILE ? SCALE_BYTES : 0);
+constexpr int WHOLE_VECTORS = TILE_BYTES / 512;
 constexpr int REST_BYTES = TILE_BYTES % 512;
-static_assert(TILE_BYTES % 128 == 0, "TILE_BYTES must be a multiple of a cache line");
+static_assert(TILE_BYTES % 64 == 0, "TILE_BYTES must be a multiple of two sectors");
 
 // Copy one tile to shared memory, by one warp.
 __device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
@@ -81,31 +125,86 @@ struct Offsets {
   }
 };
 
+// The scales of a lane's two rows in a step.
+struct BlockScales {
+  uint32_t words[SCALE_WORDS];
+
+  // From a tile in shared memory.
+  __device__ inline void load(uint32_t tile, int lane) {
+    const int at = ON_OPERANDS ? lane / 2 : lane / 4;
+    const uint32_t from = tile + CODE_BYTES + at * SCALE_WORDS * 4;
+    if constexpr (SCALE_WORDS % 4 == 0) {
+#pragma unroll
+      for (int i = 0; i < SCALE_WORDS; i += 4) {
+        const uint4 q = load_shared(from + 4 * i);
+        words[i] = q.x, words[i + 1] = q.y, words[i + 2] = q.z, words[i + 3] = q.w;
+      }
+    } else if constexpr (SCALE_WORDS == 2) {
+      const uint2 q = load_shared_words(from);
+      words[0] = q.x, words[1] = q.y;
+    }
+  }
+
+  // Scale of a block's sums in row lane/4 + 8 * row.
+  __device__ inline float of_sums(int block, int row) const {
+    if constexpr (SCALES == 1) {  // the byte is the exponent of a float
+      const uint32_t shifted = block < 3 ? words[row] << (23 - 8 * block) : words[row] >> 1;
+      return __uint_as_float(shifted & 0x7F800000u);
+    }
+    if constexpr (OF_ROW_BLOCKS) return __uint_as_float(words[0]);
+    return half_to_float(static_cast<half_bits>(words[block * (1 + ZEROS)] >> (16 * row)));
+  }
+
+  // E4M3 scale of a row's operands in 32 k as two halves, times 2^7: the byte, moved to a half, is times 2^-8.
+  __device__ inline uint32_t of_operands(int vector, int row) const {
+    const uint32_t bytes = __byte_perm(words[row], 0u, 0x0404u | vector * 0x1010u);
+    return multiply_half2(bytes >> 1, 0x78007800u);
+  }
+};
+
 struct WeightTile {
-  static constexpr int WORDS = TILE_BYTES / 128;
-  uint32_t words[WORDS];  // floats: eight of the high plane, then the low one
+  uint32_t words[CODE_BYTES / 128];  // floats of more than 4 bits: eight of the high plane, then the low one
 
   __device__ inline WeightTile(uint32_t tile, int lane) {
 #pragma unroll
-    for (int v = 0; v < WHOLE_VECTORS; ++v) {
+    for (int v = 0; v < CODE_VECTORS; ++v) {
       const uint4 q = load_shared(tile + v * 512 + lane * 16);
       words[4 * v] = q.x, words[4 * v + 1] = q.y, words[4 * v + 2] = q.z, words[4 * v + 3] = q.w;
     }
-    if constexpr (REST_BYTES > 0) {
-      static_assert(REST_BYTES == 256 || REST_BYTES == 0, "REST_BYTES must be 8 bytes per lane");
-      const uint2 q = load_shared_words(tile + WHOLE_VECTORS * 512 + lane * 8);
-      words[4 * WHOLE_VECTORS] = q.x, words[4 * WHOLE_VECTORS + 1] = q.y;
+    if constexpr (CODE_BYTES % 512 > 0) {
+      static_assert(CODE_BYTES % 512 == 256 || CODE_BYTES % 512 == 0, "the rest must be 8 bytes per lane");
+      const uint2 q = load_shared_words(tile + CODE_VECTORS * 512 + lane * 8);
+      words[4 * CODE_VECTORS] = q.x, words[4 * CODE_VECTORS + 1] = q.y;
     }
   }
 
   // A operand registers of MMA i, a constant after unrolling; each has two weights as halves.
   __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& offsets) const {
-    if constexpr (W_BITS == 8) {
+    if constexpr (EXPONENT_BITS == 4) {
+#pragma unroll
+      for (int o = 0; o < 4; o += 2) {
+        const uint32_t word = words[2 * i + o / 2];
+        a[o] = word & 0xBF80BF80u;
+        a[o + 1] = selected_bits<0x3F803F80u>(word << 7, word << 1) & 0xBF80BF80u;
+      }
+    } else if constexpr (W_BITS == 8) {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {
         const uint32_t selector = o % 2 == 0 ? 0x4140u : 0x4342u;
         // 1152 = 1024 + 128
         a[o] = subtract_half2(__byte_perm(words[2 * i + o / 2], 0x64646464u, selector), 0x64806480u);
+      }
+    } else if constexpr (EXPONENT_BITS == 2 && W_BITS == 4) {
+      const uint32_t word = words[i];
+      a[0] = word & 0x8E008E00u, a[1] = (word << 3) & 0x8E008E00u;
+      a[2] = selected_bits<0x0E000E00u>(word << 9, word << 2) & 0x8E008E00u;
+      a[3] = selected_bits<0x0E000E00u>(word << 6, word << 1) & 0x8E008E00u;
+    } else if constexpr (EXPONENT_BITS == 2) {
+#pragma unroll
+      for (int o = 0; o < 4; ++o) {
+        const uint32_t high = o < 3 ? words[i] << (8 - 4 * o) : words[i] >> 4;
+        const uint32_t low = words[8 + i / 2] << (4 * (i % 2) + o);
+        a[o] = selected_bits<0x0F000F00u>(high, low) & 0x8F808F80u;
       }
     } else if constexpr (W_BITS == 4) {
 #pragma unroll

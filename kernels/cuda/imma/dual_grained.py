@@ -55,7 +55,7 @@ class DualGrainedGemm(TokenScaledGemm):
             variant=variant,
             backend="cuda",
             weight=NumberFormat(BITS, GROUP, kind="dual"),
-            activation=NumberFormat(8),
+            activation=NumberFormat(8, block_rows=None if variant else 1),
             summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
             + (", activations with one static scale" if variant else ""),
             overlaps_launches=True,
@@ -65,7 +65,7 @@ class DualGrainedGemm(TokenScaledGemm):
         return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        """Allocate the buffers. `[static]` has a scale, which a layer may overwrite."""
+        """Allocate the buffers. `[static]` has a scale, unless the weights have one."""
         packed = super().empty_activation(m, k, device)
         if not self.spec.variant:
             return packed

@@ -1,9 +1,9 @@
-"""Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
+"""Kernels that convert weights exactly to FP16 in registers (csrc/weight_only/gemm.cu).
 
-`w8a16` has one scale per output feature, `w4a16`, `w6a16` and `w8a16[groups]` one per 128 k, and
-`w4a16[zeros]` also a zero point, as AWQ (arXiv 2306.00978). Codes of 6 bits are stored in bytes, so
-that `w6a16` reads as much memory as 8 bits. All convert weights exactly to FP16 in registers and
-accumulate in FP32 on FP16 tensor cores.
+They accumulate in FP32 on FP16 tensor cores. Activations are FP16, or codes with one scale per
+token, which FP16 holds exactly. KERNELS lists those of integers, of which `w4a16[zeros]` has the
+zero points of AWQ (arXiv 2306.00978); floats are in minifloat.py and microscaling.py. Codes of 6
+bits are stored in bytes, so that `w6a16` reads as much memory as 8 bits.
 """
 
 from __future__ import annotations
@@ -22,21 +22,39 @@ from flexq_bench.kernels.contract import (
     checked_scales,
 )
 from flexq_bench.kernels.cuda.cublas.dense import padded
+from flexq_bench.kernels.cuda.cublas.rows import CODES_AS_HALVES
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
 from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
-from flexq_bench.kernels.formats import FP16, NumberFormat, Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
+from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 
 INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
 INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
-STEP_K = 128  # of a tile, and of a group of 4-bit weights
+STEP_K = 128  # of a tile
 MMA_ROWS, MMA_TOKENS = 16, 8
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
-ZEROS, GROUPS = "zeros", "groups"  # the variants with zero points, and of 8 bits with groups
+# Kernels whose builds are all listed: one for each way to convert weights and to scale.
+_USUAL = ("w8a16", "w4a16", "fp6-w6a16", "mxfp4-w4a16", "mxfp6-w6a16", "nvfp4-w4a16")
+# Formats of weights and activations by label.
+KERNELS = {
+    "w8a16": ("int8/row", "fp16"),
+    "w8a16[groups]": ("int8/128", "fp16"),
+    "w8a16[g64]": ("int8/64", "fp16"),
+    "w6a16": ("int6/128", "fp16"),
+    "w6a16[g64]": ("int6/64", "fp16"),
+    "w4a16": ("int4/128", "fp16"),
+    "w4a16[g64]": ("int4/64", "fp16"),
+    "w4a16[g32]": ("int4/32", "fp16"),
+    "w4a16[zeros]": ("uint4/128", "fp16"),
+    "w4a16[zeros,g64]": ("uint4/64", "fp16"),
+    "w4a16[zeros,g32]": ("uint4/32", "fp16"),
+    "w4afp8": ("int4/128", "fp8/row"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,15 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
 }
 
 
+# Configurations in which some kernels with scales in tiles spill registers.
+_SPILLING = (
+    WeightOnlyConfig(2, 8, 2, 2, 1, 1),
+    WeightOnlyConfig(4, 8, 2, 1, 0, 2),
+    WeightOnlyConfig(1, 16, 2, 1, 0, 4),
+    WeightOnlyConfig(2, 4, 2, 2, 0, 4),
+)
+
+
 def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Reorder codes int8 [N,K] into the tiles of csrc/weight_only/layout.cuh.
 
@@ -125,45 +152,49 @@ def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return ordered.reshape(row_tiles, steps, -1)
 
 
-def tile_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Reorder FP16 scales [N, K/128] to [N/16, K/128, 8, 2]: rows r and r + 8 adjacent."""
-    row_tiles, steps = -(-scales.shape[0] // MMA_ROWS), scales.shape[1]
-    padded_matrix = padded(scales, row_tiles * MMA_ROWS, steps)
-    return padded_matrix.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
+def tile_scales(scales: torch.Tensor, blocks: int = 1) -> torch.Tensor:
+    """Reorder FP16 scales [N, K/group] to [N/16, K/128, 8, blocks · 2]: rows r and r + 8 adjacent.
+
+    blocks: groups of a tile.
+    """
+    row_tiles, steps = -(-scales.shape[0] // MMA_ROWS), -(-scales.shape[1] // blocks)
+    padded_matrix = padded(scales, row_tiles * MMA_ROWS, steps * blocks)
+    split = padded_matrix.view(row_tiles, 2, 8, steps, blocks)
+    return split.permute(0, 3, 2, 4, 1).flatten(3).contiguous()
 
 
-def tile_scales_and_offsets(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """Combine FP16 scales and integer zero points [N, K/128] to [N/16, K/128, 8, 4].
+def tile_scales_and_offsets(
+    scales: torch.Tensor, zeros: torch.Tensor, blocks: int = 1
+) -> torch.Tensor:
+    """Combine FP16 scales and integer zero points [N, K/group] to [N/16, K/128, 8, blocks · 4].
 
-    The last axis has the scales of rows r and r + 8, 1024 + z of row r and -(64 + z) of row r + 8.
+    A block has the scales of rows r and r + 8, 1024 + z of row r and -(64 + z) of row r + 8.
     """
     z = padded(zeros, -(-zeros.shape[0] // MMA_ROWS) * MMA_ROWS, zeros.shape[1]).half()
-    z_pairs = tile_scales(z)
+    shape = (z.shape[0] // MMA_ROWS, -(-z.shape[1] // blocks), 8, blocks, 2)
+    z_pairs = tile_scales(z, blocks).view(*shape)
     offsets = torch.stack((1024 + z_pairs[..., 0], -(64 + z_pairs[..., 1])), dim=-1)
-    return torch.cat((tile_scales(scales), offsets), dim=-1).contiguous()
+    pairs = tile_scales(scales, blocks).view(*shape)
+    return torch.cat((pairs, offsets), dim=-1).flatten(3).contiguous()
 
 
 class WeightOnlyGemm(HalfActivationKernel):
-    """`w8a16`, `w8a16[groups]`, `w6a16`, `w4a16`, `w4a16[zeros]`; floats are in minifloat.py.
-
-    timed: table of timed shapes, from which default_config chooses.
-    """
+    """A kernel of KERNELS. timed: table of timed shapes, from which default_config chooses."""
 
     timed: TimedShapes
     k_multiple = 8  # rows of X are aligned to 16 bytes
 
-    def __init__(self, bits: int, variant: str = "") -> None:
-        self.timed = INT4_WEIGHTS if bits == 4 else INT8_WEIGHTS
-        group = None if (bits, variant) == (8, "") else STEP_K
-        scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
-        zeros = " and a zero point" if variant == ZEROS else ""
+    def __init__(self, label: str, weight: str, activation: str = "fp16") -> None:
+        name, variant = parse_kernel_label(label)
+        w, x = NumberFormat.parse(weight), NumberFormat.parse(activation)
+        self.timed = INT4_WEIGHTS if w.bits == 4 else INT8_WEIGHTS
         self.spec = KernelSpec(
-            name=f"w{bits}a16",
+            name=name,
             variant=variant,
             backend="cuda",
-            weight=NumberFormat(bits, group, "asymmetric" if zeros else "symmetric"),
-            activation=FP16,
-            summary=f"{bits}-bit weights, {scales}{zeros}, FP16 activations on FP16 tensor cores",
+            weight=w,
+            activation=x,
+            summary=f"{w.name} weights and {x.name} activations on FP16 tensor cores",
             overlaps_launches=True,
         )
 
@@ -172,13 +203,57 @@ class WeightOnlyGemm(HalfActivationKernel):
         codes = weight.values
         if weight.zero_points is not None:
             codes = codes - (1 << (self.spec.weight.bits - 1))  # stored like signed codes
-            packed_scales = tile_scales_and_offsets(scales, -weight.zero_points)
-        elif self.spec.weight.group is not None:
-            packed_scales = tile_scales(scales)
+        tiles = self.tile(codes)
+        if self.spec.weight.group is None:
+            buffers = {"tiles": tiles, "scales": scales[:, 0].contiguous()}
+        elif self.spec.weight.group == STEP_K:
+            buffers = {"tiles": tiles, "scales": self.tile_blocks(weight)}
         else:
-            packed_scales = scales[:, 0].contiguous()
-        buffers = {"tiles": self.tile(codes), "scales": packed_scales}
+            blocks = self.tile_blocks(weight).view(torch.uint8).view(*tiles.shape[:2], -1)
+            buffers = {"tiles": torch.cat([tiles, blocks], dim=2)}
         return PackedOperand(buffers, weight.rows, weight.k)
+
+    def tile_blocks(self, weight: Operand) -> torch.Tensor:
+        """Reorder the scales, and zero points, of groups for csrc/weight_only/layout.cuh."""
+        assert weight.scales is not None  # checked by pack_weight
+        blocks = STEP_K // weight.group_length
+        if weight.zero_points is not None:
+            return tile_scales_and_offsets(weight.scales, -weight.zero_points, blocks)
+        return tile_scales(weight.scales, blocks)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        packed = super().empty_activation(m, k, device)
+        if self.spec.activation.is_dense:
+            return packed
+        group = self.spec.activation.group
+        shape = (m,) if group is None else (-(-k // group), -(-m // MMA_TOKENS) * MMA_TOKENS)
+        return packed.with_buffers(scales=torch.zeros(shape, dtype=torch.float32, device=device))
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        if self.spec.activation.is_dense:
+            return super().pack_activation(x)
+        scales = checked_scales(x, self.spec.activation)
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        packed.buffers["values"][: x.rows, : x.k] = x.values.half()
+        packed.buffers["scales"][..., : x.rows] = scales.T if x.group else scales[:, 0]
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        activation, buffers = self.spec.activation, packed.buffers
+        if activation.is_dense:
+            super().activate(x, packed)
+            return
+        rows = CODES_AS_HALVES[activation.kind]
+        if activation.group is None:
+            rows.quantize(x, buffers["values"], buffers["scales"])
+        else:
+            rows.quantize_groups(x, buffers["values"], buffers["scales"], activation.group)
+
+    def activated(self, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
+        if self.spec.activation.is_dense:
+            return super().activated(x, packed)
+        self.activate(x, packed)
+        return packed
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
         """Reorder codes [N,K] into the tiles of csrc/weight_only/layout.cuh."""
@@ -190,11 +265,27 @@ class WeightOnlyGemm(HalfActivationKernel):
         weight = self.spec.weight
         return weight.bits if weight.kind == "float" or weight.bits == 4 else 8
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a tile's scales that are stored with its codes."""
+        weight = self.spec.weight
+        if weight.group is None or weight.group == STEP_K:
+            return 0
+        scale_bytes = 2 if weight.scale == "fp16" else 1
+        values = 2 if weight.kind == "asymmetric" else 1
+        return MMA_ROWS * STEP_K // weight.group * scale_bytes * values
+
     def defines(self) -> dict[str, int]:
         """Return the defines common to all builds of this kernel."""
         weight = self.spec.weight
         defines = {"W_BITS": self.stored_bits, "GROUPED": int(weight.group is not None)}
-        return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
+        if weight.kind == "asymmetric":
+            defines["ZEROS"] = 1
+        if weight.group is not None and weight.group != STEP_K:
+            defines["BLOCK_K"] = weight.group
+        if not self.spec.activation.is_dense:
+            defines["TOKEN_SCALES"] = 1 if self.spec.activation.group is None else 2
+        return defines
 
     def compute(self, call: GemmCall, config: Config | None) -> None:
         x, w, out, bias, shape = call
@@ -207,7 +298,7 @@ class WeightOnlyGemm(HalfActivationKernel):
             c.warps * 32,
             (
                 w.buffers["tiles"],
-                w.buffers["scales"],
+                w.buffers.get("scales"),
                 values,
                 bias,
                 out,
@@ -215,14 +306,16 @@ class WeightOnlyGemm(HalfActivationKernel):
                 shape.n,
                 shape.k,
                 values.shape[1],
+                *(() if self.spec.activation.is_dense else (x.buffers["scales"],)),
             ),
             shared_bytes=self._shared_bytes(c),
             overlap_previous=True,
             cluster=c.k_split,
         )
 
-    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
-        return Packing("halves", 16, x.buffers["values"])
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
+        is_dense = self.spec.activation.is_dense
+        return Packing("halves", 16, x.buffers["values"]) if is_dense else None
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         gpu = current_gpu()
@@ -237,17 +330,25 @@ class WeightOnlyGemm(HalfActivationKernel):
         return choose_by_timed_shapes(can_run, gemm, current_device(), self.timed)
 
     def builds(self) -> Sequence[Build]:
-        """Return all builds; for a variant only those of the most tokens."""
-        col_tiles = COL_TILES[-1:] if self.spec.variant else COL_TILES
-        return [self.build(c) for tiles in col_tiles for c in self.configs(tiles)]
+        """Return all builds of the usual kernels; of the others only the largest one."""
+        if self.spec.label in _USUAL:
+            configs = [c for tiles in COL_TILES for c in self.configs(tiles)]
+        else:
+            configs = self.configs(COL_TILES[-1])[-1:]
+        return [*self._activation_builds(), *map(self.build, configs)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
-        return [self.build(chosen)]
+        return [*self._activation_builds(), self.build(chosen)]
+
+    def _activation_builds(self) -> Sequence[Build]:
+        activation = self.spec.activation
+        return [] if activation.is_dense else [CODES_AS_HALVES[activation.kind].build]
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         """Return the configurations with this number of column tiles, for any GPU."""
-        return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+        configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+        return [config for config in configs if not self.block_bytes or config not in _SPILLING]
 
     def build(self, c: WeightOnlyConfig) -> Build:
         """Return the build of csrc/weight_only/gemm.cu for a configuration."""
@@ -261,7 +362,7 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
         """Return the dynamic shared memory of a block of csrc/weight_only/gemm.cu in bytes."""
-        tile = MMA_ROWS * STEP_K * self.stored_bits // 8
+        tile = MMA_ROWS * STEP_K * self.stored_bits // 8 + self.block_bytes
         reduction = c.warps * c.row_tiles * c.col_tiles * _FRAGMENT_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
 

@@ -8,11 +8,8 @@ csrc/weight_only/gemm.cu, the layout of weights is in csrc/weight_only/layout.cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes
 from flexq_bench.kernels.cuda.weight_only.gemm import (
@@ -22,13 +19,11 @@ from flexq_bench.kernels.cuda.weight_only.gemm import (
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
-from flexq_bench.kernels.formats import FP16, NumberFormat
-from flexq_bench.kernels.runtime.nvrtc import Build
+from flexq_bench.workloads.case import kernel_label
 
 MINIFLOATS = TimedShapes("weight_only", "minifloats")
 FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
-_FORMATS = {6: "E3M2", 5: "E3M1"}
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
 # Bits of the four weights of a quad: exponent and upper mantissa bit; sign.
 _UPPER, _SIGN = 0x1E1E1E1E, 0x80808080
@@ -64,35 +59,24 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
 }
 
 
+def minifloat_configs(col_tiles: int) -> list[WeightOnlyConfig]:
+    """Return the configurations for weights in two planes, for any GPU."""
+    return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+
+
 class MinifloatGemm(WeightOnlyGemm):
     """`fp6-w6a16` and `fp5-w5a16` with their variants."""
 
     def __init__(self, bits: int, variant: str = "") -> None:
-        group = STEP_K if variant == "fine" else None
-        scales = f"a scale per {STEP_K} k" if group else "a scale per output feature"
-        self.timed = FINE_MINIFLOATS if group else MINIFLOATS
-        note = ", converted without bias shift" if variant == "-bias-shift" else ""
-        self.spec = KernelSpec(
-            name=f"fp{bits}-w{bits}a16",
-            variant=variant,
-            backend="cuda",
-            weight=NumberFormat(bits, group, kind="float"),
-            activation=FP16,
-            summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{note}",
-            overlaps_launches=True,
-        )
+        weight = f"fp{bits}/{STEP_K if variant == 'fine' else 'row'}"
+        super().__init__(kernel_label(f"fp{bits}-w{bits}a16", variant), weight)
+        self.timed = FINE_MINIFLOATS if variant == "fine" else MINIFLOATS
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
         return tile_minifloats(values, self.spec.weight.bits)
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
-        return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
-
-    def builds(self) -> Sequence[Build]:
-        """Return all builds of `fp6-w6a16`; for the others only the largest."""
-        if self.spec.label == "fp6-w6a16":
-            return super().builds()
-        return [self.build(self.configs(max(_CHOICES))[-1])]
+        return minifloat_configs(col_tiles)
 
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"
