@@ -49,7 +49,7 @@ class ExternalCase:
         self.input_distribution = INPUT_DISTRIBUTION if is_linear else OPERATION_DISTRIBUTION
         self._judged = JudgedKernel(
             *(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED),
-            None if reference is None else lambda: reference,
+            None if reference is None else lambda _case: reference,
         )
         self._judged.worker = worker
         self._index: int | None = None  # of the placement that the worker has

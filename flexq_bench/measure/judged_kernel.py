@@ -59,6 +59,9 @@ class Worker(Protocol):
     def waited_s(self) -> float: ...
 
 
+ReferenceOf = Callable[[Case], tuple[Worker, Exchange]]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Samples that a worker took on request; when the request was sent, and when a reply came.
@@ -117,7 +120,7 @@ class JudgedKernel:
         device: torch.device,
         protocol: MeasuringProtocol,
         elements: tuple[int, int],
-        reference: Callable[[], tuple[Worker, Exchange]] | None = None,
+        reference: ReferenceOf | None = None,
     ) -> None:
         self._case, self._slot = case, slot
         self._exchange, self._device = exchange, device
@@ -257,18 +260,18 @@ class _OtherReference:
         self,
         case: Case,
         device: torch.device,
-        place: Callable[[], tuple[Worker, Exchange]],
+        place: ReferenceOf,
     ) -> None:
         self._case, self._device, self._place = case, device, place
 
     def draw(self, role: Role, seed: int) -> Parts:
-        worker, exchange = self._place()
+        worker, exchange = self._place(self._case)
         out = str(exchange.outputs)
         reply = worker.ask("draw", case=self._case.key, role=role, seed=seed, out=out)
         return _taken(exchange, reply, self._device, self._case)
 
     def judge(self, streamed: int, fresh: int, outputs: Outputs) -> CheckResult:
-        worker, exchange = self._place()
+        worker, exchange = self._place(self._case)
         layout, path = exchange.give(outputs), str(exchange.inputs)
         seeds = {"streamed": streamed, "fresh": fresh}
         reply = worker.ask("judge", case=self._case.key, layout=layout, path=path, **seeds)

@@ -146,6 +146,9 @@ class CaseSide:
         samples, trim = tuple(reply["samples_us"]), reply.get("trim")
         return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
+    def check_placement(self) -> None:
+        """Check results of the placement while no worker has a request."""
+
     def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
         """Request to inspect and free the placement; `end_leave` waits for it.
 
@@ -306,6 +309,8 @@ def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: boo
 
 
 def _leave(sides: Sides, *, side_by_side: bool = False) -> None:
+    for side, _ in sides:
+        side.check_placement()
     for group in [sides] if side_by_side else [[each] for each in sides]:
         _at_once(
             group,

@@ -24,7 +24,7 @@ from flexq_bench.measure.ab.blocks import CasePair, CaseSide, SampleBatch
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.clocks import CpuClock
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.judged_kernel import JudgedKernel, Worker
+from flexq_bench.measure.judged_kernel import JudgedKernel, ReferenceOf, Worker
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.shared_tensors import Exchange
@@ -50,7 +50,7 @@ class JudgingDevice:
     """Device, protocol and sensor to judge with.
 
     exchanges: shared memory of the sides, by slot. files: those that no worker may change, where no
-    sandbox protects them.
+    sandbox protects them. reference: see JudgedKernel.
     """
 
     device: torch.device
@@ -58,6 +58,7 @@ class JudgingDevice:
     sensor: Sensor
     exchanges: Mapping[str, Exchange]
     files: UnchangedFiles | None = None
+    reference: ReferenceOf | None = None
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -104,6 +105,7 @@ class JudgedSide(CaseSide):
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     turns: list[_Turn] = field(default_factory=list, kw_only=True)
     _is_checked: bool = field(default=False, init=False)  # True after the first placement
+    _is_drawn: bool = field(default=True, init=False)  # True if the current one is checked
 
     @cached_property
     def kernel(self) -> JudgedKernel:
@@ -112,14 +114,8 @@ class JudgedSide(CaseSide):
         exchange = judge.exchanges[self.slot]
         return JudgedKernel(
             *(judge.kernel_of(self.case), self.case, self.slot, exchange, judge.device),
-            *(judge.protocol, _MOST_CHECKED, self._reference),
+            *(judge.protocol, _MOST_CHECKED, judge.reference),
         )
-
-    def _reference(self) -> tuple[Worker, Exchange]:
-        """Base's worker, whose code is trusted: it judges operations of a project's own."""
-        base = self if self.is_trusted or self.opponent is None else self.opponent
-        assert base.kernel.worker is not None  # it was prepared
-        return base.kernel.worker, self.judge.exchanges[base.slot]
 
     def begin_prepare(
         self,
@@ -150,12 +146,14 @@ class JudgedSide(CaseSide):
         self.wrong = self.wrong or self.kernel.wrong
         return turn
 
-    def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
-        is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
-        if is_drawn and not self.is_trusted:
+    def check_placement(self) -> None:
+        self._is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
+        if self._is_drawn and not self.is_trusted:
             self.wrong = self.wrong or self.kernel.check_result().detail
         self._is_checked = True
-        super().begin_leave(worker, inspect=inspect and is_drawn)
+
+    def begin_leave(self, worker: Worker, *, inspect: bool = True) -> None:
+        super().begin_leave(worker, inspect=inspect and self._is_drawn)
 
     def end_leave(self, worker: Worker) -> None:
         super().end_leave(worker)

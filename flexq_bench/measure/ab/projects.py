@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Unpack
 
@@ -14,15 +14,19 @@ from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair, judging_device
+from flexq_bench.measure.ab.rules import InterleaveRules
 from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
+from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
+from flexq_bench.measure.judged_kernel import ReferenceOf, Worker
 from flexq_bench.measure.judged_places import JudgedPlace, judged_places
-from flexq_bench.measure.launcher import Launcher, forking_launcher
+from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
 from flexq_bench.measure.program import program_root
 from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
-from flexq_bench.measure.worker_process import RefusedError, WorkerError
+from flexq_bench.measure.shared_tensors import Exchange, exchanges
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import BuiltTree, built_tree
 from flexq_bench.verdicts import CaseComparison
@@ -124,7 +128,7 @@ def judged_project(
     build, DeviceError.
     """
     exchanged = {slot: place.exchange for slot, place in places.items()}
-    with judging_device(device, exchanged) as judge:
+    with judging_device(device, exchanged) as judge, ExitStack() as references:
         built, sides = [], []
         for revision, place in zip((base, head), places.values(), strict=True):
             tree = built_tree(
@@ -139,6 +143,8 @@ def judged_project(
         if places["base"].sandbox.kind == "none":
             files = UnchangedFiles([Path(tree.place.home) for tree in built])
             judge = replace(judge, files=files)
+        reference = _references(references, sides[0], places["base"].sandbox, device)
+        judge = replace(judge, reference=reference)
         yield JudgedProject(
             project, (base, head), (built[0], built[1]), (sides[0], sides[1]), judge
         )
@@ -161,6 +167,35 @@ def compare_judged_project(
         judged_project(project, base, head, places, device=device) as judged,
     ):
         yield from judged.compare(cases, **options)
+
+
+def _references(stack: ExitStack, base: Side, sandbox: Sandbox, device: str) -> ReferenceOf:
+    """Workers with base's definitions of operations, started when they are needed.
+
+    A worker that is measured can't be one: what it does between its turns makes it faster. The
+    stack ends them.
+    """
+    sources_of = cache(lambda: _sources_by_label(base))
+    known: dict[tuple[KernelSource, ...], tuple[Worker, Exchange]] = {}
+
+    def reference(case: Case) -> tuple[Worker, Exchange]:
+        sources = sources_of()(case.label)
+        if sources not in known:
+            (exchange,) = stack.enter_context(exchanges("reference")).values()
+            own = replace(sandbox, read=[*sandbox.read, exchange.inputs], write=[exchange.outputs])
+            side = replace(base, kernels_from=sources)
+            worker = WorkerProcess(
+                f"the reference of {base.short_name}",
+                side.tree,
+                (*worker_command(side.tree), "--device", device, *side.options),
+                timeout_s=InterleaveRules().timeout_s,
+                environment=side.environment,
+                launcher=FreshProcesses(own.wrap),
+            )
+            known[sources] = stack.enter_context(worker), exchange
+        return known[sources]
+
+    return reference
 
 
 def _by_source(

@@ -103,10 +103,13 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
         found = Case.from_key(case)
         folder = tmp_path / f"exchange {next(numbers)}"
         exchanged = {}
-        for slot in ("base", "head"):
+        for slot in ("base", "head", "reference"):
             (folder / slot).mkdir(parents=True)
             exchanged[slot] = Exchange(folder / slot)
-        judge = JudgingDevice(torch.device("cpu"), protocol, NoSensor(), exchanged, files)
+        reference = Inside(meter), exchanged.pop("reference")
+        judge = JudgingDevice(
+            *(torch.device("cpu"), protocol, NoSensor(), exchanged, files), lambda _case: reference
+        )
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(processes):
@@ -141,7 +144,7 @@ def one_column(path: Path) -> None:
     path.write_bytes(values.numpy().tobytes())
 
 
-@pytest.fixture(params=["definition here", "definition of base's worker"])
+@pytest.fixture(params=["definition here", "definition of another worker"])
 def defined(request, monkeypatch):
     """Where the functions of an operation's definition run."""
     is_elsewhere = request.param != "definition here"
