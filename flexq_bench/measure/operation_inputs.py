@@ -28,9 +28,10 @@ from flexq_bench.workloads.operation import (
 
 OPERATION_DISTRIBUTION = "operation-v1"
 _BELOW = "below "
-# Codes are right within half of one. Of the values that are rounded to them, an intermediate result
-# and the scale may be rounded to the kernel's type before.
-_CODE_SLACK, _CODE_BITS = 0.5, 3
+# Codes are right within half of one. Of the values that are rounded to them, an intermediate
+# result, the value and the scale may be rounded to the kernel's type before: three times half of
+# its last bit.
+_CODE_SLACK, _CODE_BITS = 0.5, 2
 # Intermediate results (a sum with the residual, rotated queries) may have been rounded to the
 # kernel's type, as models in FP16 do.
 _ROUNDED_BITS = 1
