@@ -15,6 +15,7 @@ from typing import Any
 
 from flexq_bench.kernels.cuda.block_order import BUILD as ORDER_BUILD
 from flexq_bench.kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
+from flexq_bench.kernels.cuda.grouped.layer import builds as grouped_builds
 from flexq_bench.kernels.decoder.cuda_operations import builds as decoder_builds
 from flexq_bench.kernels.registry import labels, resolve
 from flexq_bench.kernels.runtime.machine_code import resources
@@ -28,14 +29,13 @@ _TEXT_COLUMNS = ("build", "target", "function")
 def all_builds() -> tuple[Build, ...]:
     """Return the distinct builds of all CUDA kernels, sorted by name.
 
-    Includes the non-GEMM operators of a decoder block and the kernels that read clocks and set the
-    block order.
+    Includes grouped kernels, the non-GEMM operators of a decoder block and the kernels that read
+    clocks and set the block order.
     """
     kernels = [resolve(label, "cuda") for label in labels("cuda")]
     builds = {build for kernel in kernels for build in kernel.builds()}
-    return tuple(
-        sorted(builds | {CLOCK_BUILD, ORDER_BUILD, *decoder_builds()}, key=lambda build: build.name)
-    )
+    builds |= {CLOCK_BUILD, ORDER_BUILD, *grouped_builds(), *decoder_builds()}
+    return tuple(sorted(builds, key=lambda build: build.name))
 
 
 def largest_builds(target: str) -> tuple[Build, ...]:

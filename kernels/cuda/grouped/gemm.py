@@ -78,7 +78,7 @@ class FewConfig(Config):
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
             self.source,
-            min_sm=_MIN_SM,
+            only_sm=_MIN_SM,
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
             ELEMENT=fmt.element,

@@ -13,8 +13,13 @@ import torch
 
 from flexq_bench.kernels.contract import PackedOperand
 from flexq_bench.kernels.cuda.cublas.dense import Int8Gemm
-from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, configs_for, grouped_gemm
-from flexq_bench.kernels.cuda.grouped.packing import ExpertFormat
+from flexq_bench.kernels.cuda.grouped.gemm import (
+    GroupedConfig,
+    candidates,
+    configs_for,
+    grouped_gemm,
+)
+from flexq_bench.kernels.cuda.grouped.packing import BF16, EIGHT, FOUR, FP16, SIX, ExpertFormat
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.operations import Destination
 from flexq_bench.kernels.errors import ShapeError
@@ -24,6 +29,15 @@ from flexq_bench.kernels.runtime.nvrtc import Build
 _BUILD = Build.of("grouped/layer.cu")
 _THREADS, _FEATURES = 256, 8  # of a block; of a thread of combine
 _MOST_TOP_K, _MOST_K = 16, 8192
+_TYPICAL = (128, 512)  # experts, which decide the number of stages; tokens, for every candidate
+
+
+def builds() -> set[Build]:
+    """Return the builds of grouped kernels of every format, and of the layer around them."""
+    formats = (SIX, FOUR, EIGHT, FP16, BF16)
+    return {_BUILD} | {
+        config.build(fmt) for fmt in formats for config in candidates(fmt, *_TYPICAL)
+    }
 
 
 @dataclass(frozen=True, slots=True)
