@@ -11,7 +11,7 @@ from flexq_bench.ci.history_alerts import judge_histories
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.external.records import Origin, external_records
-from flexq_bench.exchange.external.result import ExternalResult
+from flexq_bench.exchange.external.result import ExternalResult, Reading
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def give(store):
                 at = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=count)).isoformat()
                 origin = Origin("p", "csv", commit, "G", at, str(count))
                 result = ExternalResult("gemm", "", value, metric="spills", unit=unit)
-                add_records(session, external_records([result], origin))
+                add_records(session, external_records(Reading((result,)), origin)[0])
             judge_histories(session)
 
     return run

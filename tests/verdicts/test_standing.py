@@ -15,7 +15,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.external.records import Origin, external_records
-from flexq_bench.exchange.external.result import ExternalResult
+from flexq_bench.exchange.external.result import ExternalResult, Reading
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -41,7 +41,7 @@ def feed(session):
             commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
             origin = Origin("p", "csv", commit, "G", at, str(count))
             result = ExternalResult(name, "", value, environment={"tool": tool})
-            add_records(session, external_records([result], origin))
+            add_records(session, external_records(Reading((result,)), origin)[0])
             if each or place == len(values):
                 texts += [change.text for change in judge_histories(session).changed]
         return texts

@@ -17,7 +17,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.external.records import Origin, external_records
-from flexq_bench.exchange.external.result import ExternalResult
+from flexq_bench.exchange.external.result import ExternalResult, Reading
 
 START = datetime(2025, 1, 1, tzinfo=UTC)
 PROJECTS = count()
@@ -58,7 +58,7 @@ def records_of(project, values, measured, *, start=START):
         origin = Origin(
             project, "csv", replace(commit, project=project), "G", time, f"{commit.sha} {time}"
         )
-        records += external_records([ExternalResult("gemm", "", value)], origin)
+        records += external_records(Reading((ExternalResult("gemm", "", value),)), origin)[0]
     return records
 
 
