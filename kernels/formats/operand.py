@@ -197,7 +197,10 @@ class Operand:
 
     @staticmethod
     def stacked(operands: Sequence[Operand]) -> Operand:
-        """Concatenate the rows of operands of the same format, K and order."""
+        """Concatenate the rows of operands of the same format, K and order.
+
+        Blocks of rows remain if none is cut: if all operands but the last have whole ones.
+        """
 
         def concatenated(name: str) -> torch.Tensor | None:
             parts = [getattr(operand, name) for operand in operands]
@@ -206,7 +209,8 @@ class Operand:
             return torch.cat([_indexable(part) for part in parts]).view(parts[0].dtype)
 
         first = operands[0]
-        if first.block_rows != 1 and len(operands) > 1:  # a block ends where an operand does
+        rows = first.block_rows
+        if any(rows is None or operand.rows % rows for operand in operands[:-1]):
             first = replace(first, block_rows=1)
         values = concatenated("values")
         assert values is not None  # every operand has them
