@@ -13,9 +13,9 @@ from flexq_bench.workloads.model_spec import LayerShape
 from flexq_bench.workloads.suite import Suite
 
 
-def layers_of_option(config: str, names: str) -> tuple[LayerShape, ...]:
+def layers_of_option(verb: str, config: str, names: str) -> tuple[LayerShape, ...]:
     """Return the layers of a Hugging Face configuration. names: of layers, or fused."""
-    require_extra("models", "--config")
+    require_extra("models", f"{verb} --config")
 
     from flexq_bench.model_configs.layers import chosen_layers, layers_of_config
 

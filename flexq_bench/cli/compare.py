@@ -141,7 +141,9 @@ def _own_shapes(
         return None
     if suite is not None or options.models is not None:
         raise UsageError("--n, --k and --config bring their own shapes: drop --suite and --models")
-    layers = () if config is None else layers_of_option(config, options.layers or "fused")
+    layers = (
+        () if config is None else layers_of_option("compare", config, options.layers or "fused")
+    )
     shapes = parse_sweep(
         kernels=options.kernels,
         m=split_sizes(options.m),

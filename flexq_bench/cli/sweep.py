@@ -156,7 +156,7 @@ def sweep(
             )
         suite = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
     else:
-        config_layers = () if config is None else layers_of_option(config, layers)
+        config_layers = () if config is None else layers_of_option("sweep", config, layers)
         shapes = parse_sweep(
             kernels=None if patterns is None else ",".join(patterns),
             m=_sizes("--m", m),
