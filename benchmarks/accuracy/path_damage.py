@@ -40,7 +40,6 @@ from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import LinearKernel
-from flexq_bench.kernels.decoder.torch_operations import attend_prompts
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.models import load_catalog
@@ -85,13 +84,6 @@ def _operator(
         return damaged(partial(run, self), *arguments, **named)
 
     with patch.object(kind, name, call):
-        yield
-
-
-@contextmanager
-def _prompts(damaged: Callable[..., Any], *_: object) -> Iterator[None]:
-    name = "flexq_bench.kernels.decoder.cuda_operations.attend_prompts"
-    with patch(name, partial(damaged, attend_prompts)):
         yield
 
 
@@ -152,11 +144,13 @@ DAMAGES: dict[str, Damage] = {
         for first, last in ((1, 1), (1, 7), (3, 3), (9, 64), (128, 512))
     },
     "softmax scale x 1.02 in steps": partial(_operator, "attend", _scaled("queries", 1.02)),
-    "softmax scale x 1.02 in prompts": partial(_prompts, _scaled("queries", 1.02)),
+    "softmax scale x 1.02 in prompts": partial(
+        _operator, "attend_prompts", _scaled("queries", 1.02)
+    ),
     "cached keys x 1.02 in steps": partial(_operator, "attend", _scaled("keys", 1.02)),
     "positions of steps off by one": partial(_operator, "attend", _rotated),
     "one of 8 KV entries of steps stale": partial(_operator, "attend", _stale),
-    "chunks in another's slot": partial(_prompts, _other_slot),
+    "chunks in another's slot": partial(_operator, "attend_prompts", _other_slot),
     "slot 0 gets the second token": partial(_operator, "pick", _second),
     "position not advanced from slot 2 on": partial(_operator, "pick", _late),
     "norms x 1.01": partial(_operator, "norm", _norm),

@@ -138,11 +138,11 @@ def test_text_without_limit_is_refused(gate):
 
 
 def test_formats_without_a_kernel_are_not_judged(gate):
-    ran = gate("--scheme", "w6a16[group=64]", "--json", "-", policy=QUICK)
+    ran = gate("--scheme", "w6a16[group=32]", "--json", "-", policy=QUICK)
     checks = {c["check"]: c for c in json.loads(ran.out)["checks"]}
     assert ran.code == ExitCode.MISSING
     assert checks["parity of kernels"]["outcome"] == "not judged"
-    assert "no kernel reads int6/64 weights" in checks["parity of kernels"]["reason"]
+    assert "no kernel reads int6/32 weights" in checks["parity of kernels"]["reason"]
 
 
 def test_other_kernels_for_the_formats_can_be_named(gate):

@@ -26,7 +26,7 @@ def give(store):
                 count += 1
                 commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
                 at = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=count)).isoformat()
-                origin = Origin("p", "csv", commit, "G", at, str(count))
+                origin = Origin("p", commit, "G", time=at, occasion=str(count))
                 result = ExternalResult("gemm", "", value, metric="spills", unit=unit)
                 add_records(session, external_records(Reading((result,)), origin)[0])
             judge_histories(session)

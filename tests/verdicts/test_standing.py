@@ -39,7 +39,7 @@ def feed(session):
             count += 1
             at = (START + timedelta(hours=count)).isoformat()
             commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
-            origin = Origin("p", "csv", commit, "G", at, str(count))
+            origin = Origin("p", commit, "G", time=at, occasion=str(count))
             result = ExternalResult(name, "", value, environment={"tool": tool})
             add_records(session, external_records(Reading((result,)), origin)[0])
             if each or place == len(values):

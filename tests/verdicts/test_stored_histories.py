@@ -55,9 +55,8 @@ def records_of(project, values, measured, *, start=START):
     records = []
     for at, (value, commit) in enumerate(zip(values, measured, strict=True)):
         time = (start + timedelta(hours=at)).isoformat()
-        origin = Origin(
-            project, "csv", replace(commit, project=project), "G", time, f"{commit.sha} {time}"
-        )
+        of_project = replace(commit, project=project)
+        origin = Origin(project, of_project, "G", time=time, occasion=f"{commit.sha} {time}")
         records += external_records(Reading((ExternalResult("gemm", "", value),)), origin)[0]
     return records
 

@@ -24,4 +24,4 @@ def test_each_row_names_the_kernel_that_runs_it(weights, activations, kernel):
 
 
 def test_the_page_has_rows():
-    assert len(ROWS) == 12
+    assert len(ROWS) == 13
