@@ -8,6 +8,7 @@ from flexq_bench.kernels.external.declare import kernel
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.formats.dual_grained import int8_values
+from flexq_bench.kernels.operations.grouped_linear import rows_of_experts
 
 _GROUP = 128
 
@@ -55,15 +56,10 @@ def _declared(name: str, weight: NumberFormat, summary: str) -> FunctionDefiniti
         tokens: int,
         layout: str,
     ) -> None:
-        start = 0
-        for expert, size in enumerate(sizes.tolist()):
-            if layout == "masked":
-                start = expert * tokens
-            rows = slice(start, start + size)
+        for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
             # Sums of int8 products stay under 2^53, so float64 is exact.
             sums = codes[rows].double() @ weights[expert].double().T
             y[rows] = (sums * row_scales[expert].double() * scales[rows].double()).half()
-            start += size
 
     return grouped
 
@@ -87,13 +83,8 @@ def dense(dtype: str) -> FunctionDefinition:
         tokens: int,
         layout: str,
     ) -> None:
-        start = 0
-        for expert, size in enumerate(sizes.tolist()):
-            if layout == "masked":
-                start = expert * tokens
-            rows = slice(start, start + size)
+        for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
             y[rows] = (x[rows].float() @ w[expert].float().T).to(y.dtype)
-            start += size
 
     return grouped
 

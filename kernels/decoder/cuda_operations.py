@@ -18,12 +18,11 @@ from flexq_bench.kernels.decoder.attention import (
 from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
 from flexq_bench.kernels.decoder.operations import (
     AttentionShape,
-    DecoderOperations,
     Destination,
     HeadNorms,
     Norm,
 )
-from flexq_bench.kernels.decoder.torch_operations import attend_prompts
+from flexq_bench.kernels.decoder.torch_operations import PromptAttention
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.module import Argument, load_function
@@ -60,7 +59,7 @@ _HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, one head each
 _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
 
 
-class CudaOperations(DecoderOperations):
+class CudaOperations(PromptAttention):
     """CUDA operators. Owns the intermediate buffers of launches, which captured graphs reuse."""
 
     def __init__(self) -> None:
@@ -105,17 +104,6 @@ class CudaOperations(DecoderOperations):
             ),
             overlap_previous=True,
         )
-
-    def attend_prompts(
-        self,
-        qkv: torch.Tensor,
-        shape: AttentionShape,
-        cache: KvLayer,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        longest: int,
-    ) -> torch.Tensor:
-        return attend_prompts(qkv, shape, cache, slots, positions, longest)
 
     def attend(
         self,

@@ -23,7 +23,34 @@ from flexq_bench.kernels.decoder.operations import (
 _WITH_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class TorchOperations(DecoderOperations):
+class PromptAttention(DecoderOperations):
+    """Attention of prompts by torch's, on any device."""
+
+    def attend_prompts(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        batch, tokens = qkv.shape[:2]
+        queries, keys, values = split_heads(qkv, shape, positions)
+        cache.write(keys, values, slots, positions)
+        cached = cache.read(slots, longest)
+        group = shape.heads // shape.kv_heads
+        k, v = cached if group == 1 else cached.repeat_interleave(group, dim=2)
+        q = queries.transpose(1, 2)
+        mask = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
+        if not q.is_cuda:
+            q, k, v = q.float(), k.float(), v.float()
+        with sdpa_kernel(_WITH_MASK):
+            out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.half().transpose(1, 2).reshape(batch * tokens, -1)
+
+
+class TorchOperations(PromptAttention):
     """Operators computed in FP32, with results rounded to FP16."""
 
     def norm(
@@ -68,17 +95,6 @@ class TorchOperations(DecoderOperations):
         scores = scores.masked_fill(later[:, None, None], -torch.inf)
         out = torch.softmax(scores, dim=-1) @ v
         _activate(out.half().reshape(batch, -1), to)
-
-    def attend_prompts(
-        self,
-        qkv: torch.Tensor,
-        shape: AttentionShape,
-        cache: KvLayer,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        longest: int,
-    ) -> torch.Tensor:
-        return attend_prompts(qkv, shape, cache, slots, positions, longest)
 
     def pick(
         self,
@@ -125,30 +141,6 @@ def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     first, second = x.float().chunk(2, dim=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return torch.cat(rotated, dim=-1).half()
-
-
-def attend_prompts(
-    qkv: torch.Tensor,
-    shape: AttentionShape,
-    cache: KvLayer,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    longest: int,
-) -> torch.Tensor:
-    """Compute as `DecoderOperations.attend_prompts`, by torch's attention."""
-    batch, tokens = qkv.shape[:2]
-    queries, keys, values = split_heads(qkv, shape, positions)
-    cache.write(keys, values, slots, positions)
-    cached = cache.read(slots, longest)
-    group = shape.heads // shape.kv_heads
-    k, v = cached if group == 1 else cached.repeat_interleave(group, dim=2)
-    q = queries.transpose(1, 2)
-    mask = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
-    if not q.is_cuda:
-        q, k, v = q.float(), k.float(), v.float()
-    with sdpa_kernel(_WITH_MASK):
-        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    return out.half().transpose(1, 2).reshape(batch * tokens, -1)
 
 
 def _activate(x: torch.Tensor, to: Destination) -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flexq_bench.workloads.expressions import Value, evaluate
@@ -48,6 +48,16 @@ def _draw(values: Mapping[str, Value], generator: torch.Generator) -> dict[str, 
     return {"sizes": sizes}
 
 
+def rows_of_experts(sizes: torch.Tensor, tokens: int, layout: str) -> Iterator[slice]:
+    """Return the rows of each expert in turn; sizes are read from their device."""
+    start = 0
+    for expert, size in enumerate(sizes.tolist()):
+        if layout == "masked":
+            start = expert * tokens
+        yield slice(start, start + size)
+        start += size
+
+
 def _reference(
     x: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, tokens: int, layout: str
 ) -> dict[str, Any]:
@@ -55,14 +65,9 @@ def _reference(
 
     y = torch.full((len(x), w.shape[1]), torch.nan, dtype=torch.float64, device=x.device)
     magnitude = torch.zeros_like(y)
-    start = 0
-    for expert, size in enumerate(sizes.tolist()):
-        if layout == "masked":
-            start = expert * tokens
-        rows = slice(start, start + size)
+    for expert, rows in enumerate(rows_of_experts(sizes, tokens, layout)):
         y[rows] = x[rows] @ w[expert].T
         magnitude[rows] = x[rows].abs() @ w[expert].abs().T
-        start += size
     return {"y": (y, magnitude)}
 
 
