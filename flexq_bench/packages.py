@@ -24,6 +24,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "fleet": ("ray",),
     "dashboard": ("streamlit", "plotly", "pandas"),
     "serve": ("starlette", "uvicorn", "httptools"),
+    "served": ("aiohttp",),
     "notify": ("apprise", "requests"),
     "postgres": ("psycopg",),
     "parquet": ("pyarrow",),

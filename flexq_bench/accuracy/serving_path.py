@@ -35,6 +35,7 @@ from flexq_bench.accuracy.agreement import (
 from flexq_bench.accuracy.as_decode import ModelWeights, decoded_architecture
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.repetition import loops
 from flexq_bench.decode.continuous_batching import Iteration, step_sizes
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine, bucket_of
@@ -209,19 +210,6 @@ def cut_at_ends(tokens: torch.Tensor, ends: frozenset[int]) -> Generations:
     """Cut each row of tokens [P, new] after the first id that ends a text."""
     cut = [_until_end(row, ends) for row in tokens.tolist()]
     return Generations(tuple(cut), tuple(row[-1] in ends for row in cut))
-
-
-def loops(tokens: Sequence[int]) -> bool:
-    """Return True if a text ends with four or more equal blocks of up to 16 tokens.
-
-    A block of one token counts from eight on: punctuation may be repeated.
-    """
-    for length in range(1, min(16, len(tokens) // 4) + 1):
-        repeats = 8 if length == 1 else 4
-        tail = tokens[-length * repeats :]
-        if len(tail) == length * repeats and tail[length:] == tail[:-length]:
-            return True
-    return False
 
 
 class _Run:

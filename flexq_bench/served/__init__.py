@@ -1,0 +1,1 @@
+"""Engines behind an OpenAI-compatible interface: started, asked, judged in pairs."""
