@@ -33,7 +33,9 @@ from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
 from flexq_bench.runs.table import problem_lines, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
+from flexq_bench.sweeps.launches import weighted_table
 from flexq_bench.sweeps.plot import write_plot
+from flexq_bench.workloads.launches import LaunchTrace
 from flexq_bench.workloads.suite import Suite
 
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
@@ -48,7 +50,7 @@ class RunOptions:
     """Options of a run: database, devices and output files.
 
     prints_each_result: also print the expected duration before. opened: the project whose kernels
-    are measured; None: this program's.
+    are measured; None: this program's. trace: of a sweep over a trace's launches: its counts.
     """
 
     db: str | None
@@ -56,6 +58,7 @@ class RunOptions:
     files: ResultFiles = field(default_factory=ResultFiles)
     prints_each_result: bool = False
     opened: OpenedProject | None = None
+    trace: LaunchTrace | None = None
 
     @property
     def measured_commit(self) -> CommitInfo:
@@ -178,6 +181,8 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     if on_cpu:
         what = "" if are_own else "reference implementations, and not fast: "
         say(out, f"no GPU was used: {what}times of this CPU say nothing of a GPU's")
+    if options.trace is not None:
+        print_unbroken(out, weighted_table(results, options.trace))
     for line in problem_lines(results):
         say(out, line)
     if missing:

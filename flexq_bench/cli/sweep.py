@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +35,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
+from flexq_bench.sweeps.launches import launch_suite, summary_lines
 from flexq_bench.sweeps.text import operation_sweep, parse_sweep, split_names, split_sizes
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import OperationWorkload
@@ -95,6 +98,19 @@ def sweep(
             help="The cases of this run (its uuid's beginning); --kernels and --m replace its own.",
         ),
     ] = None,
+    from_trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="What a program launched: a trace of torch.profiler, or of FlashInfer-Bench.",
+        ),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --from-trace: only the N workloads with most time."
+        ),
+    ] = None,
     stage: Annotated[
         str, typer.Option(metavar="STAGES", help="gemm, linear or both: gemm,linear.")
     ] = "gemm",
@@ -115,11 +131,15 @@ def sweep(
     db: DbOption = None,
     output: RecordFileOptions,
 ) -> None:
-    """Measure kernels on combinations of M, N and K, a model's layers, or the cases of a run.
+    """Measure kernels on combinations of M, N and K, a model's layers, a run's cases, or a trace.
 
     --config takes any language model that transformers knows, also the text decoder of a multimodal
     model, and builds it without weights; experts count once, and the output head and routers are
     left out. A model of unknown type is read as LLaMA if it has LLaMA's sizes, else refused.
+
+    --from-trace takes operations, shapes and counts of a running server: a file of torch.profiler
+    with record_shapes=True (.json, .json.gz), or a FlashInfer-Bench trace set. Times are also
+    printed weighted by the counts: what a step of that server takes with each kernel.
 
     The expected time is printed first, if similar cases were measured before. Results are stored
     like any others and never become a baseline. Exit codes as of `run`.
@@ -143,7 +163,16 @@ def sweep(
     )
     if parameter and operation is None:
         raise UsageError("--parameter goes with --operation: flexq-bench list operations")
-    if like is not None:
+    if most is not None and from_trace is None:
+        raise UsageError("--most goes with --from-trace")
+    if from_trace is not None:
+        if queue or any(value is not None for value in (m, n, k, model, config, like, operation)):
+            raise UsageError(
+                "--from-trace has its own shapes: drop --m, --n, --k, --model, --config, --like, "
+                "--operation and --queue"
+            )
+        suite, options = _suite_of_trace(from_trace, most, patterns, stage, cache, options)
+    elif like is not None:
         if n is not None or k is not None or model is not None or config is not None or queue:
             raise UsageError(
                 "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
@@ -192,6 +221,26 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
         return split_sizes(text)
     content = read_text(text[1:], "a file of sizes", most_bytes=_MAX_SIZE_FILE_BYTES)
     return parse_lines(content.splitlines(), f"{option} {text}")
+
+
+def _suite_of_trace(
+    path: str,
+    most: int | None,
+    kernels: Sequence[str] | None,
+    stage: str,
+    cache: str,
+    options: RunOptions,
+) -> tuple[Suite, RunOptions]:
+    """Build a suite of a trace's launches, and the options with its counts. Raises UsageError."""
+    from flexq_bench.exchange.flashinfer_traces import read_launches
+    from flexq_bench.exchange.profiler_traces import read_profiler_trace
+
+    is_set = Path(path).is_dir() or path.endswith(".jsonl")
+    trace = read_launches(path) if is_set else read_profiler_trace(path)
+    for line in summary_lines(trace):
+        say(options.console, line)
+    suite = launch_suite(trace.launches[:most], kernels=kernels, stage=stage, cache=cache)
+    return suite, replace(options, trace=trace)
 
 
 def _suite_like(

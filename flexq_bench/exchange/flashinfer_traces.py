@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from flexq_bench.exchange.flashinfer_definitions import TraceDefinition, definit
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.launches import Launch, LaunchTrace, Unmeasured, launch_trace
 from flexq_bench.workloads.operation import OperationWorkload, format_values
 from flexq_bench.workloads.probes import is_probe
 
@@ -46,6 +48,7 @@ WHAT = "a folder of a FlashInfer-Bench trace set"
 _OP_TYPE = "gemm"
 _US_A_MS = 1e3
 _MAX_FILES = 10_000
+_MAX_NAME_CHARS = 200
 _KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
 _REFERENCE = """import torch
 
@@ -93,16 +96,42 @@ def read_traces(folder: str) -> Reading:
     return collect([*bad, *entries], created_at=newest)
 
 
+def read_launches(folder: str) -> LaunchTrace:
+    """Read a trace set's workloads; each line is a call. Raises UsageError if it is none.
+
+    folder: of the trace set, or one of its files of workloads.
+    """
+    path = Path(folder)
+    chosen = path if path.is_file() else None
+    root = folder
+    if chosen is not None:
+        above = (place for place in path.parents if (place / "definitions").is_dir())
+        root = str(next(above, path.parent))
+    definitions = read_definitions(root)
+    counts: Counter[tuple[GemmWorkload | OperationWorkload, str]] = Counter()
+    rest: Counter[tuple[str, str]] = Counter()
+    for _, trace in _json_lines(root, "workloads", chosen):
+        name = str(trace.get("definition"))[:_MAX_NAME_CHARS]
+        definition = definitions.get(name)
+        try:
+            if definition is None or not definition.is_ours:
+                raise BadResult("no operation of ours" if definition else "no definition")
+            counts[definition.workload(trace["workload"]["axes"]), name] += 1
+        except BadResult as error:
+            rest[name, str(error)] += 1
+        except (KeyError, TypeError, AttributeError):
+            rest[name, "no workload"] += 1
+    launches: dict[GemmWorkload | OperationWorkload, Launch] = {}
+    for (workload, name), count in counts.items():  # several definitions may have one shape
+        same = launches.get(workload)
+        known = Launch(workload, name, 0) if same is None else same
+        launches[workload] = replace(known, count=known.count + count)
+    return launch_trace(launches.values(), [Unmeasured(*key, count) for key, count in rest.items()])
+
+
 def workloads_of(folder: str) -> list[GemmWorkload | OperationWorkload]:
     """Return a trace set's workloads of our operations, sorted by shape. Raises UsageError."""
-    definitions = read_definitions(folder)
-    found: set[GemmWorkload | OperationWorkload] = set()
-    for _, trace in _json_lines(folder, "workloads"):
-        definition = definitions.get(str(trace.get("definition")))
-        if definition is None or not definition.is_ours:
-            continue
-        with suppress(BadResult, KeyError, TypeError, AttributeError):
-            found.add(definition.workload(trace["workload"]["axes"]))
+    found = (launch.workload for launch in read_launches(folder).launches)
     return sorted(found, key=lambda one: (one.operation != "linear", one.operation, one.values))
 
 
@@ -231,10 +260,13 @@ def _no_trace() -> ExternalResult | None:
     raise BadResult("it is no trace of a solution")
 
 
-def _json_lines(folder: str, kind: str) -> Iterator[tuple[str, Any]]:
-    """Yield each line's place and object from all files of a kind; {} if it is no JSON object."""
+def _json_lines(folder: str, kind: str, chosen: Path | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield each line's place and object from all files of a kind; {} if it is no JSON object.
+
+    chosen: only this file.
+    """
     lines = 0
-    for path in _files(folder, kind):
+    for path in _files(folder, kind) if chosen is None else [chosen]:
         for place, line in enumerate(
             read_text(str(path), WHAT, most_bytes=MAX_BYTES).splitlines(), start=1
         ):

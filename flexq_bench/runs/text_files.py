@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from flexq_bench.errors import UsageError
+
+_GZIP = b"\x1f\x8b"
 
 
 def read_text(path: str, what: str, *, most_bytes: int, pipes: bool = False) -> str:
@@ -46,6 +49,26 @@ def text_lines(path: str, what: str, *, most_bytes: int, longest: int = 1 << 20)
             if len(line) > longest:
                 raise UsageError(f"{path} has a line of over {longest:,} letters: name {what}")
             yield line
+
+
+def text_chunks(path: str, what: str, *, most_bytes: int, size: int = 1 << 20) -> Iterator[str]:
+    """Iterate over the text of a file, plain or gzip, in pieces of up to `size` bytes.
+
+    most_bytes: of the text. Raises UsageError like `read_text`, also while it iterates; EOFError,
+    OSError or zlib.error for a damaged gzip file.
+    """
+    with _opened(path, what) as file:
+        packed = file.read(len(_GZIP)) == _GZIP
+        file.seek(0)
+        source: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        done = 0
+        while chunk := source.read(size):
+            done += len(chunk)
+            if done > most_bytes:
+                raise _too_large(path, most_bytes)
+            yield decoder.decode(chunk)
+        decoder.decode(b"", final=True)
 
 
 @contextmanager

@@ -96,3 +96,31 @@ def test_operations_are_listed(cli):
     listed = {row["operation"]: row for row in json.loads(ran.out)}
     assert listed["linear"]["axes"] == ["m"]
     assert "context" in listed["attention_decode"]["parameters"]
+
+
+def test_trace_is_swept_and_weighted_by_its_counts(cli, tmp_path):
+    call = {"ph": "X", "cat": "cpu_op", "name": "aten::linear", "pid": 1, "tid": 1, "dur": 4.0}
+    calls = [
+        {**call, "ts": 10.0 * i, "args": {"Input Dims": [[tokens, 256], [128, 256], []]}}
+        for i, tokens in enumerate([1, 1, 1, 4])
+    ]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": calls}))
+
+    ran = cli(
+        *("sweep", "--from-trace", str(trace), "--kernels", "fp16", "--json", "-"),
+        *("--backend", "cpu"),
+    )
+
+    assert ran.code == 0, ran.err
+    records = list(map(json.loads, ran.out.splitlines()))
+    medians = {one["m"]: one["median_us"] for one in records if one["kernel"] == "fp16"}
+    assert set(medians) == {1, 4}
+    assert f"{3 * medians[1] + medians[4]:.5g}" in ran.err
+    assert "2 of 2" in ran.err
+    assert "16" in ran.err  # traced us
+
+
+@pytest.mark.parametrize("other", [("--m", "1"), ("--like", "3f2a"), ("--queue",)])
+def test_trace_with_shapes_of_another_option_is_refused(cli, other, tmp_path):
+    assert cli("sweep", "--from-trace", str(tmp_path), *other).code == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.flashinfer_traces import (
+    read_launches,
     read_traces,
     suite_text,
     write_traces,
@@ -17,6 +19,7 @@ from flexq_bench.exchange.flashinfer_traces import (
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import resolve
+from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.suites import read_suite
 
 VERSIONS = {name: resolve(name, "cuda").spec.version for name in ("flexq-w6a6", "w4a16")}
@@ -280,3 +283,15 @@ def test_flashinfer_bench_reads_our_traces(ours):
     assert sum(map(len, traces.traces.values())) == count
     assert set(traces.traces) == set(traces.workloads) == set(traces.definitions)
     assert all(one.is_successful() for rows in traces.traces.values() for one in rows)
+
+
+def test_workloads_of_a_trace_set_are_counted(trace_set):
+    root = trace_set(workloads=(1, 8, 8, 0))
+
+    trace = read_launches(root)
+
+    counts = {launch.workload: launch.count for launch in trace.launches}
+    assert counts == {GemmWorkload(8, 4096, 2048): 2, GemmWorkload(1, 4096, 2048): 1}
+    assert [(part.source, part.count) for part in trace.unmeasured] == [("gemm_n4096_k2048", 1)]
+    file = next(Path(root, "workloads").rglob("*.jsonl"))
+    assert read_launches(str(file)) == trace
