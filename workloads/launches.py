@@ -47,11 +47,8 @@ class LaunchTrace:
     @property
     def traced_us(self) -> float | None:
         """Time of everything; None: the trace has no times."""
-        times = [
-            part.traced_us
-            for part in (*self.launches, *self.unmeasured)
-            if part.traced_us is not None
-        ]
+        parts: tuple[Launch | Unmeasured, ...] = (*self.launches, *self.unmeasured)
+        times = [part.traced_us for part in parts if part.traced_us is not None]
         return sum(times) if times else None
 
 

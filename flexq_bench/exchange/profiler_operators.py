@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import OperationWorkload, operation
 
@@ -132,7 +133,7 @@ def _attention(causal: int | None, *, heads_first: bool = True, mask: int | None
             (batch, heads, tokens, dim), (_, kv_heads, length, _) = q, k
         else:
             (batch, tokens, heads, dim), (_, length, kv_heads, _) = q, k
-        common = {
+        common: dict[str, Value] = {
             "batch": batch,
             "heads": heads,
             "kv_heads": kv_heads,
@@ -155,8 +156,9 @@ def _attention(causal: int | None, *, heads_first: bool = True, mask: int | None
 def _norm(norm: str, x: int = 0, residual: str = "none") -> Rule:
     def rule(shapes: Shapes, _: Sequence[str]) -> Workload:
         *rows, hidden = _tensor(shapes, x)
-        values = {"norm": norm, "residual": residual}
-        return operation("norm_quantize").workload(tokens=prod(rows), hidden=hidden, **values)
+        return operation("norm_quantize").workload(
+            tokens=prod(rows), hidden=hidden, norm=norm, residual=residual
+        )
 
     return rule
 
@@ -164,8 +166,9 @@ def _norm(norm: str, x: int = 0, residual: str = "none") -> Rule:
 def _activation(function: str, y: int = 0) -> Rule:
     def rule(shapes: Shapes, _: Sequence[str]) -> Workload:
         *rows, hidden = _tensor(shapes, y)
-        values = {"tokens": prod(rows), "hidden": hidden, "function": function}
-        return operation("activation_quantize").workload(**values)
+        return operation("activation_quantize").workload(
+            tokens=prod(rows), hidden=hidden, function=function
+        )
 
     return rule
 

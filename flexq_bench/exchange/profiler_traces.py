@@ -49,7 +49,7 @@ def read_profiler_trace(path: str) -> LaunchTrace:
 
 @dataclass(slots=True)
 class _Parts:
-    """What is kept of events: numbers, and each text once."""
+    """Kept parts of events: numbers, and each text once."""
 
     path: str
     distinct: dict[Any, int] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class _Parts:
         if self.kernel[0]:
             times, rest = self._kernel_times(thread, begin, end, index)
         else:
-            times = np.bincount(index, weights=end - begin, minlength=len(self.kept))
+            times = _sums(index, end - begin, len(self.kept))
         totals: dict[_Kept, tuple[str, int, float]] = {}
         for kept, source, count, us in zip(self.kept, self.sources, counts, times, strict=True):
             if kept is not None and count:
@@ -147,7 +147,7 @@ class _Parts:
                 (thread, begin, end, index),
             )
         inside = of_launch >= 0
-        times = np.bincount(of_launch[inside], duration[inside], minlength=len(self.kept))
+        times = _sums(of_launch[inside], duration[inside], len(self.kept))
         texts = list(self.distinct)
         rest = []
         for reason, chosen in (
@@ -201,6 +201,13 @@ class _Parts:
             raise UsageError(
                 f"{self.path} has over {_MAX_DISTINCT:,} names or shapes: profile less"
             )
+
+
+def _sums(index: NDArray[np.int64], values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """Return the sum of the values of each index below count."""
+    sums = np.zeros(count)
+    np.add.at(sums, index, values)
+    return sums
 
 
 def _append(columns: tuple[Any, ...], *values: float) -> None:

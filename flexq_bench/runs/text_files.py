@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import BinaryIO, cast
 
 from flexq_bench.errors import UsageError
 
@@ -60,7 +60,7 @@ def text_chunks(path: str, what: str, *, most_bytes: int, size: int = 1 << 20) -
     with _opened(path, what) as file:
         packed = file.read(len(_GZIP)) == _GZIP
         file.seek(0)
-        source: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file
+        source = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
         done = 0
         while chunk := source.read(size):

@@ -13,9 +13,10 @@ from flexq_bench.errors import UsageError
 from flexq_bench.stats.baseline import Result
 from flexq_bench.sweeps.sweep import CACHES, STAGES, select_words
 from flexq_bench.sweeps.text import split_names
-from flexq_bench.workloads.case import Case, kernel_label
+from flexq_bench.workloads.case import kernel_label, workload_of
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.launches import Launch, LaunchTrace
+from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Group, OperationGroup, Shape, Suite
 
 _ALL_KERNELS = ("*",)
@@ -90,12 +91,13 @@ def weighted_times(results: Iterable[Result], trace: LaunchTrace) -> list[Weight
         total[1] += 1
     times: dict[tuple[str, str, str, str], dict[Launch, float]] = {}
     for result in results:
-        case = Case.from_key(result.case)
-        measured = of_workload.get(case.workload)
-        if result.median_us is None or measured is None or result.status == "incorrect":
+        if result.median_us is None or result.status == "incorrect" or is_probe(result.kernel):
+            continue
+        measured = of_workload.get(workload_of(result.operation, result.parameters))
+        if measured is None:
             continue
         label = kernel_label(result.kernel, result.variant)
-        key = (case.operation, label, case.stage, case.cache)
+        key = (result.operation, label, result.stage, result.cache)
         times.setdefault(key, {})[measured] = result.median_us
     rows = []
     for (operation, label, stage, cache), by_launch in times.items():
