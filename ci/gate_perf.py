@@ -15,6 +15,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
+from flexq_bench.verdicts.limits import is_enough, is_within
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import calibrates
@@ -132,30 +133,15 @@ def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> G
     """Return the outcome of a comparison. limit: accepted slow-down, percent."""
     if is_worse and math.expm1(confirmation.log_ratio) * 100 > limit:
         return GateOutcome.REGRESSION
-    if confirmation.verdict is Verdict.AMBIGUOUS and not _is_within(confirmation, limit):
+    if confirmation.verdict is Verdict.AMBIGUOUS and not is_within(confirmation, limit):
         return GateOutcome.AMBIGUOUS
     return GateOutcome.PASS
 
 
 def suffices(policy: Policy, result: CaseComparison, decided: bool) -> bool:
-    """Return True if the gate needs no more placements of a case.
-
-    An ambiguous case needs none if its upper 99 % bound is within the limit, because the gate
-    passes then: if a limit is well above the variation between processes, further placements would
-    take most of a comparison's time. A change that few placements decided needs more if the limit
-    is between its bounds. decided: more placements would not change the verdict.
-    """
-    confirmation = result.confirmation
+    """Return True if the gate needs no more placements of a case (verdicts.limits.is_enough)."""
     limit = policy.limit_of(result.case).slower_percent
-    if confirmation.verdict is Verdict.AMBIGUOUS:
-        return decided or _is_within(confirmation, limit)
-    if decided and confirmation.stopped_early:
-        return _is_within(confirmation, limit) or math.expm1(confirmation.low) * 100 > limit
-    return decided
-
-
-def _is_within(confirmation: Confirmation, limit: float) -> bool:
-    return math.expm1(confirmation.high) * 100 <= limit
+    return is_enough(result.confirmation, limit, decided=decided)
 
 
 def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str]:
