@@ -24,6 +24,8 @@ chat = false                     # ask as a user's message
 [faults]                         # more empty, cut off, looping or malformed answers than base
 detect_points = 2.0
 
+[[speed]]                        # none or more: flexq_bench.served.speed.policy
+
 [kl]                             # KL(base || head) over the likeliest tokens, greedy suites only
 mean = 0.05                      # nats a token, at most
 top = 10                         # tokens
@@ -52,7 +54,7 @@ from flexq_bench.ci.report_data import GateOutcome
 from flexq_bench.db.engine import Database
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.records import GateLimit
-from flexq_bench.db.store import add_records
+from flexq_bench.db.store import add_records, put_records
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import find_device
 from flexq_bench.runs.lifecycle import OpenRun, open_run
@@ -61,6 +63,9 @@ from flexq_bench.served.engines import EngineSpec
 from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
 from flexq_bench.served.paired import PairedAnswers, PairedSuite, ask_both, begin, ignores_seed
 from flexq_bench.served.questions import FAULTS, Asking, QuestionFile, QuestionSuite, faults_of
+from flexq_bench.served.speed.gate import judge_speed
+from flexq_bench.served.speed.policy import SpeedTable
+from flexq_bench.served.speed.records import speed_records
 from flexq_bench.served.turns import BASE, HEAD, Places, Turns, taking_turns
 from flexq_bench.stats.sequential_loss import LossTest
 from flexq_bench.workloads.data_files import (
@@ -150,6 +155,7 @@ class _PolicyTable(DataTable):
     concurrency: Count = 32
     allow_not_judged: Texts = ()
     accuracy: Entries[SuiteTable] = ()
+    speed: Entries[SpeedTable] = ()
     faults: FaultsTable | None = None
     kl: KlTable | None = None
 
@@ -271,11 +277,12 @@ class _Course:
 
     def __post_init__(self) -> None:
         table = self.policy.table
-        if not table.accuracy:
+        if not table.accuracy and not table.speed:
             raise UsageError(
-                f"policy {self.policy.name} has no suite: add [[accuracy]], or give --suite FILE"
+                f"policy {self.policy.name} has no suite and no load: add [[accuracy]] or "
+                "[[speed]], or give --suite FILE"
             )
-        alpha = _ACCURACY_SHARE * table.alpha / len(table.accuracy)
+        alpha = _ACCURACY_SHARE * table.alpha / max(1, len(table.accuracy))
         top = None if table.kl is None else table.kl.top
         self._suites = [(suite, self._paired(suite, alpha, top)) for suite in table.accuracy]
         self._limits = Limits(total_s=table.timeout_s, idle_s=table.timeout_s)
@@ -326,7 +333,9 @@ class _Course:
             yield judge_accuracy(answers, at_least=suite.at_least)
         other = 4 * (table.faults is not None) + len(asked) * (table.kl is not None)
         alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, other)
-        if table.faults is not None:
+        if table.speed:
+            yield from self._judge_speed(turns, run, origin, failure)
+        if table.faults is not None and asked:
             test = LossTest(table.faults.detect_points / 100, 0.0, alpha, table.power)
             yield from judge_faults(asked, test)
         if table.kl is not None:
@@ -335,6 +344,33 @@ class _Course:
                     yield judge_divergence(answers, mean=table.kl.mean, alpha=alpha)
         if not failure and any(a.paired.asking.temperature > 0 for a in asked):
             self._note_seeds(turns)
+
+    def _judge_speed(
+        self, turns: Turns, run: OpenRun, origin: ResultOrigin, failure: str
+    ) -> Sequence[GateLimit]:
+        """Measure and judge the speed; what was measured is stored."""
+        report = judge_speed(
+            self.policy.table.speed,
+            turns,
+            power=self.policy.table.power,
+            seed=self.request.seed,
+            labels=self.request.names,
+            key=self.request.key,
+            failure=failure,
+        )
+        for side, label in self.request.names.items():
+            records = speed_records(
+                report,
+                side,
+                label=label,
+                commit=origin.commit,
+                device=origin.device,
+                occasion=f"{run.info.uuid} {side}",
+                environment=origin.environment,
+                seed=self.request.seed,
+            )
+            run.store(lambda session, records=records: put_records(session, records))  # type: ignore[misc]
+        return report.limits
 
     def _note_seeds(self, turns: Turns) -> None:
         names = (HEAD,) if turns.share_a_place else (BASE, HEAD)

@@ -21,11 +21,11 @@ from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import confirm_comparisons
 from flexq_bench.served.client import Limits
-from flexq_bench.served.engines import EngineSpec, RunningEngine
+from flexq_bench.served.engines import RunningEngine
 from flexq_bench.served.speed.load import Segment, run_segment
 from flexq_bench.served.speed.metrics import Metric, pooled_interval, segment_value
-from flexq_bench.served.speed.places import SIDES, Places, Side
 from flexq_bench.served.speed.policy import SpeedTable
+from flexq_bench.served.turns import BASE, HEAD, Turns
 from flexq_bench.stats.paired import loss_p_value
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.limits import detectable_percent, exceeds, is_enough, is_within
@@ -34,6 +34,7 @@ _MAX_FAILED = 0.1  # share of requests, above which the others say little of the
 _FAILED_ALPHA = 0.01  # of more failures of head
 _STEADY = 0.05  # relative fall of the median time per token between two batches of a warm-up
 _MAX_WARMUPS = 8  # batches
+_PLACEMENTS_A_PLACE = 3  # after which engines that both run change places
 
 OnProgress = Callable[[str], object]
 
@@ -55,9 +56,9 @@ class Measured:
     """The segments of a table, by placement, block and side, in the order of measurement."""
 
     table: SpeedTable
-    placements: list[list[dict[Side, list[Segment]]]] = field(default_factory=list)
+    placements: list[list[dict[str, list[Segment]]]] = field(default_factory=list)
 
-    def segments(self, side: Side) -> list[Segment]:
+    def segments(self, side: str) -> list[Segment]:
         return [one for blocks in self.placements for block in blocks for one in block[side]]
 
     def values(self, of: Metric) -> list[list[tuple[float, float]]]:
@@ -69,7 +70,7 @@ class Measured:
             return float(np.exp(np.log(values).mean()))
 
         return [
-            [(mean(block["base"]), mean(block["head"])) for block in blocks]
+            [(mean(block[BASE]), mean(block[HEAD])) for block in blocks]
             for blocks in self.placements
         ]
 
@@ -77,7 +78,7 @@ class Measured:
         """Return requests that only base answered, those that only head did, and all."""
         pairs = [
             (mine.is_ok, other.is_ok)
-            for base, head in zip(self.segments("base"), self.segments("head"), strict=True)
+            for base, head in zip(self.segments(BASE), self.segments(HEAD), strict=True)
             for mine, other in zip(base.times, head.times, strict=True)
         ]
         return pairs.count((True, False)), pairs.count((False, True)), len(pairs)
@@ -87,85 +88,82 @@ class Measured:
 class SpeedReport:
     """Limits with their outcomes, the comparisons behind them, and what was measured.
 
-    problem: why it ended early, one line; empty: it did not.
+    model: that both were asked for. problem: why it ended early, one line; empty: it did not.
     """
 
     limits: tuple[GateLimit, ...]
     comparisons: tuple[CaseComparison, ...]
     measured: tuple[Measured, ...]
+    model: str = ""
     problem: str = ""
 
 
 def judge_speed(
     tables: Sequence[SpeedTable],
-    base: EngineSpec,
-    head: EngineSpec,
-    gpus: Sequence[str] = (),
+    turns: Turns,
     *,
     power: float = 0.9,
     seed: int = 0,
     rules: InterleaveRules | None = None,
-    model: str | None = None,
+    labels: Mapping[str, str] | None = None,
+    key: str | None = None,
+    failure: str = "",
     on_progress: OnProgress = lambda text: None,
-    **starting: object,
 ) -> SpeedReport:
     """Measure the tables' loads on both engines in turns, until each limit is decided.
 
     power: of the smallest detectable loss that is reported. rules: number of placements, blocks and
-    looks; its `budget_s` ends the measurement. starting: further arguments of Places. If an engine
-    fails, what was measured before is judged and returned, with the reason. Raises UsageError for a
-    trace that can't be read.
+    looks; its `budget_s` ends the measurement. labels: of base and head in the comparisons; None:
+    these words. key: sent to both as a bearer token. failure: of an engine before, one line: then
+    nothing is measured. If an engine fails, what was measured before is judged and returned, with
+    the reason. Raises UsageError for a trace that can't be read, or two tables of one name.
     """
-    rules = rules or InterleaveRules()
     if len({table.name for table in tables}) < len(tables):
         raise UsageError("two tables of speed have one name: give each its own")
-    run = _Run(tables, {"base": base, "head": head}, seed, rules.blocks, on_progress)
+    rules = rules or InterleaveRules()
+    run = _Run(tables, turns, seed, rules.blocks, key, on_progress)
+    names = {BASE: BASE, HEAD: HEAD, **(labels or {})}
     began = time.monotonic()
-    problem = ""
+    problem = failure
+
+    def model() -> str:
+        return turns.models.get(BASE, "") or turns.models.get(HEAD, "")
 
     def is_over() -> bool:
-        return bool(problem) or (
-            rules.budget_s is not None and time.monotonic() - began > rules.budget_s
-        )
+        late = rules.budget_s is not None and time.monotonic() - began > rules.budget_s
+        return late or bool(problem)
 
-    with Places(run.engines, gpus, warm=run.warm, model=model, **starting) as places:  # type: ignore[arg-type]
+    def measure(wanted: Sequence[Judged], placements: int) -> None:
+        nonlocal problem
+        try:
+            for index in range(placements):
+                due = [
+                    measured
+                    for measured in run.measured.values()
+                    if len(measured.placements) == index
+                    and any(one.table is measured.table for one in wanted)
+                ]
+                if is_over():
+                    return
+                if due:
+                    run.placement(index, due)
+        except InfrastructureError as error:
+            problem = str(error)
 
-        def measure(wanted: Sequence[Judged], placements: int) -> None:
-            nonlocal problem
-            try:
-                for index in range(placements):
-                    if is_over():
-                        return
-                    due = dict.fromkeys(
-                        one.table.name
-                        for one in wanted
-                        if len(run.measured[one.table.name].placements) == index
-                    )
-                    if due:
-                        run.placement(places, index, [run.measured[name] for name in due])
-            except InfrastructureError as error:
-                problem = str(error)
+    def values(one: Judged) -> list[list[tuple[float, float]]]:
+        return run.measured[one.table.name].values(one.metric)
 
-        def values(one: Judged) -> list[list[tuple[float, float]]]:
-            return run.measured[one.table.name].values(one.metric)
+    def compared(one: Judged, comparison: Comparison) -> CaseComparison:
+        case = one.table.case(model(), one.metric)
+        return CaseComparison(case, names[BASE], names[HEAD], comparison, confirm(comparison))
 
-        comparisons = judge_looks(run.judged, rules, measure, values, run.compared, is_over)
-    limits = [
-        limit
-        for name, measured in run.measured.items()
-        for limit in _limits(
-            measured,
-            [
-                (one, c)
-                for one, c in zip(run.judged, comparisons, strict=True)
-                if one.table.name == name
-            ],
-            power=power,
-            seed=seed,
-            problem=problem,
-        )
-    ]
-    return SpeedReport(tuple(limits), comparisons, tuple(run.measured.values()), problem)
+    comparisons = judge_looks(run.judged, rules, measure, values, compared, is_over)
+    results = list(zip(run.judged, comparisons, strict=True))
+    limits: list[GateLimit] = []
+    for measured in run.measured.values():
+        own = [(one, result) for one, result in results if one.table is measured.table]
+        limits += _limits(measured, own, power=power, seed=seed, problem=problem)
+    return SpeedReport(tuple(limits), comparisons, tuple(run.measured.values()), model(), problem)
 
 
 def judge_looks(
@@ -216,33 +214,64 @@ class _Run:
     def __init__(
         self,
         tables: Sequence[SpeedTable],
-        engines: Mapping[Side, EngineSpec],
+        turns: Turns,
         seed: int,
         blocks: int,
+        key: str | None,
         on_progress: OnProgress,
     ) -> None:
-        self.engines = engines
         self.measured = {table.name: Measured(table) for table in tables}
         self.judged = [Judged(table, metric) for table in tables for metric in table.judged]
         self._traces = {table.name: table.recorded() for table in tables}
-        self._seed, self._blocks, self._on_progress = seed, blocks, on_progress
-        self._model = ""
+        self._turns, self._seed, self._blocks, self._key = turns, seed, blocks, key
+        self._on_progress = on_progress
+        self._warm: dict[str, RunningEngine] = {}
 
-    def compared(self, one: Judged, comparison: Comparison) -> CaseComparison:
-        case = one.table.case(self._model, one.metric)
-        labels = (self.engines["base"].label, self.engines["head"].label)
-        return CaseComparison(case, *labels, comparison, confirm(comparison))
+    def placement(self, index: int, due: Sequence[Measured]) -> None:
+        """Measure the blocks of a placement of these tables.
 
-    def warm(self, side: Side, engine: RunningEngine) -> None:
-        """Send requests that don't count, until the times per token are steady."""
-        self._model = self._model or engine.model
+        Engines that share a place start anew; those that both run change places after every third
+        placement. Raises InfrastructureError if an engine fails.
+        """
+        self._on_progress(f"placement {index + 1}: {', '.join(one.table.name for one in due)}")
+        turns = self._turns
+        halves = [(block, half) for block in range(self._blocks) for half in (0, 1)]
+        if turns.share_a_place:
+            turns.end()
+            order = [(side, *place) for side in turns.order(index) for place in halves]
+        else:
+            if index and index % _PLACEMENTS_A_PLACE == 0:
+                turns.swap()
+            order = [(side, *place) for place in halves for side in turns.order(place[1])]
+        found: dict[str, list[dict[str, list[Segment]]]] = {
+            one.table.name: [{BASE: [], HEAD: []} for _ in range(self._blocks)] for one in due
+        }
+        for side, block, half in order:
+            engine = self._warmed(side)
+            for measured in due:
+                table = measured.table
+                number = (index * self._blocks + block) * 2 + half
+                segment = self._segment(table, engine, number, (number, 0))
+                found[table.name][block][side].append(segment)
+                if segment.failed == len(segment.times):
+                    reason = engine.died() or segment.times[0].problem
+                    raise InfrastructureError(f"{side}: all requests failed: {reason}")
+                time.sleep(table.cooldown_s)
+        for measured in due:
+            measured.placements.append(found[measured.table.name])
+
+    def _warmed(self, side: str) -> RunningEngine:
+        """Return an engine, after requests that don't count, until times per token are steady."""
+        engine = self._turns.engine(side)
+        if self._warm.get(side) is engine:
+            return engine
         for measured in self.measured.values():
             table = measured.table
             if not table.warmup_requests:
                 continue
+            own = table.model_copy(update={"requests": table.warmup_requests})
             before = math.inf
             for batch in range(_MAX_WARMUPS):
-                own = table.model_copy(update={"requests": table.warmup_requests})
                 segment = self._segment(own, engine, 0, (batch, 1))
                 tokens = [one.tpot_s for one in segment.times if one.tpot_s]
                 now = float(np.median(tokens)) if tokens else 0.0
@@ -251,39 +280,8 @@ class _Run:
                 before = now
             else:
                 self._on_progress(f"{side}: it still gets faster after {_MAX_WARMUPS} warm-ups")
-
-    def placement(self, places: Places, index: int, due: Sequence[Measured]) -> None:
-        """Measure the blocks of a placement of these tables. Raises EngineError."""
-        names = ", ".join(measured.table.name for measured in due)
-        self._on_progress(f"placement {index + 1}: {names}")
-        found: dict[str, list[dict[Side, list[Segment]]]] = {
-            measured.table.name: [{"base": [], "head": []} for _ in range(self._blocks)]
-            for measured in due
-        }
-        halves = [(block, half) for block in range(self._blocks) for half in (0, 1)]
-        order: list[tuple[Side, int, int]]
-        if places.takes_turns:
-            first = SIDES if index % 2 == 0 else SIDES[::-1]
-            order = [(side, block, half) for side in first for block, half in halves]
-        else:
-            order = [
-                (side, block, half)
-                for block, half in halves
-                for side in (SIDES if half == 0 else SIDES[::-1])
-            ]
-        for side, block, half in order:
-            engine = places.engine(side, index)
-            for measured in due:
-                table = measured.table
-                number = (index * self._blocks + block) * 2 + half
-                segment = self._segment(table, engine, number, (number, 0))
-                found[table.name][block][side].append(segment)
-                if segment.failed == len(segment.times):
-                    reason = engine.died() or f"all requests failed: {segment.times[0].problem}"
-                    raise InfrastructureError(f"{side}: {reason}")
-                time.sleep(table.cooldown_s)
-        for measured in due:
-            measured.placements.append(found[measured.table.name])
+        self._warm[side] = engine
+        return engine
 
     def _segment(
         self, table: SpeedTable, engine: RunningEngine, number: int, key: tuple[int, int]
@@ -295,6 +293,7 @@ class _Run:
             concurrency=table.concurrency if table.arrivals == "closed" else None,
             seed=seed,
             limits=Limits(total_s=table.request_timeout_s),
+            key=self._key,
         )
 
 
@@ -310,7 +309,8 @@ def _limits(
     table = measured.table
     only_base, only_head, count = measured.failures()
     failed = {
-        side: sum(one.failed for one in measured.segments(side)) / max(count, 1) for side in SIDES
+        side: sum(one.failed for one in measured.segments(side)) / max(count, 1)
+        for side in (BASE, HEAD)
     }
     fails = loss_p_value(only_base, only_head) < _FAILED_ALPHA
     none = not count
@@ -322,9 +322,9 @@ def _limits(
             reason=problem
             if none
             else f"only head failed {only_base} of {count}, only base {only_head}",
-            base=None if none else 100 * failed["base"],
-            value=None if none else 100 * failed["head"],
-            change=None if none else 100 * (failed["head"] - failed["base"]),
+            base=None if none else 100 * failed[BASE],
+            value=None if none else 100 * failed[HEAD],
+            change=None if none else 100 * (failed[HEAD] - failed[BASE]),
             low=None,
             high=None,
             unit="%",
@@ -337,7 +337,7 @@ def _limits(
             pooled_interval(of, measured.segments(side), table.latency_limits, seed=seed)
             if count
             else None
-            for side in SIDES
+            for side in (BASE, HEAD)
         ]
         base, head = (None if side is None else side.estimate for side in sides)
         known = math.isfinite(now.log_ratio)
@@ -364,7 +364,7 @@ def _limits(
                 details=tuple(
                     f"{name}: {side.estimate:.4g} {of.unit}, 95 % interval {side.low:.4g} to "
                     f"{side.high:.4g}"
-                    for name, side in zip(SIDES, sides, strict=True)
+                    for name, side in zip((BASE, HEAD), sides, strict=True)
                     if side is not None
                 ),
             )

@@ -64,15 +64,17 @@ def run_segment(
     concurrency: int | None,
     seed: int,
     limits: Limits | None = None,
+    key: str | None = None,
 ) -> Segment:
     """Send the requests and return their times. concurrency: of a closed loop; None: an open one.
 
-    seed: of the prompts. A failed request has a `problem`; nothing is raised for it.
+    seed: of the prompts. key: a bearer token. Nothing is raised for a failed request: it has a
+    `problem`.
     """
     requests = [request_of(one, seed, number) for number, one in enumerate(planned)]
 
     async def run() -> list[RequestTimes]:
-        async with Client(engine.url, engine.model, limits=limits) as client:
+        async with Client(engine.url, engine.model, limits=limits, key=key) as client:
             if concurrency is None:
                 return await _open_loop(client, planned, requests)
             return await _closed_loop(client, requests, concurrency)
