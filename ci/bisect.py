@@ -19,7 +19,13 @@ from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import CONFIDENCE
-from flexq_bench.workloads.case import Case, kernel_label, stored_case
+from flexq_bench.workloads.case import (
+    SERVING,
+    Case,
+    kernel_label,
+    stored_case,
+    workload_of,
+)
 from flexq_bench.workloads.errors import WorkloadError
 
 # Of each bound of a step, at each stage.
@@ -177,6 +183,9 @@ def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
         raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
     (row,) = rows
     label = kernel_label(row.kernel, row.variant)
+    if row.operation == SERVING:
+        workload = workload_of(SERVING, f"{row.parameters} metric={row.metric}")
+        return Case(row.kernel, workload, stage="op", cache="hot"), row.gpu
     key = stored_case(label, row.stage, row.cache, row.operation, row.parameters)
     return Case.from_key(key), row.gpu
 

@@ -15,6 +15,7 @@ Stage = Literal["gemm", "linear", "op"]
 LINEAR_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 CacheMode = Literal["cold", "hot"]
 Regime = Literal["boost", "sustained"]
+SERVING = "serving"  # operation of a served model: a load and a metric of its requests
 _KEY = re.compile(
     r"(?P<label>\S+) (?P<stage>gemm|linear|op) (?P<cache>cold|hot) "
     r"(m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)|(?P<other>[a-z][a-z0-9_]*:\S*))"

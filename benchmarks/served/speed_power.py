@@ -50,7 +50,7 @@ Blocks = list[list[dict[str, list[Segment]]]]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Shares of simulated gates. found: at least one limit fails; placements: the mean of a gate."""
+    """Shares of simulated gates. found: any limit fails; placements: mean of a gate."""
 
     found: float
     of_metric: Mapping[str, float]
@@ -211,9 +211,9 @@ def main() -> None:
             measured, gates=options.gates, percent=percent, seed=options.seed + 1
         )
         single = ", ".join(f"{name} {100 * share:.1f} %" for name, share in rates.of_metric.items())
-        print(
+        sys.stdout.write(
             f"delay {percent:g} %: found in {100 * rates.found:.1f} % of {options.gates:,} gates "
-            f"({single}), {rates.placements:.1f} placements a gate"
+            f"({single}), {rates.placements:.1f} placements a gate\n"
         )
 
 

@@ -32,7 +32,7 @@ from flexq_bench.repository.worktrees import commits_after, repository_of
 from flexq_bench.workloads.case import Case
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.ab import Suffices
+    from flexq_bench.measure.ab import InterleaveRules, Suffices
     from flexq_bench.repository.project import Project
     from flexq_bench.verdicts import CaseComparison
 
@@ -71,15 +71,25 @@ def bisect(
     from flexq_bench.ci.reports import bisect as reports
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
+    from flexq_bench.workloads.case import SERVING
 
-    sources.use_kernels()
+    case, gpu = case_of_series(series, db)
     opened: OpenedProject | None = None
-    if sources.project is not None:
+    if case.operation == SERVING:
+        if sources.project is None:
+            raise UsageError("the speed of engines is of a project's commits: add --project DIR")
+        engines = projects.open_project(sources.project)
+        folder = engines.root
+        first, last = (projects.revision(engines, rev).commit.sha for rev in (good, bad))
+        commits = commits_after(folder, first, last)
+    elif sources.project is not None:
+        sources.use_kernels()
         opened = sources.open_project(good, builds=place.is_local)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
     else:
+        sources.use_kernels()
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
         commits = commits_between(folder, first, last)
@@ -88,13 +98,16 @@ def bisect(
     if opened is not None and opened.project.benchmarks is not None:
         origin = opened.project.benchmarks.origin
         say(console(stderr=True), f"kernels of {origin}, at every commit")
-    case, gpu = case_of_series(series, db)
     rules, seed = interleaving.rules, interleaving.seed
     out = console(stderr=as_json)
     try:
         with (
             search_progress(len(commits), rules.processes if place.is_local else 1) as shown,
-            _opened_place(place, seed, _Searched(folder, last, opened, gpu), db) as searching,
+            (
+                _place_of_engines(place, seed, engines, gpu)
+                if case.operation == SERVING
+                else _opened_place(place, seed, _Searched(folder, last, opened, gpu), db)
+            ) as searching,
         ):
             journal = Journal(case.key, first, last, searching.device, seed, rules)
             if fresh:
@@ -168,6 +181,30 @@ class _Place:
     device: str
     compare: Callable[..., Iterable[CaseComparison]]
     prepare: Callable[[Sequence[str]], None]
+
+
+@contextmanager
+def _place_of_engines(
+    place: ClusterOptions, seed: int, project: Project, gpu: str | None
+) -> Iterator[_Place]:
+    """The place of comparisons of the engines of a project's commits: this machine."""
+    from flexq_bench.ci.bisect import device_uuid
+    from flexq_bench.served.speed.commits import compare_engines
+
+    if not place.is_local:
+        raise UsageError("engines are compared on this machine: leave out --cluster")
+    name = place.device_name()
+    gpus = () if name == "cpu" else (name.partition(":")[2] or "0",)
+
+    def compare(
+        base: str, head: str, cases: Sequence[Case], *, rules: InterleaveRules, **_: Any
+    ) -> list[CaseComparison]:
+        return [
+            compare_engines(project, base, head, case, gpus=gpus, seed=seed, rules=rules)
+            for case in cases
+        ]
+
+    yield _Place(device_uuid(name, gpu), compare, lambda commits: None)
 
 
 @contextmanager

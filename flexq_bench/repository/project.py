@@ -18,6 +18,11 @@ command = "make"                     # run by a shell in a fresh checkout; defau
 environment = "pip"                  # none, pip or uv: installs `packages` in addition to ours
 packages = ["-r", "requirements.txt"]  # arguments of `pip install`
 timeout_s = 1800                     # of the command, and of the installation
+
+[serve]                              # instead of kernels and suite, or in addition: an engine
+command = "bin/serve --port {port}"  # in the folder of a built commit; see `gate served`
+policy = "bench/served.toml"         # with [[speed]]
+ready_within_s = 900
 """
 
 from __future__ import annotations
@@ -29,9 +34,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
@@ -71,18 +76,34 @@ class BuildTable(DataTable):
     network: bool = False  # for builds of unreviewed code, which otherwise have none
 
 
+class ServeTable(DataTable):
+    """The engine of a commit: `[serve]`."""
+
+    command: Text
+    policy: Text
+    ready_within_s: Amount = 900.0
+
+
 class ProjectFile(DataTable):
     """A validated project file; see the docstring of this module."""
 
     version: Count
     name: Text
-    kernels: Texts
-    suite: Text
+    kernels: Texts | tuple[()] = ()
+    suite: AnyText = ""
     policy: AnyText = ""
     slower_percent: Amount = 2.0
     owner: AnyText = ""
     variables: dict[str, str] = Field(default_factory=dict)
     build: BuildTable = Field(default_factory=BuildTable)
+    serve: ServeTable | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("kernels", "suite"):
+            if self.serve is None and not getattr(self, name):
+                raise ValueError(f"{name} is missing")
+        return self
 
     def sources(self, folder: Path) -> tuple[KernelSource, ...]:
         """Return the sources of its kernels in a checkout."""

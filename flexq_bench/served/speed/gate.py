@@ -113,10 +113,11 @@ def judge_speed(
     """Measure the tables' loads on both engines in turns, until each limit is decided.
 
     power: of the smallest detectable loss that is reported. rules: number of placements, blocks and
-    looks; its `budget_s` ends the measurement. labels: of base and head in the comparisons; None:
-    these words. key: sent to both as a bearer token. failure: of an engine before, one line: then
-    nothing is measured. If an engine fails, what was measured before is judged and returned, with
-    the reason. Raises UsageError for a trace that can't be read, or two tables of one name.
+    looks; if it has `suffices`, that says when a metric needs no more; its `budget_s` ends the
+    measurement. labels: of base and head in the comparisons; None: these words. key: sent to both
+    as a bearer token. failure: of an engine before, one line: then nothing is measured. If an
+    engine fails, what was measured before is judged and returned, with the reason. Raises
+    UsageError for a trace that can't be read, or two tables of one name.
     """
     if len({table.name for table in tables}) < len(tables):
         raise UsageError("two tables of speed have one name: give each its own")
@@ -189,7 +190,7 @@ def judge_looks(
     def suffices(result: CaseComparison, decided: bool) -> bool:
         return is_enough(result.confirmation, by_case[result.case.key].limit, decided=decided)
 
-    own = replace(rules, suffices=suffices)
+    own = rules if rules.suffices is not None else replace(rules, suffices=suffices)
     results = {
         by_case[result.case.key]: result
         for result in look_by_look(judged, own, measure, judge, is_over)

@@ -31,7 +31,7 @@ from flexq_bench.served.speed.requests import (
     sharegpt_lengths,
     with_arrivals,
 )
-from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.case import SERVING, Case
 from flexq_bench.workloads.data_files import (
     Amount,
     AnyText,
@@ -46,7 +46,6 @@ from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import OperationWorkload
 
-OPERATION = "serving"  # of the series of served speed
 _NAME = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
 _KERNEL = re.compile(r"[^a-z0-9.-]+")
 _DEFAULT = ("median_ttft", "median_tpot", "median_e2e", "tokens_per_s")
@@ -150,5 +149,5 @@ class SpeedTable(DataTable):
             "metric": of.name,
         }
         kernel = _KERNEL.sub("-", model.lower()).strip("-.") or "model"
-        workload = OperationWorkload(OPERATION, tuple(values.items()))
+        workload = OperationWorkload(SERVING, tuple(values.items()))
         return Case(kernel, workload, stage="op", cache="hot")

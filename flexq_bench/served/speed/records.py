@@ -12,8 +12,7 @@ from flexq_bench.exchange.external.records import Origin, external_records
 from flexq_bench.exchange.external.result import ExternalResult, Reading
 from flexq_bench.served.speed.gate import Measured, SpeedReport
 from flexq_bench.served.speed.metrics import Metric, metric, pooled_interval, segment_value
-from flexq_bench.served.speed.policy import OPERATION
-from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.case import SERVING, Case
 from flexq_bench.workloads.operation import OperationWorkload, format_values
 
 PROJECT = "served"  # of engines that are no commits of a project
@@ -77,7 +76,7 @@ class ServedDevice:
             "metric": of.name,
             "unit": of.unit,
             "direction": of.direction,
-            "operation": OPERATION,
+            "operation": SERVING,
             "parameters": parameters,
             "m": None,
             "n": None,
@@ -114,7 +113,7 @@ def _result(
         metric=of.name,
         unit=of.unit,
         direction=of.direction,
-        operation=OPERATION,
+        operation=SERVING,
         parameters=_split(case.workload)[1],
         extra={"side": side, "failed_requests": failed},
         remarks=(f"{failed} requests failed",) if failed else (),
