@@ -144,6 +144,8 @@ class _Server:
             prompts = asked.prompts(vocabulary)
         except UsageError as error:
             raise RequestError(400, str(error)) from error
+        if not prompts:
+            raise RequestError(400, "there is no prompt", parameter="prompt")
         sampling = asked.sampling()
         ends = frozenset[int]() if asked.ignore_eos else vocabulary.ends
         generations = []
