@@ -11,7 +11,9 @@ from flexq_bench.errors import UsageError
 
 AddressOption = Annotated[
     str,
-    typer.Option("--address", help="Address to listen on; 0.0.0.0 makes it public in the network."),
+    typer.Option(
+        "--address", "--host", help="Address to listen on; 0.0.0.0 makes it public in the network."
+    ),
 ]
 AllowHostOption = Annotated[
     list[str] | None,

@@ -63,6 +63,11 @@ VERBS = {
         "decode",
         "Decode a model end to end under each scheme; store and compare times, memory and energy.",
     ),
+    "serve-model": Verb(
+        "serve_model",
+        "serve_model",
+        "Serve a model by the interface of OpenAI's API until Ctrl-C: completions and chat.",
+    ),
     "reproduce": Verb(
         "reproduce",
         "reproduce",

@@ -76,7 +76,8 @@ class Scheduler:
     """Slots and the queue of requests. A slot is reused as soon as its request is finished.
 
     The lowest free slot is used first, as a step computes all slots up to the last used one.
-    step_tokens: largest number of tokens of a prefill, padding included.
+    step_tokens: largest number of tokens of a prefill, padding included. Requests may be added and
+    removed between iterations.
     """
 
     def __init__(self, requests: Sequence[ServingRequest], slots: int, step_tokens: int) -> None:
@@ -85,6 +86,18 @@ class Scheduler:
         self._free = list(range(slots))
         heapify(self._free)
         self._shapes = prefill_shapes(step_tokens)
+
+    def add(self, index: int, request: ServingRequest) -> None:
+        """Append a request to the queue."""
+        self._waiting.append((index, request))
+
+    def remove(self, index: int) -> int | None:
+        """End a request before its last token; returns the slot that it had, if any."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] != index)
+        slot = next((slot for slot, a in self._active.items() if a.index == index), None)
+        if slot is not None:
+            self._free_slot(slot)
+        return slot
 
     def iterations(self) -> Iterator[Iteration]:
         """Yield prefills and decode steps alternately, until every request is finished."""
@@ -163,8 +176,7 @@ class Scheduler:
             (slot, active.index) for slot, active in self._active.items() if active.remaining == 0
         ]
         for slot, _ in done:
-            del self._active[slot]
-            heappush(self._free, slot)
+            self._free_slot(slot)
         return done
 
     def step(self) -> None:
@@ -172,6 +184,10 @@ class Scheduler:
         for active in self._decoding_slots():
             active.length += 1
             active.remaining -= 1
+
+    def _free_slot(self, slot: int) -> None:
+        del self._active[slot]
+        heappush(self._free, slot)
 
     def _decoding_slots(self) -> Iterator[_Active]:
         return (active for active in self._active.values() if active.length)

@@ -141,11 +141,15 @@ class Engine:
         self._prompts.prepare(rows, tokens, longest)
 
     @torch.inference_mode()
-    def logits(self, prompts: torch.Tensor) -> torch.Tensor:
-        """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; fills the cache."""
+    def logits(self, prompts: torch.Tensor, *, first_slot: int = 0, start: int = 0) -> torch.Tensor:
+        """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; fills the cache.
+
+        The sequences use the slots from first_slot on, and continue what is there from `start` on.
+        """
         batch, length = prompts.shape
         work = Workspace(batch * length, self.model.device, self._choose)
-        flat = self._decoder.all_logits(work, self._one_chunk_each(prompts), self.caches)
+        chunks = self._one_chunk_each(prompts, first_slot, start)
+        flat = self._decoder.all_logits(work, chunks, self.caches)
         return flat.view(batch, length, -1).clone()
 
     @torch.inference_mode()
@@ -189,12 +193,11 @@ class Engine:
         self._workspaces.clear()
         self.caches.clear()
 
-    def _one_chunk_each(self, prompts: torch.Tensor) -> Chunks:
+    def _one_chunk_each(self, prompts: torch.Tensor, first_slot: int = 0, start: int = 0) -> Chunks:
         batch, length = prompts.shape
-        slots = torch.arange(batch, device=self.model.device)
-        return Chunks(
-            prompts, torch.zeros_like(slots), torch.full_like(slots, length), slots, length
-        )
+        slots = torch.arange(first_slot, first_slot + batch, device=self.model.device)
+        starts, counts = torch.full_like(slots, start), torch.full_like(slots, length)
+        return Chunks(prompts, starts, counts, slots, start + length)
 
     def _step(self, batch: int, bucket: int) -> None:
         state = self._state

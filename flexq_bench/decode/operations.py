@@ -177,7 +177,7 @@ class DecodeWorkerOperations:
         """
         if self._modules is not None:
             return self._decode_modules(batch, prompt_tokens, new_tokens, kv_bits)
-        with self._engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
+        with self.engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
             answer = self._decode(engine, batch, prompt_tokens, new_tokens)
             length = prompt_tokens + new_tokens // 2
             began = time.perf_counter()
@@ -221,7 +221,7 @@ class DecodeWorkerOperations:
         """Serve requests of [prompt, new] tokens with random prompts."""
         wanted = [ServingRequest(*lengths) for lengths in requests]
         longest = max(request.prompt_tokens for request in wanted)
-        with self._engine(slots, capacity, kv_bits) as engine:
+        with self.engine(slots, capacity, kv_bits) as engine:
             prompts = self._prompts(engine, len(wanted), longest)
             served = serve(engine, wanted, prompts, step_tokens)
             return {
@@ -356,7 +356,8 @@ class DecodeWorkerOperations:
         return RankWeights(source, self._ranks)
 
     @contextmanager
-    def _engine(self, slots: int, capacity: int, kv_bits: int) -> Iterator[Engine]:
+    def engine(self, slots: int, capacity: int, kv_bits: int) -> Iterator[Engine]:
+        """Create an engine of the loaded model; it is closed at the end of the context."""
         if self._model is None or self._tuner is None:
             raise UsageError("nothing is loaded: load a model first")
         release(self.device)

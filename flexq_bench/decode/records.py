@@ -179,7 +179,7 @@ def _shared(
     return {
         "uuid": name_uuid(f"{source.run.uuid} {key}"),
         "case": key,
-        "model": loaded.get("model") or (setup.model if synthetic else _name_of(setup.model)),
+        "model": loaded.get("model") or (setup.model if synthetic else name_of_model(setup.model)),
         "weights": "synthetic" if synthetic else str(setup.model),
         "scheme": case.scheme,
         "scheme_version": loaded.get("scheme_version"),
@@ -209,7 +209,8 @@ def content_hash_of(loaded: Mapping[str, Any], kv_bits: int) -> str | None:
     return hashes.get(str(kv_bits))
 
 
-def _name_of(model: str) -> str:
+def name_of_model(model: str) -> str:
+    """Name of a model by its folder or .gguf file."""
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.resolve().name
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from flexq_bench.decode.continuous_batching import (
-    Chunk,
     Iteration,
     PrefillBatch,
     Scheduler,
+    prefill_shapes,
     step_sizes,
 )
 from flexq_bench.decode.decoder import Chunks
@@ -80,13 +80,10 @@ def serve(
     ):
         for admission in iteration.admitted:
             began[admission.index] = mark - 1
+        rows = [] if iteration.prefill is None else [p.index for p in iteration.prefill.chunks]
+        on_pass(iteration, run(engine, iteration, prompts, rows))
         if iteration.prefill is None:
-            logits = engine.advance(*_step(engine, iteration))
             steps.append(mark)
-        else:
-            chunks = _chunks(engine, iteration.prefill, prompts)
-            logits = engine.read(chunks, len(iteration.prefill.chunks))
-        on_pass(iteration, logits)
         watch.mark()
         for index in iteration.started:
             first[index] = mark
@@ -104,6 +101,33 @@ def serve(
         float(at_ms[-1]) / 1000,
         tuple(answers),
     )
+
+
+def run(
+    engine: Engine, iteration: Iteration, prompts: torch.Tensor, rows: Sequence[int]
+) -> torch.Tensor:
+    """Run an iteration; returns the logits FP16 [B, vocab] of its chunks or slots.
+
+    prompts: int32 [any, longest prompt], padded. rows: the row of each chunk's prompt.
+    """
+    if iteration.prefill is None:
+        return engine.advance(*_step(engine, iteration))
+    chunks = _chunks(engine, iteration.prefill, prompts, rows)
+    return engine.read(chunks, len(iteration.prefill.chunks))
+
+
+def prepare_all(engine: Engine, step_tokens: int) -> None:
+    """Capture every step and prefill that requests within the engine's capacity may need."""
+    lengths = range(1, engine.capacity + 1)
+    for batch in step_sizes(engine.slots):
+        for bucket in sorted({engine.bucket(length) for length in lengths}):
+            engine.prepare(batch, bucket)
+    ends = sorted({_attention_length(engine, length) for length in lengths})
+    for rows, tokens in prefill_shapes(step_tokens):
+        for end in ends:
+            # More tokens are chosen only for a chunk that does not fit half of them.
+            if end >= min(tokens, engine.capacity) and rows < 2 * engine.slots:
+                engine.prepare_prompts(rows, tokens, end)
 
 
 def _prepare(engine: Engine, requests: Sequence[ServingRequest], step_tokens: int) -> None:
@@ -125,11 +149,12 @@ def _step(engine: Engine, iteration: Iteration) -> tuple[int, int]:
     return batch, engine.bucket(iteration.longest)
 
 
-def _chunks(engine: Engine, prefill: PrefillBatch, prompts: torch.Tensor) -> Chunks:
+def _chunks(
+    engine: Engine, prefill: PrefillBatch, prompts: torch.Tensor, rows: Sequence[int]
+) -> Chunks:
     """Build the engine's input of a prefill. Padded rows use the last position, never read."""
-    spare = [Chunk(0, 0, engine.capacity - 1, 1)] * (prefill.rows - len(prefill.chunks))
-    chunks = [*prefill.chunks, *spare]
-    table = [[p.index, p.start, p.count, p.slot] for p in chunks]
+    table = [[row, p.start, p.count, p.slot] for row, p in zip(rows, prefill.chunks, strict=True)]
+    table += [[0, engine.capacity - 1, 1, 0]] * (prefill.rows - len(prefill.chunks))
     on_host = torch.tensor(table, dtype=torch.int64).T.contiguous()
     if prompts.is_cuda:  # a copy from pinned memory doesn't wait for the work before it
         on_host = on_host.pin_memory()

@@ -150,3 +150,20 @@ def test_a_wrong_line_is_named(tmp_path, text):
 
     with pytest.raises(UsageError, match=r"lengths\.csv:2: need two lengths"):
         read_requests(path)
+
+
+def test_requests_are_added_and_removed_between_iterations():
+    scheduler = Scheduler([ServingRequest(4, 9)], 2, 64)
+    iterations = scheduler.iterations()
+    assert next(iterations).started == (0,)
+    scheduler.add(7, ServingRequest(3, 2))
+    scheduler.add(8, ServingRequest(3, 2))
+    assert next(iterations).decoding == 1
+
+    assert scheduler.remove(8) is None  # waits
+    prefill = next(iterations)
+    assert [(a.slot, a.index) for a in prefill.admitted] == [(1, 7)]
+    assert scheduler.remove(0) == 0
+    assert scheduler.remove(0) is None
+    assert next(iterations).finished == ((1, 7),)
+    assert next(iterations, None) is None

@@ -1,0 +1,1 @@
+"""The decode engine behind the interface of OpenAI's API: `flexq-bench serve-model`."""
