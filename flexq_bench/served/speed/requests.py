@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,7 +49,7 @@ class PlannedRequest:
 
     def __post_init__(self) -> None:
         lengths = (self.prompt_tokens, self.new_tokens)
-        if not all(1 <= length <= _MAX_TOKENS for length in lengths) or not self.arrival_s >= 0:
+        if not all(1 <= length <= _MAX_TOKENS for length in lengths) or not 0 <= self.arrival_s < math.inf:
             raise ValueError(f"a request has 1 to {_MAX_TOKENS:,} tokens, and no time before 0")
 
 
@@ -83,7 +84,7 @@ def read_trace(path: str) -> list[PlannedRequest]:
         try:
             requests.append(_of_object(json.loads(line)) if is_json else _of_row(line))
         except (ValueError, TypeError, KeyError, RecursionError, csv.Error):
-            if number == 1 and not is_json:
+            if number == 1 and not is_json and not any(map(str.isdigit, line)):
                 continue  # names of columns
             raise UsageError(f"{path}:{number}: no request: name {_WHAT}") from None
         if len(requests) > _MAX_REQUESTS:
@@ -153,7 +154,7 @@ def _of_object(value: Mapping[str, Any]) -> PlannedRequest:
 
 
 def _whole(value: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    number = next(value[name] for name in (*names, names[0]) if name in value or name == names[0])
+    number = next((value[name] for name in names if name in value), None)
     if type(number) is not int:
         raise ValueError(f"{names[0]} is no whole number")
     return number
