@@ -48,26 +48,28 @@ from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import best_device, describe_origin
 from flexq_bench.ci.accuracy_gate.contract import LimitOutcome
 from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_records
-from flexq_bench.ci.notifications.events import add_accuracy_gate_events
+from flexq_bench.ci.notifications.events import add_accuracy_gate_events, add_alert_events
 from flexq_bench.ci.policy import check_version, find_policy
 from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.db.engine import Database
+from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.identity import fingerprint
-from flexq_bench.db.records import GateLimit
+from flexq_bench.db.records import CommitInfo, GateLimit
 from flexq_bench.db.store import add_records, put_records
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import find_device
+from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.lifecycle import OpenRun, open_run
 from flexq_bench.served.client import Limits
 from flexq_bench.served.engines import EngineSpec
 from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
 from flexq_bench.served.paired import PairedAnswers, PairedSuite, ask_both, begin, ignores_seed
 from flexq_bench.served.questions import FAULTS, Asking, QuestionFile, QuestionSuite, faults_of
-from flexq_bench.served.speed.gate import judge_speed
+from flexq_bench.served.speed.gate import SpeedReport, judge_speed
 from flexq_bench.served.speed.policy import SpeedTable
-from flexq_bench.served.speed.records import speed_records
+from flexq_bench.served.speed.records import PROJECT, ServedDevice, speed_records
 from flexq_bench.served.turns import BASE, HEAD, Places, Turns, taking_turns
 from flexq_bench.stats.sequential_loss import LossTest
+from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.data_files import (
     Amount,
     Count,
@@ -192,7 +194,9 @@ class ServedPolicy:
 class ServedRequest:
     """Engines to compare. labels: names of both in results; empty: as they were given.
 
-    key: sent to both as a bearer token. task_data: folder with data of lm-eval's tasks.
+    key: sent to both as a bearer token. task_data: folder with data of lm-eval's tasks. project,
+    commits: if both are commits of a project, its name and theirs by side. alerting: a commit that
+    makes the project's engine slower opens an alert.
     """
 
     base: EngineSpec
@@ -202,6 +206,9 @@ class ServedRequest:
     seed: int = 0
     key: str | None = None
     task_data: Path | None = None
+    project: str = ""
+    commits: Mapping[str, CommitInfo] = field(default_factory=dict)
+    alerting: bool = False
 
     @property
     def names(self) -> dict[str, str]:
@@ -251,7 +258,10 @@ def run_served_gate(
         device=find_device(best_device()),
         trigger="gate",
     )
-    origin = replace(origin, run=replace(origin.run, suite=SUITE))
+    commit = request.commits.get(HEAD, origin.commit)
+    origin = replace(origin, run=replace(origin.run, suite=SUITE), commit=commit)
+    if request.commits:
+        store_history(database, *request.commits.values())  # the line that verdicts belong to
     with (
         open_run(database, origin.run, origin.commit) as run,
         taking_turns(request.base, request.head, request.places) as turns,
@@ -349,28 +359,50 @@ class _Course:
         self, turns: Turns, run: OpenRun, origin: ResultOrigin, failure: str
     ) -> Sequence[GateLimit]:
         """Measure and judge the speed; what was measured is stored."""
+        request = self.request
+        commits = request.commits
+        labels = {side: one.sha for side, one in commits.items()} or request.names
         report = judge_speed(
-            self.policy.table.speed,
+            [table.beside(self.policy.folder) for table in self.policy.table.speed],
             turns,
             power=self.policy.table.power,
             seed=self.request.seed,
-            labels=self.request.names,
-            key=self.request.key,
+            labels=labels,
+            key=request.key,
             failure=failure,
         )
-        for side, label in self.request.names.items():
-            records = speed_records(
+        records = [
+            record
+            for side, label in request.names.items()
+            for record in speed_records(
                 report,
                 side,
-                label=label,
-                commit=origin.commit,
+                label="" if commits else label,  # a commit is the point of a series, no series
+                commit=commits.get(side, origin.commit),
                 device=origin.device,
                 occasion=f"{run.info.uuid} {side}",
                 environment=origin.environment,
-                seed=self.request.seed,
+                project=request.project or PROJECT,
+                seed=request.seed,
             )
-            run.store(lambda session, records=records: put_records(session, records))  # type: ignore[misc]
+        ]
+        run.store(lambda session: put_records(session, records))
+        if commits and not any(one.dirty for one in commits.values()):
+            run.store(lambda session: self._store_verdicts(session, report, origin))
         return report.limits
+
+    def _store_verdicts(self, session: Session, report: SpeedReport, origin: ResultOrigin) -> None:
+        """Store the verdicts on a project's commits, with their alerts, as of kernels."""
+        night = record_night(
+            session,
+            report.comparisons,
+            ServedDevice(origin.device, self.request.project),
+            {one.sha: one for one in self.request.commits.values()},
+            alerting=self.request.alerting,
+        )
+        add_alert_events(session, night.opened, night.changed)
+        self.notes += [f"alert {alert} opened" for alert in night.opened]
+        self.notes += [change.text for change in night.changed]
 
     def _note_seeds(self, turns: Turns) -> None:
         names = (HEAD,) if turns.share_a_place else (BASE, HEAD)

@@ -72,7 +72,7 @@ def servers(*options: Sequence[str]) -> Iterator[list[EngineSpec]]:
     finally:
         for one in processes:
             one.kill()
-            one.wait()
+            one.communicate()
 
 
 def measured_blocks(seed: int = 0) -> Measured:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,9 +17,15 @@ from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
 from flexq_bench.db.engine import open_database
+from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
 from flexq_bench.runs.result_files import STDOUT
+
+if TYPE_CHECKING:
+    from flexq_bench.db.records import CommitInfo
+    from flexq_bench.repository.project import Project
+    from flexq_bench.served.engines import EngineSpec
 
 _KEY = "OPENAI_API_KEY"
 
@@ -61,6 +68,17 @@ def served(
             help="0: engines take turns on that GPU; 0,1: both run. Default: they take turns.",
         ),
     ] = None,
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="BASE and HEAD are revisions of this project, whose [serve] starts its engine.",
+        ),
+    ] = None,
+    alert: Annotated[
+        bool,
+        typer.Option("--alert", help="With --project: open alerts for slower commits."),
+    ] = False,
     port: Annotated[
         int | None,
         typer.Option(
@@ -100,19 +118,25 @@ def served(
 
     from flexq_bench.ci.gate_served import ServedRequest, load_served_policy, run_served_gate
     from flexq_bench.ci.reports import accuracy as reports
-    from flexq_bench.served.engines import engine
     from flexq_bench.served.turns import Places, gpus_of
 
     output.check()
+    if alert and project is None:
+        raise UsageError("--alert goes with --project: only commits have alerts")
+    engines, commits, opened = _engines(base, head, project, port)
+    if opened is not None and opened.file.serve is not None and policy == "default":
+        policy = str(opened.root / opened.inside / opened.file.serve.policy)
     rules = load_served_policy(policy).with_suites(suite or (), checker)
     request = ServedRequest(
-        engine("base", base, port=port),
-        engine("head", head, port=None if port is None else port + 1),
+        *engines,
         Places(gpus_of(gpus), model, ready),
         labels=(base_label, head_label),
         seed=seed,
         key=os.environ.get(_KEY) or None,
         task_data=task_data,
+        project="" if opened is None else opened.name,
+        commits=commits,
+        alerting=alert,
     )
     with open_database(db) as database, ended_by_terminate():
         report = run_served_gate(rules, request, database, progress=_progress)
@@ -123,6 +147,29 @@ def served(
     for line in (*reports.reasons(report), *reports.notes(report)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))
+
+
+def _engines(
+    base: str, head: str, project: str | None, port: int | None
+) -> tuple[tuple[EngineSpec, EngineSpec], dict[str, CommitInfo], Project | None]:
+    """Return both engines; of a project also their commits."""
+    from flexq_bench.served.engines import engine
+
+    ports = (port, None if port is None else port + 1)
+    if project is None:
+        texts = zip(("base", "head"), (base, head), ports, strict=True)
+        mine, other = (engine(side, text, port=own) for side, text, own in texts)
+        return (mine, other), {}, None
+    from flexq_bench.repository.project import open_project, revision
+    from flexq_bench.served.speed.commits import engine_of_commit
+
+    opened = open_project(project)
+    revisions = {side: revision(opened, text) for side, text in (("base", base), ("head", head))}
+    mine, other = (
+        replace(engine_of_commit(opened, one.checkout, side), port=own)
+        for (side, one), own in zip(revisions.items(), ports, strict=True)
+    )
+    return (mine, other), {side: one.commit for side, one in revisions.items()}, opened
 
 
 @contextmanager

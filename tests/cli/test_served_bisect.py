@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.db import queries
+from flexq_bench.db.engine import open_database
 from flexq_bench.served.speed import commits as speed_commits
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 
@@ -123,6 +125,40 @@ def test_project_needs_kernels_or_an_engine(cli, engine):
 
     assert ran.code == 2
     assert "kernels is missing" in ran.err
+
+
+@pytest.fixture
+def gated(cli, engine):
+    """`gate served` on the first commits of the engine: equal ones, or the slower one."""
+    folder, shas = engine
+
+    def run(head, *more):
+        ends = ("--base", shas[0], "--head", shas[head], "--project", str(folder))
+        return cli("gate", "served", *ends, *more)
+
+    return run
+
+
+@pytest.mark.slow
+def test_gate_of_a_projects_engine_stores_series_and_an_alert(gated, engine, database, cli):
+    ran = gated(2, "--alert")
+
+    assert ran.code == 1, ran.err
+    with open_database(str(database)) as opened, opened.session() as session:
+        rows = {row.metric: row for row in queries.list_series(session) if row.project == "engine"}
+        alerts = queries.alerts(session)
+    assert {"median_tpot", "p99_ttft", "tokens_per_s"} <= set(rows)
+    assert (rows["median_tpot"].direction, rows["tokens_per_s"].direction) == ("lower", "higher")
+    assert [alert.state for alert in alerts] == ["new"]
+    named = bisected(cli, engine, str(rows["median_tpot"].id))
+    assert f"{engine[1][2][:10]} change 2" in named.out, named.err
+
+
+@pytest.mark.slow
+def test_gate_of_equal_commits_passes(gated):
+    ran = gated(1)
+
+    assert ran.code == 0, ran.out + ran.err
 
 
 @pytest.mark.slow

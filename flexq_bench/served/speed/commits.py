@@ -31,7 +31,8 @@ def serve_table(project: Project) -> ServeTable:
 def engine_of_commit(project: Project, commit: str, name: str) -> EngineSpec:
     """Build a commit, and return its engine, which starts in the folder of the build.
 
-    name: of the engine in messages. Raises BuildError, UsageError, WorkloadError.
+    commit: as of ProjectRevision.checkout. name: of the engine in messages. Raises BuildError,
+    UsageError, WorkloadError.
     """
     own = project.at(commit)
     return _engine(built_tree(own, commit), serve_table(own), name)
@@ -51,9 +52,7 @@ def tables_of_commit(project: Project, commit: str) -> list[SpeedTable]:
     for number, entry in enumerate(entries, start=1):
         values = entry if isinstance(entry, dict) else {}
         table = validated(SpeedTable, values, f"{file.name}, speed {number}")
-        if table.file:  # beside the policy
-            table = table.model_copy(update={"file": str(file.parent / table.file)})
-        tables.append(table)
+        tables.append(table.beside(file.parent))
     return tables
 
 
@@ -84,11 +83,11 @@ def compare_engines(
     does not.
     """
     table = table_of_case(tables_of_commit(project, base), case)
-    engines = [
+    mine, other = (
         engine_of_commit(project, commit, name) for commit, name in ((base, BASE), (head, HEAD))
-    ]
+    )
     places = Places(tuple(gpus), ready_within_s=serve_table(project.at(base)).ready_within_s)
-    with taking_turns(*engines, places) as turns:
+    with taking_turns(mine, other, places) as turns:
         report = judge_speed(
             [table], turns, seed=seed, rules=rules, labels={BASE: base, HEAD: head}
         )

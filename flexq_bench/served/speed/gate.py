@@ -67,7 +67,8 @@ class Measured:
 
         def mean(segments: Sequence[Segment]) -> float:
             values = np.array([segment_value(of, one, limits) for one in segments])
-            return float(np.exp(np.log(values).mean()))
+            # Tokens that arrive together have no time between them, and a ratio of none.
+            return float(np.exp(np.log(np.where(values > 0, values, np.nan)).mean()))
 
         return [
             [(mean(block[BASE]), mean(block[HEAD])) for block in blocks]

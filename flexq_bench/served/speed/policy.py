@@ -19,6 +19,7 @@ arrivals = "closed": concurrency.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -126,6 +127,12 @@ class SpeedTable(DataTable):
         else:
             chosen = sharegpt_lengths(count, self.longest, seed)
         return with_arrivals(chosen, self.arrivals, self.rate_per_s, seed)
+
+    def beside(self, folder: Path | None) -> SpeedTable:
+        """Return the table with the path of its file, which is relative to the policy's folder."""
+        if folder is None or not self.file:
+            return self
+        return self.model_copy(update={"file": str(folder / Path(self.file).expanduser())})
 
     def recorded(self) -> list[PlannedRequest]:
         """Return the requests of the file; empty: the table has none. Raises UsageError."""

@@ -49,7 +49,10 @@ class PlannedRequest:
 
     def __post_init__(self) -> None:
         lengths = (self.prompt_tokens, self.new_tokens)
-        if not all(1 <= length <= _MAX_TOKENS for length in lengths) or not 0 <= self.arrival_s < math.inf:
+        if (
+            not all(1 <= length <= _MAX_TOKENS for length in lengths)
+            or not 0 <= self.arrival_s < math.inf
+        ):
             raise ValueError(f"a request has 1 to {_MAX_TOKENS:,} tokens, and no time before 0")
 
 
