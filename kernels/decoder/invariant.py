@@ -29,7 +29,7 @@ from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.workloads.gemm import GemmWorkload
 
-_SPLITS = 4  # of every sequence in a step's attention
+_SPLITS = 2  # of every sequence in a step's attention
 _TILE = 64  # tokens of a prompt, and cached ones, that its attention multiplies at once
 _TILE_WARPS = 4
 # Of csrc/fp16/few_tokens.cu: warps and k of a step decide the order of a row's sums; stages, and
