@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -18,8 +19,6 @@ from functools import cache
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from flexq_bench.db.errors import RecordError
 from flexq_bench.db.ranges import check_number, check_numbers
@@ -257,7 +256,7 @@ def _built(value: Any, kind: Any, name: str) -> Any:
 
 
 def _sequence(value: Any, item: Any, name: str) -> tuple[Any, ...]:
-    if not isinstance(value, (list, tuple, np.ndarray)):
+    if not isinstance(value, (list, tuple)) and not _is_numpy(value, "ndarray"):
         raise RecordError(f"{name} must be a list, got {_shown(value)}")
     # Fast path for raw samples: much faster than one call per number.
     if item is float and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
@@ -283,7 +282,7 @@ def _mapping(value: Any, item: Any, name: str) -> dict[str, Any]:
 def _scalar(value: Any, kind: Any, name: str) -> Any:
     if kind is str and isinstance(value, str):
         return _time(value, name) if name in _TIMES else _text(value, name)
-    if kind is bool and isinstance(value, (bool, np.bool_)):
+    if kind is bool and (isinstance(value, bool) or _is_numpy(value, "bool_")):
         return bool(value)
     is_number = type(value) in (int, float) or (
         isinstance(value, Real) and not isinstance(value, bool)
@@ -305,6 +304,12 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
         return real
     word = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}[kind]
     raise RecordError(f"{name} must be {word}, got {_shown(value)}")
+
+
+def _is_numpy(value: Any, kind: str) -> bool:
+    """Return True if value is of this class of numpy, which most commands need not import."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, getattr(numpy, kind))
 
 
 def _text(value: str, name: str) -> str:

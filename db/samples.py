@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
+from array import array
 from collections.abc import Sequence
-
-import numpy as np
-
-_DTYPE = np.dtype("<f8")
+from itertools import accumulate, pairwise
 
 
 def pack(samples: Sequence[Sequence[float]]) -> bytes:
     """Return zlib of little-endian float64: samples by placement, in measurement order."""
-    flat = np.array([value for placement in samples for value in placement], dtype=_DTYPE)
-    return zlib.compress(flat.tobytes())
+    flat = array("d", (value for placement in samples for value in placement))
+    return zlib.compress(_little_endian(flat).tobytes())
 
 
 def unpack(data: bytes, counts: Sequence[int]) -> tuple[tuple[float, ...], ...]:
@@ -21,10 +20,18 @@ def unpack(data: bytes, counts: Sequence[int]) -> tuple[tuple[float, ...], ...]:
 
     Raises ValueError if they are damaged.
     """
+    flat = array("d")
     try:
-        flat = np.frombuffer(zlib.decompress(data), dtype=_DTYPE)
+        flat.frombytes(zlib.decompress(data))
     except zlib.error as error:
         raise ValueError(f"samples can't be decompressed: {error}") from None
     if len(flat) != sum(counts):
         raise ValueError(f"{len(flat)} samples instead of {sum(counts)}")
-    return tuple(tuple(part.tolist()) for part in np.split(flat, np.cumsum(counts)[:-1]))
+    values = tuple(_little_endian(flat))
+    return tuple(values[start:end] for start, end in pairwise(accumulate(counts, initial=0)))
+
+
+def _little_endian(values: array[float]) -> array[float]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,6 +1,7 @@
-"""SQLAlchemy models of all tables."""
+"""SQLAlchemy models of all tables.
 
-from __future__ import annotations
+Without postponed annotations: SQLAlchemy would evaluate the text of each, at every start.
+"""
 
 from datetime import UTC, datetime
 from typing import Any

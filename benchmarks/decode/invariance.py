@@ -24,7 +24,7 @@ from flexq_bench.decode.invariance import invariant_kernel, sha256_of
 from flexq_bench.decode.loading import linear_kernel, load
 from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.kernels.contract import Config, LinearKernel
-from flexq_bench.kernels.decoder.invariant import InvariantOperations
+from flexq_bench.kernels.decoder.invariant import invariant_operations
 from flexq_bench.workloads.gemm import GemmWorkload
 
 _TIMED_STEPS = 30
@@ -54,7 +54,9 @@ def main() -> None:
     ids = [torch.randint(3, vocab, (n,), generator=generator, dtype=torch.int32) for n in lengths]
     for batch in map(int, options.batch.split(",")):
         for chunk in map(int, options.chunk.split(",")):
-            engine = Engine(model, InvariantOperations(), _choose, slots=batch, capacity=capacity)
+            engine = Engine(
+                model, invariant_operations(device), _choose, slots=batch, capacity=capacity
+            )
             logits = []
             for first in range(0, len(ids), batch):
                 group = [part.to(device) for part in ids[first : first + batch]]
@@ -67,7 +69,10 @@ def main() -> None:
         for batch in map(int, options.batch.split(",")):
             times = [
                 _step_ms(Engine(of, by, _choose, slots=batch, capacity=capacity), batch)
-                for of, by in ((usual, operations_on(device)), (model, InvariantOperations()))
+                for of, by in (
+                    (usual, operations_on(device)),
+                    (model, invariant_operations(device)),
+                )
             ]
             say_row({"batch": batch, "usual_ms": times[0], "invariant_ms": times[1]})
 

@@ -10,7 +10,7 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.contract import Backend, LinearKernel
-from flexq_bench.kernels.decoder.invariant import FixedOrderGemm, is_exact
+from flexq_bench.kernels.decoder.invariant import fixed_order_gemm, is_exact
 
 
 def invariant_kernel(label: str, backend: Backend) -> LinearKernel:
@@ -21,7 +21,7 @@ def invariant_kernel(label: str, backend: Backend) -> LinearKernel:
     kernel = linear_kernel(label, backend)
     spec = kernel.spec
     if spec.weight.is_dense and spec.activation.is_dense:
-        return FixedOrderGemm(spec, backend)
+        return fixed_order_gemm(spec, backend)
     if not is_exact(spec.weight, spec.activation):
         raise UsageError(
             f"{label} adds rounded products, so its sums depend on their order: --invariant takes "

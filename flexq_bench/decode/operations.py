@@ -35,7 +35,7 @@ from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.kernels.decoder import DecoderOperations
-from flexq_bench.kernels.decoder.invariant import InvariantOperations
+from flexq_bench.kernels.decoder.invariant import invariant_operations
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
@@ -122,7 +122,7 @@ class DecodeWorkerOperations:
             if invariant:
                 raise UsageError(f"{model} is decoded by transformers' modules: drop --invariant")
             return self._load_modules(source, f"{model} under {scheme}")
-        self._operations = InvariantOperations() if invariant else operations_on(self.device)
+        self._operations = (invariant_operations if invariant else operations_on)(self.device)
         self._is_invariant = invariant
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         compile_layers(source, self.device, tuner, batches)

@@ -60,9 +60,14 @@ _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
 
 
 class CudaOperations(PromptAttention):
-    """CUDA operators. Owns the intermediate buffers of launches, which captured graphs reuse."""
+    """CUDA operators. Owns the intermediate buffers of launches, which captured graphs reuse.
 
-    def __init__(self) -> None:
+    splits: of every sequence in attention, and norms are reduced by blocks of one size, so that no
+    result depends on the batch; None: by the batch and the lengths.
+    """
+
+    def __init__(self, splits: int | None = None) -> None:
+        self._fixed_splits = splits
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def norm(
@@ -119,7 +124,8 @@ class CudaOperations(PromptAttention):
         halves = packing is None
         if packing is None:
             packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
-        splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
+        units = row[0] * shape.kv_heads
+        splits = self._fixed_splits or split_count(units, longest, current_gpu().sms)
         most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
         if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
@@ -235,7 +241,8 @@ class CudaOperations(PromptAttention):
         if is_norm or packing.kind == "row-codes":
             # For few tokens several blocks compute the norm of a row, for many one block does.
             split_row = is_norm and (m <= _FEW_TOKENS or vectors > _MAX_VECTORS * _MAX_THREADS)
-            most = _SPLIT_THREADS if split_row else _row_threads(producer)
+            is_fixed = is_norm and self._fixed_splits is not None
+            most = _SPLIT_THREADS if split_row or is_fixed else _row_threads(producer)
             per_thread = -(-vectors // most)
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
             blocks = per_thread if split_row else 1

@@ -2,26 +2,41 @@
 
 Not on the batch, the chunks in which a prompt is read, or the number of multiprocessors: every row
 is reduced in an order of its own. Linear layers have the same property if they add integer products
-over all of K. Triton kernels on a GPU; on a CPU torch, row by row.
+over all of K. On a GPU the usual kernels, with shapes that no batch decides; on a CPU torch, row by
+row. Prompts and steps have attention of their own.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.kernels.contract import Backend, KernelSpec, PackedOperand
+from flexq_bench.kernels.contract import Backend, Config, KernelSpec, LinearKernel, PackedOperand
 from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
+from flexq_bench.kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer
-from flexq_bench.kernels.decoder.operations import AttentionShape, Destination, HeadNorms, Norm
+from flexq_bench.kernels.decoder.operations import (
+    AttentionShape,
+    DecoderOperations,
+    Destination,
+    HeadNorms,
+    Norm,
+)
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations, normalized, split_heads
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.workloads.gemm import GemmWorkload
 
-_KEYS = 32  # cached tokens of a tile of attention
-_TILE = (16, 64, 64)  # rows, features and columns of the output head
-_WARPS = 4
+_SPLITS = 2  # of every sequence in a step's attention
+_TILE = 64  # tokens of a prompt, and cached ones, that its attention multiplies at once
+_TILE_WARPS = 4
+# Of csrc/fp16/few_tokens.cu: warps and k of a step decide the order of a row's sums; stages, and
+# octets and column tiles by the number of tokens, do not.
+_FP16_WARPS, _FP16_STEP_K, _FP16_STAGES = 8, 64, 3
+_FP16_TILES = ((8, 2, 1), (16, 2, 2), (32, 4, 4))  # up to so many tokens: octets, column tiles
+_FP16_MANY = (4, 8)
 
 
 def is_exact(weight: NumberFormat, activation: NumberFormat | None) -> bool:
@@ -32,8 +47,58 @@ def is_exact(weight: NumberFormat, activation: NumberFormat | None) -> bool:
     return weight.is_integer and whole_rows
 
 
+def invariant_operations(device: torch.device) -> DecoderOperations:
+    """Return the operators of a device. Their cache must be FP16."""
+    return InvariantCudaOperations() if device.type == "cuda" else InvariantOperations()
+
+
+def fixed_order_gemm(spec: KernelSpec, backend: Backend) -> LinearKernel:
+    """Return the FP16 GEMM of a backend that adds the columns of every row in one order."""
+    return FixedOrderCudaGemm() if backend == "cuda" else FixedOrderGemm(spec)
+
+
+class InvariantCudaOperations(CudaOperations):
+    """Those of a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(splits=_SPLITS)
+
+    def attend_prompts(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        from flexq_bench.kernels.decoder import invariant_triton
+
+        queries = _written(qkv, shape, cache, slots, positions).contiguous()
+        cached, out = _cached(cache), torch.empty_like(queries)
+        batch, tokens = queries.shape[:2]
+        invariant_triton.attention[(-(-tokens // _TILE), shape.heads, batch)](
+            queries,
+            cached,
+            slots,
+            positions.contiguous(),
+            out,
+            shape.head_dim**-0.5,
+            shape.heads,
+            shape.kv_heads,
+            cache.capacity,
+            cached[0].numel(),
+            tokens,
+            shape.head_dim,
+            max(16, 1 << (shape.head_dim - 1).bit_length()),
+            _TILE,
+            num_warps=_TILE_WARPS,
+        )
+        return out.view(batch * tokens, -1)
+
+
 class InvariantOperations(TorchOperations):
-    """The operators. The cache must be FP16, norms without a mean."""
+    """Those of a CPU, row by row."""
 
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
@@ -58,7 +123,7 @@ class InvariantOperations(TorchOperations):
         longest: int,
         to: Destination,
     ) -> None:
-        slots = torch.arange(qkv.shape[0], device=qkv.device)
+        slots = torch.arange(qkv.shape[0])
         out = self.attend_prompts(qkv[:, None], shape, cache, slots, positions[:, None], longest)
         to.kernel.activate(out, to.packed)
 
@@ -71,45 +136,53 @@ class InvariantOperations(TorchOperations):
         positions: torch.Tensor,
         longest: int,
     ) -> torch.Tensor:
-        if cache.bits != 16:
-            raise UnsupportedError("invariant attention reads FP16 caches: leave --kv-bits out")
-        queries, keys, values = split_heads(qkv, shape, positions)
-        cache.write(keys, values, slots, positions)
-        queries = queries.contiguous()
+        queries = _written(qkv, shape, cache, slots, positions)
         out = torch.empty_like(queries)
-        if queries.is_cuda:
-            _attend_on_gpu(queries, shape, cache, slots, positions, out)
-        else:
-            for row, slot in enumerate(slots.tolist()):
-                for token, position in enumerate(positions[row].tolist()):
-                    k, v = _cached(cache)[:, slot, :, : position + 1].float()
-                    out[row, token] = _attended(queries[row, token].float(), k, v, shape)
+        for row, slot in enumerate(slots.tolist()):
+            for token, position in enumerate(positions[row].tolist()):
+                k, v = _cached(cache)[:, slot, :, : position + 1].float()
+                out[row, token] = _attended(queries[row, token].float(), k, v, shape)
         return out.view(len(slots) * qkv.shape[1], -1)
 
 
-class FixedOrderGemm(TorchGemm):
-    """FP16 GEMM that adds the columns of every row in one order."""
+class FixedOrderCudaGemm(FastestFp16Gemm):
+    """csrc/fp16/few_tokens.cu for any number of tokens."""
 
-    def __init__(self, of: KernelSpec, backend: Backend) -> None:
-        summary = "FP16 GEMM whose rows do not depend on each other"
-        self.spec = replace(stand_in_spec(of, summary), backend=backend)
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return [self.default_config(gemm)]
+
+    def default_config(self, gemm: GemmWorkload) -> FewTokensConfig:
+        octets, columns = next((tile for most, *tile in _FP16_TILES if gemm.m <= most), _FP16_MANY)
+        return FewTokensConfig(octets, _FP16_WARPS, _FP16_STAGES, _FP16_STEP_K, 0, 0, columns)
+
+
+class FixedOrderGemm(TorchGemm):
+    """FP16 GEMM of a CPU, row by row."""
+
+    def __init__(self, of: KernelSpec) -> None:
+        self.spec = stand_in_spec(of, "FP16 GEMM whose rows do not depend on each other")
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"].copy_(x)
 
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
-        rows, weights = x.buffers["values"], w.buffers["values"]
-        if not rows.is_cuda:
-            wide = weights.float()
-            return torch.stack([wide @ row for row in rows.float()])
-        from flexq_bench.kernels.decoder import invariant_triton
+        wide = w.buffers["values"].float()
+        return torch.stack([wide @ row for row in x.buffers["values"].float()])
 
-        y = torch.empty(len(rows), len(weights), dtype=torch.float32, device=rows.device)
-        grid = (-(-len(weights) // _TILE[1]), -(-len(rows) // _TILE[0]))
-        invariant_triton.project[grid](
-            rows, weights, y, len(rows), len(weights), x.k, *_TILE, num_warps=_WARPS
-        )
-        return y
+
+def _written(
+    qkv: torch.Tensor,
+    shape: AttentionShape,
+    cache: KvLayer,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Write keys and values to the cache; return the queries [B, T, heads, head_dim], rotated."""
+    if cache.bits != 16:
+        raise UnsupportedError("invariant attention reads FP16 caches: leave --kv-bits out")
+    queries, keys, values = split_heads(qkv, shape, positions)
+    cache.write(keys, values, slots, positions)
+    return queries
 
 
 def _cached(cache: KvLayer) -> torch.Tensor:
@@ -117,18 +190,7 @@ def _cached(cache: KvLayer) -> torch.Tensor:
 
 
 def _normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    if norm.bias is not None:
-        raise UnsupportedError("invariant norms have no mean and bias: pick a model like LLaMA")
-    if not x.is_cuda:
-        return torch.cat([normalized(row[None], norm) for row in x])
-    from flexq_bench.kernels.decoder import invariant_triton
-
-    x = x.contiguous()
-    out, block = torch.empty_like(x), 1 << (x.shape[1] - 1).bit_length()
-    invariant_triton.rms_norm[(len(x),)](
-        x, norm.weight, out, x.shape[1], norm.eps, block, num_warps=_WARPS
-    )
-    return out
+    return torch.cat([normalized(row[None], norm) for row in x])
 
 
 def _attended(
@@ -138,33 +200,3 @@ def _attended(
     grouped = query.view(shape.kv_heads, -1, shape.head_dim)
     scores = grouped @ k.transpose(1, 2) * shape.head_dim**-0.5
     return (torch.softmax(scores, dim=-1) @ v).view(shape.heads, shape.head_dim).half()
-
-
-def _attend_on_gpu(
-    queries: torch.Tensor,
-    shape: AttentionShape,
-    cache: KvLayer,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    from flexq_bench.kernels.decoder import invariant_triton
-
-    cached = _cached(cache)
-    batch, tokens = queries.shape[:2]
-    invariant_triton.attention[(batch * tokens, shape.heads)](
-        queries,
-        cached,
-        slots,
-        positions.contiguous(),
-        out,
-        shape.head_dim**-0.5,
-        shape.heads,
-        shape.kv_heads,
-        cache.capacity,
-        cached[0].numel(),
-        tokens,
-        shape.head_dim,
-        _KEYS,
-        num_warps=_WARPS,
-    )

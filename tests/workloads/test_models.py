@@ -52,6 +52,8 @@ PUBLISHED_BILLIONS = {
     "phi-4": 14.7,
     "gpt-neox-20b": 20.6,
     "deepseek-v2-lite": 15.7,
+    "llama-3.2-1b": 1.236,
+    "smollm2-135m": 0.1345,
 }
 COUNTED = ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b")  # in their checkpoints
 
