@@ -117,8 +117,8 @@ def _batches(batch: int, x: tuple[int, ...], w: tuple[int, ...]) -> Workload:
     _check_equal(k, k_too)
     if batch == 1:
         return GemmWorkload(m, n, k)
-    # A row of X meets one matrix, and so many rows meet each: experts without a choice.
-    raise NoWorkloadError("products of two activations, in a batch")
+    # Every token at every expert: m rows for each matrix, as in the batch.
+    return operation("grouped_linear").workload(tokens=m, experts=batch, top_k=batch, n=n, k=k)
 
 
 def _attention(causal: int | None, *, heads_first: bool = True, mask: int | None = None) -> Rule:
