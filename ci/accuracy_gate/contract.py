@@ -12,7 +12,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from flexq_bench.accuracy.approved import ApprovedReference
 from flexq_bench.accuracy.loading import LoadedModel
@@ -147,6 +147,19 @@ class PlannedPower:
     detect: float | None = None
     power: float = 0.95
     alpha: float = 0.01
+
+
+class PolicyIdentity(Protocol):
+    """What decisions say of their policy. version: of the file format; fingerprint: SHA-256."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ from flexq_bench.ci.accuracy_gate.contract import (
     LimitOutcome,
     ModelFolders,
     NotJudgedError,
+    PolicyIdentity,
     Stage,
 )
 from flexq_bench.ci.accuracy_gate.power import PowerSchedule
@@ -111,6 +112,7 @@ class AccuracyReport:
     coverage: tuple[TextCoverage, ...] = ()  # of the texts, by the scheme that was judged on least
     approved: str = ""  # the reference for fidelity of a checkpoint; empty: computed here
     results: tuple[MetricResult, ...] = ()  # that were judged
+    head: str = ""  # the engine that was judged, against the engine `base`; empty: a model
 
     @property
     def exit_code(self) -> ExitCode:
@@ -647,7 +649,7 @@ def diagnose_scheme(setup: PreparedModel, scheme: str) -> Diagnosis:
 
 
 def gate_records(
-    report: AccuracyReport, policy: AccuracyPolicy, origin: ResultOrigin, *, at: datetime
+    report: AccuracyReport, policy: PolicyIdentity, origin: ResultOrigin, *, at: datetime
 ) -> list[GateRecord]:
     """Return a record for each judged scheme, in order. at: time-zone aware."""
     schemes = dict.fromkeys(limit.scheme for limit in report.judged)
@@ -662,7 +664,7 @@ def _record(
     scheme: str,
     judged: Sequence[LimitOutcome],
     report: AccuracyReport,
-    policy: AccuracyPolicy,
+    policy: PolicyIdentity,
     origin: ResultOrigin,
     at: datetime,
 ) -> GateRecord:

@@ -19,8 +19,7 @@ from flexq_bench.ci.reports.perf import EXIT_WORDS
 from flexq_bench.exit_codes import ExitCode
 
 SCHEMA_VERSION = 1
-MARKER = "<!-- flexq-bench gate accuracy -->"
-SUITE = "flexq-bench gate accuracy"
+_SUITE = "flexq-bench gate {}"
 _MAX_LAYERS = 8  # rows of a table of layers
 _MAX_ITEMS = 3  # tokens, texts and settings of a failing scheme that a line lists
 _MAX_DETAILS = 8  # lines of a limit
@@ -36,10 +35,18 @@ def headline(report: AccuracyReport) -> str:
     if report.quick:
         word = f"{word} at first sight" if report.exit_code == ExitCode.REGRESSION else _NO_OPINION
     counted = [_counted(report, outcome) for outcome in GateOutcome]
-    return (
-        f"{word}: {', '.join(filter(None, counted))}; {report.model} against {_base(report)}, "
-        f"through {report.through}"
-    )
+    return f"{word}: {', '.join(filter(None, counted))}; {_compared(report)}"
+
+
+def _gate(report: AccuracyReport) -> str:
+    """Return the verb of the gate: of models evaluated here, or of engines."""
+    return "served" if report.head else "accuracy"
+
+
+def _compared(report: AccuracyReport) -> str:
+    if report.head:
+        return f"{report.model}: {report.head} against {report.base}"
+    return f"{report.model} against {_base(report)}, through {report.through}"
 
 
 def _counted(report: AccuracyReport, outcome: GateOutcome) -> str:
@@ -202,7 +209,9 @@ def junit(report: AccuracyReport) -> str:
         "skipped": counts[GateOutcome.NOT_JUDGED],
     }
     cases = map(_junit_case, report.judged)
-    return junit_xml(SUITE, totals, _named_hashes(report), cases, "\n".join(notes(report)))
+    return junit_xml(
+        _SUITE.format(_gate(report)), totals, _named_hashes(report), cases, "\n".join(notes(report))
+    )
 
 
 def _junit_case(limit: LimitOutcome) -> JUnitCase:
@@ -218,7 +227,7 @@ def as_json(report: AccuracyReport) -> str:
     """Format a report as one JSON object, with every check in the policy's order."""
     document = {
         "schema_version": SCHEMA_VERSION,
-        "gate": "accuracy",
+        "gate": _gate(report),
         "exit_code": int(report.exit_code),
         "headline": headline(report),
         "verdict": str(verdict_of(report.judged)),
@@ -229,6 +238,7 @@ def as_json(report: AccuracyReport) -> str:
         "through": report.through,
         "content_hashes": dict(report.content_hashes),
         "base": report.base,
+        "head": report.head or None,
         "reference": report.reference or None,
         "reference_hash": report.reference_hash,
         "approved_reference": report.approved or None,
@@ -277,12 +287,13 @@ def _base(report: AccuracyReport) -> str:
 
 
 def _lines(report: AccuracyReport) -> Iterator[str]:
-    yield MARKER
-    yield f"### Accuracy gate {plain(headline(report))}"
+    yield f"<!-- {_SUITE.format(_gate(report))} -->"
+    yield f"### {_gate(report).capitalize()} gate {plain(headline(report))}"
     yield ""
+    through = "" if report.head else f", through {report.through}"
     yield (
         f"Commit {plain(report.commit[:10])} on {plain(report.device)}, policy "
-        f"{plain(report.policy)}, through {report.through}. Intervals are 95 %, over the same "
+        f"{plain(report.policy)}{through}. Intervals are 95 %, over the same "
         "segments and questions."
     )
     yield ""

@@ -22,6 +22,11 @@ _VERBS = {
         "accuracy",
         "Evaluate a model as it is and quantized, and check its accuracy loss against a policy.",
     ),
+    "served": Verb(
+        "gate_served",
+        "served",
+        "Ask two engines the same questions, and judge head by a policy with stated power.",
+    ),
 }
 app = typer.Typer(
     cls=verb_group(_VERBS),

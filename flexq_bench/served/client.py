@@ -43,6 +43,10 @@ class Outcome(StrEnum):
 _ANSWERS = (Outcome.OK, Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome.MALFORMED)
 
 
+_TRANSIENT = (Outcome.RATE_LIMITED, Outcome.CONNECTION_LOST)
+_RETRY_S = 0.25
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a request. Times in seconds; idle_s: between two parts of an answer."""
@@ -216,18 +220,36 @@ async def send_all(
     requests: Iterable[Request],
     *,
     concurrency: int,
+    retries: int = 0,
+    give_up_after: int | None = None,
     on_answer: Callable[[int, Answer], object] = lambda index, answer: None,
 ) -> list[Answer]:
     """Return the answers to requests, in their order, at most `concurrency` under way at once.
 
-    on_answer: called with the index of each request as its answer arrives.
+    retries: of a request that was rate-limited, or whose connection was lost before an answer; the
+    wait before each is twice as long. give_up_after: so many requests in a row without an answer;
+    the rest are then not sent, and have the last one's outcome. on_answer: called with the index of
+    each request as its answer arrives.
     """
     waiting = iter(enumerate(requests))
     answers: dict[int, Answer] = {}
+    failed = 0  # in a row
 
     async def work() -> None:
+        nonlocal failed
         for index, request in waiting:
-            answers[index] = answer = await client.send(request)
+            if give_up_after is not None and failed >= give_up_after:
+                last = next(reversed(answers.values())).outcome
+                answers[index] = Answer(last, detail=f"not sent after {failed} without an answer")
+                continue
+            answer = await client.send(request)
+            for attempt in range(retries):
+                if answer.outcome not in _TRANSIENT:
+                    break
+                await asyncio.sleep(_RETRY_S * 2**attempt)
+                answer = await client.send(request)
+            failed = 0 if answer.outcome.is_answer else failed + 1
+            answers[index] = answer
             on_answer(index, answer)
 
     async with asyncio.TaskGroup() as group:

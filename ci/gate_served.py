@@ -1,0 +1,451 @@
+"""`gate served`: two engines, the same questions, one verdict; its policy, course and records.
+
+version = 1
+alpha = 0.01                     # optional: probability that an equal head fails
+power = 0.95                     # optional: probability that a loss to detect fails
+timeout_s = 300.0                # optional: of a request
+concurrency = 32                 # optional: requests at once
+allow_not_judged = ["KL of *"]   # optional: patterns of checks that need not be judged
+
+[[accuracy]]                     # none or more
+suite = "gsm8k.jsonl"            # a file beside the policy, or a task of lm-eval
+checker = "number"               # of lines that name none: exact, number, choice, regex, code
+detect_points = 3.0              # optional, as all that follow: the least loss to detect
+accept_points = 0.0              # a loss that is accepted
+at_least = 0.6                   # least accepted score of head, for any base
+questions = 1319                 # the most that are asked
+samples = 1                      # answers to each question
+temperature = 0.0                # 0: greedy; else 0.7 with several samples
+top_p = 1.0
+max_tokens = 512
+stop = ["\\n\\n"]
+chat = false                     # ask as a user's message
+
+[faults]                         # more empty, cut off, looping or malformed answers than base
+detect_points = 2.0
+
+[kl]                             # KL(base || head) over the likeliest tokens, greedy suites only
+mean = 0.05                      # nats a token, at most
+top = 10                         # tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from flexq_bench.accuracy.records import ResultOrigin, build_record
+from flexq_bench.accuracy.results import MetricResult
+from flexq_bench.accuracy.setup import best_device, describe_origin
+from flexq_bench.ci.accuracy_gate.contract import LimitOutcome
+from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_records
+from flexq_bench.ci.notifications.events import add_accuracy_gate_events
+from flexq_bench.ci.policy import check_version, find_policy
+from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.db.engine import Database
+from flexq_bench.db.identity import fingerprint
+from flexq_bench.db.records import GateLimit
+from flexq_bench.db.store import add_records
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.device import find_device
+from flexq_bench.runs.lifecycle import OpenRun, open_run
+from flexq_bench.served.client import Limits
+from flexq_bench.served.engines import EngineSpec
+from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
+from flexq_bench.served.paired import PairedAnswers, PairedSuite, ask_both, begin, ignores_seed
+from flexq_bench.served.questions import FAULTS, Asking, QuestionFile, QuestionSuite, faults_of
+from flexq_bench.served.turns import BASE, HEAD, Places, Turns, taking_turns
+from flexq_bench.stats.sequential_loss import LossTest
+from flexq_bench.workloads.data_files import (
+    Amount,
+    Count,
+    DataTable,
+    Entries,
+    Flag,
+    Share,
+    Text,
+    Texts,
+    read_toml,
+    validated,
+)
+from flexq_bench.workloads.errors import WorkloadError
+
+SUITE = "served"  # of the runs of this gate
+_FOLDER = "policies/served"
+_ACCURACY_SHARE = 0.9  # of alpha; the rest is shared by faults and divergences
+_SLOW_S = 60.0  # until an engine is ready, which its users will notice, too
+_SAMPLED_TEMPERATURE = 0.7
+
+
+class SuiteTable(DataTable):
+    """A suite of a policy."""
+
+    NAME_KEY: ClassVar[str] = "suite"
+    suite: Text
+    checker: Text | None = None
+    detect_points: Amount = 3.0
+    accept_points: Amount = 0.0
+    at_least: Share | None = None
+    questions: Count | None = None
+    samples: Count = 1
+    temperature: Amount | None = None
+    top_p: Share = 1.0
+    max_tokens: Count = 512
+    stop: Texts = ()
+    chat: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.accept_points < self.detect_points <= 100:
+            raise WorkloadError(
+                f"detect_points is {self.detect_points:g}: give points above accept_points "
+                f"({self.accept_points:g}), at most 100"
+            )
+        if self.samples > 1 and self.temperature == 0:
+            raise WorkloadError(f"{self.samples} greedy samples are equal: give a temperature")
+        return self
+
+    def asking(self, seed: int, concurrency: int, top: int | None) -> Asking:
+        """Return how the suite is asked. top: tokens with log-probabilities, if greedy."""
+        default = _SAMPLED_TEMPERATURE if self.samples > 1 else 0.0
+        temperature = default if self.temperature is None else self.temperature
+        return Asking(
+            max_tokens=self.max_tokens,
+            temperature=temperature,
+            top_p=self.top_p,
+            samples=self.samples,
+            stop=self.stop,
+            chat=self.chat,
+            logprobs=top if temperature == 0 else None,
+            seed=seed,
+            concurrency=concurrency,
+        )
+
+
+class FaultsTable(DataTable):
+    """Limits of faulty answers."""
+
+    detect_points: Amount = 2.0
+
+
+class KlTable(DataTable):
+    """Limits of the divergence of predictions."""
+
+    mean: Amount
+    top: Count = 10
+
+
+class _PolicyTable(DataTable):
+    version: Count
+    alpha: Share = 0.01
+    power: Share = 0.95
+    timeout_s: Amount = 300.0
+    concurrency: Count = 32
+    allow_not_judged: Texts = ()
+    accuracy: Entries[SuiteTable] = ()
+    faults: FaultsTable | None = None
+    kl: KlTable | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not (0 < self.alpha < 0.5 < self.power < 1):
+            raise WorkloadError(
+                f"alpha must be below 0.5 and power above it, got {self.alpha} and {self.power}"
+            )
+        if self.timeout_s == 0:
+            raise WorkloadError("timeout_s is 0: give the seconds that an answer may take")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """A policy named after its file. folder: of the file; None: a bundled one."""
+
+    name: str
+    version: int
+    fingerprint: str
+    table: _PolicyTable
+    folder: Path | None
+
+    def with_suites(self, files: Sequence[str], checker: str | None) -> ServedPolicy:
+        """Return the policy with these suites in place of its own; none: as it is."""
+        if not files:
+            return self
+        suites = tuple(SuiteTable(suite=file, checker=checker) for file in files)
+        return replace(self, table=self.table.model_copy(update={"accuracy": suites}), folder=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """Engines to compare. labels: names of both in results; empty: as they were given.
+
+    key: sent to both as a bearer token. task_data: folder with data of lm-eval's tasks.
+    """
+
+    base: EngineSpec
+    head: EngineSpec
+    places: Places = field(default_factory=Places)
+    labels: tuple[str, str] = ("", "")
+    seed: int = 0
+    key: str | None = None
+    task_data: Path | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The label of each engine in results; they differ."""
+        base, head = (
+            given or spec.label
+            for given, spec in zip(self.labels, (self.base, self.head), strict=True)
+        )
+        same = base == head
+        return {BASE: f"{base} (base)" if same else base, HEAD: f"{head} (head)" if same else head}
+
+
+def load_served_policy(name_or_path: str) -> ServedPolicy:
+    """Load a bundled policy by name, or any policy by the path of its `.toml`.
+
+    Raises WorkloadError if there is none, or if the file is malformed.
+    """
+    file = find_policy(name_or_path, _FOLDER)
+    values = read_toml(file)
+    check_version(file.name, values.get("version"))
+    table = validated(_PolicyTable, values, file.name)
+    folder = file.parent if isinstance(file, Path) else None
+    name = file.name.removesuffix(".toml")
+    return ServedPolicy(name, table.version, fingerprint(values), table, folder)
+
+
+def run_served_gate(
+    policy: ServedPolicy,
+    request: ServedRequest,
+    database: Database,
+    *,
+    progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda total: (
+        nullcontext(lambda: None)
+    ),
+) -> AccuracyReport:
+    """Ask both engines, judge head, and store results and decision.
+
+    progress: called with the planned number of answers; its context gives the function that counts
+    one. An engine that fails leaves checks not judged, with the reason. Raises UsageError for a
+    policy without a suite, or a suite that can't be read.
+    """
+    course = _Course(policy, request)
+    origin = describe_origin(
+        request.places.model or "",
+        "",
+        seed=request.seed,
+        device=find_device(best_device()),
+        trigger="gate",
+    )
+    origin = replace(origin, run=replace(origin.run, suite=SUITE))
+    with (
+        open_run(database, origin.run, origin.commit) as run,
+        taking_turns(request.base, request.head, request.places) as turns,
+        progress(course.planned) as on_question,
+    ):
+        limits = list(course.judge(turns, run, origin, on_question))
+        report = course.report(limits, turns, origin)
+        decided = gate_records(
+            report, policy, course.origin_of(HEAD, turns, origin), at=datetime.now(UTC)
+        )
+        run.store(lambda session: add_records(session, decided))
+        run.store(lambda session: add_accuracy_gate_events(session, decided))
+    return report
+
+
+@dataclass
+class _Course:
+    """The suites of a gate, and what was noticed on the way."""
+
+    policy: ServedPolicy
+    request: ServedRequest
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        table = self.policy.table
+        if not table.accuracy:
+            raise UsageError(
+                f"policy {self.policy.name} has no suite: add [[accuracy]], or give --suite FILE"
+            )
+        alpha = _ACCURACY_SHARE * table.alpha / len(table.accuracy)
+        top = None if table.kl is None else table.kl.top
+        self._suites = [(suite, self._paired(suite, alpha, top)) for suite in table.accuracy]
+        self._limits = Limits(total_s=table.timeout_s, idle_s=table.timeout_s)
+
+    @property
+    def planned(self) -> int:
+        """The most answered questions, of both engines."""
+        return 2 * sum(paired.planned for _, paired in self._suites)
+
+    def _paired(self, table: SuiteTable, alpha: float, top: int | None) -> PairedSuite:
+        test = LossTest(
+            table.detect_points / 100, table.accept_points / 100, alpha, self.policy.table.power
+        )
+        asking = table.asking(self.request.seed, self.policy.table.concurrency, top)
+        return PairedSuite(self._suite(table), asking, test, table.questions)
+
+    def _suite(self, table: SuiteTable) -> QuestionSuite:
+        folder = self.policy.folder
+        path = Path(table.suite).expanduser()
+        if folder is not None and not path.is_absolute():
+            path = folder / path
+        if path.suffix in (".jsonl", ".json") or path.is_file():
+            return QuestionFile(path.stem, path, table.checker)
+        raise UsageError(f"no suite {table.suite!r}: give a .jsonl file")
+
+    def judge(
+        self, turns: Turns, run: OpenRun, origin: ResultOrigin, on_question: Callable[[], None]
+    ) -> Iterator[GateLimit]:
+        """Ask and judge suite after suite; what was answered is stored as it is known."""
+        table, asked = self.policy.table, []
+        failure = ""
+        for suite, paired in self._suites:
+            answers = begin(paired, seed=self.request.seed)
+            answers.failure = failure  # of an earlier suite: its engine is not waited for again
+            asked.append(answers)
+            try:
+                if not failure:
+                    ask_both(
+                        turns,
+                        answers,
+                        limits=self._limits,
+                        key=self.request.key,
+                        on_question=on_question,
+                    )
+            finally:
+                self._store(answers, turns, run, origin)
+            failure = answers.failure
+            yield judge_accuracy(answers, at_least=suite.at_least)
+        other = 4 * (table.faults is not None) + len(asked) * (table.kl is not None)
+        alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, other)
+        if table.faults is not None:
+            test = LossTest(table.faults.detect_points / 100, 0.0, alpha, table.power)
+            yield from judge_faults(asked, test)
+        if table.kl is not None:
+            for answers in asked:
+                if answers.paired.asking.logprobs is not None:
+                    yield judge_divergence(answers, mean=table.kl.mean, alpha=alpha)
+        if not failure and any(a.paired.asking.temperature > 0 for a in asked):
+            self._note_seeds(turns)
+
+    def _note_seeds(self, turns: Turns) -> None:
+        names = (HEAD,) if turns.share_a_place else (BASE, HEAD)
+        for name in names:
+            if ignores_seed(turns, name, limits=self._limits, key=self.request.key):
+                self.notes.append(
+                    f"{name} ignores the seed: two equal requests had different answers, so its "
+                    "samples can't be repeated"
+                )
+
+    def report(
+        self, limits: Sequence[GateLimit], turns: Turns, origin: ResultOrigin
+    ) -> AccuracyReport:
+        """Return the gate's report."""
+        names = self.request.names
+        slow = [
+            f"{name} was ready after {seconds:.0f} s"
+            for name, seconds in sorted(turns.ready_s.items())
+            if seconds > _SLOW_S
+        ]
+        return AccuracyReport(
+            model=self._model(HEAD, turns),
+            model_hash="",
+            base=names[BASE],
+            head=names[HEAD],
+            policy=self.policy.name,
+            commit=origin.commit.sha,
+            device=origin.device.sku,
+            judged=tuple(self._outcome(limit, names[HEAD]) for limit in limits),
+            warnings=(*slow, *self.notes),
+        )
+
+    def _outcome(self, limit: GateLimit, head: str) -> LimitOutcome:
+        outcome = GateOutcome(limit.outcome)
+        patterns = self.policy.table.allow_not_judged
+        is_allowed = any(fnmatchcase(limit.check, pattern) for pattern in patterns)
+        return LimitOutcome(
+            head,
+            limit.check,
+            outcome,
+            limit.reason,
+            limit.limit,
+            base=limit.base,
+            value=limit.value,
+            change=limit.change,
+            low=limit.low,
+            high=limit.high,
+            unit=limit.unit,
+            detectable=limit.detectable,
+            coverage=limit.coverage,
+            details=limit.details,
+            allowed=outcome is GateOutcome.NOT_JUDGED and is_allowed,
+        )
+
+    def origin_of(self, name: str, turns: Turns, origin: ResultOrigin) -> ResultOrigin:
+        """Return the origin of an engine's results."""
+        return replace(origin, model=self._model(name, turns))
+
+    def _model(self, name: str, turns: Turns) -> str:
+        other = HEAD if name == BASE else BASE
+        known = turns.models.get(name) or turns.models.get(other)
+        return known or self.request.places.model or "unknown"
+
+    def _store(
+        self, answers: PairedAnswers, turns: Turns, run: OpenRun, origin: ResultOrigin
+    ) -> None:
+        for name in (BASE, HEAD):
+            own = self.origin_of(name, turns, origin)
+            records = [
+                build_record(result, replace(own, run=run.info))
+                for result in self._results(answers, name, turns)
+            ]
+            run.store(lambda session, records=records: add_records(session, records))  # type: ignore[misc]
+
+    def _results(self, answers: PairedAnswers, name: str, turns: Turns) -> Iterator[MetricResult]:
+        """Yield an engine's score, faults and unanswered questions of a suite."""
+        scored = dict(sorted(answers.scored[name].items()))
+        suite, asking = answers.paired.suite, answers.paired.asking
+        label = self.request.names[name]
+        tokens = [a.completion_tokens for one in scored.values() for a in one.answers]
+        observed: Mapping[str, object] = {
+            "engine": label,
+            "questions": list(scored),
+            "completion_tokens": sum(count or 0 for count in tokens),
+            "ready_s": turns.ready_s.get(name),
+            "failure": answers.failure,
+        }
+        values = {i: one.score for i, one in scored.items() if one.score is not None}
+        rows: dict[str, tuple[str, list[float]]] = {
+            suite.metric: ("higher", list(values.values())),
+        }
+        for kind in FAULTS:
+            rows[f"{kind} answers"] = ("lower", [faults_of(scored[i])[kind] for i in values])
+        missing = [float(one.failure is not None) for one in scored.values()]
+        rows["unanswered"] = ("lower", missing)
+        for metric, (direction, row) in rows.items():
+            count = len(row)
+            mean = sum(row) / count if count else None
+            spread = sum((v - mean) ** 2 for v in row) if mean is not None else 0.0
+            yield MetricResult(
+                scheme=label,
+                task=suite.name,
+                task_version="1",
+                data_hash=suite.data_hash,
+                metric=metric,
+                direction=direction,  # type: ignore[arg-type]
+                value=mean,
+                standard_error=(spread / count / (count - 1)) ** 0.5 if count > 1 else None,
+                n_items=count,
+                values=tuple(row),
+                parameters=asking.parameters,
+                detail="" if mean is not None else answers.failure or "nothing was answered",
+                observed=observed if metric == suite.metric else {},
+            )

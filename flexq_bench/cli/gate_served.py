@@ -1,0 +1,131 @@
+"""`flexq-bench gate served`: parse options, call the gate, write its reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli.option_groups import takes_option_groups
+from flexq_bench.cli.options import DbOption, SeedOption
+from flexq_bench.cli.output import console, print_wrapped, say
+from flexq_bench.cli.progress import progress
+from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
+from flexq_bench.db.engine import open_database
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.packages import require_extra
+from flexq_bench.runs.result_files import STDOUT
+
+_KEY = "OPENAI_API_KEY"
+
+
+@takes_option_groups
+def served(
+    *,
+    base: Annotated[
+        str,
+        typer.Option(
+            metavar="CMD|URL",
+            help="Engine to compare with: http://HOST:PORT, or a command with {port} (and {gpu}) "
+            "such as 'vllm serve M --port {port}'; VAR=VALUE before it sets its environment.",
+        ),
+    ],
+    head: Annotated[str, typer.Option(metavar="CMD|URL", help="Engine to judge.")],
+    policy: PolicyOption = "default",
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON lines of prompt and answer, in place of the policy's suites. Repeatable.",
+        ),
+    ] = None,
+    checker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of lines of --suite that name none: exact, number, choice, regex, code.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model to ask for. Default: the first of /v1/models."),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="0: engines take turns on that GPU; 0,1: both run. Default: they take turns.",
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="N",
+            help="Of base, if started here; head has the next. Default: free.",
+        ),
+    ] = None,
+    ready: Annotated[
+        float,
+        typer.Option(
+            "--ready-within", min=0.1, metavar="S", help="Time for an engine to get ready."
+        ),
+    ] = 900.0,
+    base_label: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of base in results. Default: as given.")
+    ] = "",
+    head_label: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of head in results. Default: as given.")
+    ] = "",
+    task_data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Data of lm-eval's tasks. Default: downloaded."),
+    ] = None,
+    output: JunitReportOptions,
+    seed: SeedOption = 0,
+    db: DbOption = None,
+) -> None:
+    """Ask two engines the same questions, and judge head by a policy with stated power.
+
+    An API key is read from $OPENAI_API_KEY. Exit code 0: no loss that the policy would detect; 1: a
+    loss, or more faulty answers; 3: it can't be decided; 4: an engine did not start or answer, or
+    a check was not judged that the policy does not allow. Results are stored.
+    """
+    require_extra("served", "gate served")
+
+    from flexq_bench.ci.gate_served import ServedRequest, load_served_policy, run_served_gate
+    from flexq_bench.ci.reports import accuracy as reports
+    from flexq_bench.served.engines import engine
+    from flexq_bench.served.turns import Places, gpus_of
+
+    output.check()
+    rules = load_served_policy(policy).with_suites(suite or (), checker)
+    request = ServedRequest(
+        engine("base", base, port=port),
+        engine("head", head, port=None if port is None else port + 1),
+        Places(gpus_of(gpus), model, ready),
+        labels=(base_label, head_label),
+        seed=seed,
+        key=os.environ.get(_KEY) or None,
+        task_data=task_data,
+    )
+    with open_database(db) as database, ended_by_terminate():
+        report = run_served_gate(rules, request, database, progress=_progress)
+    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
+    out = console(stderr=STDOUT in output.paths().values())
+    say(out, reports.headline(report))
+    print_wrapped(out, reports.terminal(report))
+    for line in (*reports.reasons(report), *reports.notes(report)):
+        say(out, line)
+    raise typer.Exit(int(report.exit_code))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    with progress("asking", total) as bar:
+        yield bar.advance

@@ -1,0 +1,145 @@
+"""Checkers of answers: exact, number, choice, regex, and code that runs in the sandbox."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.launcher import FreshProcess
+from flexq_bench.measure.sandbox import Kind, Sandbox, SandboxLimits, required_kind
+
+CODE = "code"
+_MAX_TEXT = 50_000  # characters of an answer that are looked at
+_CODE_S = 20.0
+_LIMITS = SandboxLimits(memory_bytes=1 << 31, files_bytes=1 << 26, processes=64)
+_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
+_ANNOUNCED = re.compile(r"####|\\boxed\s*\{|answer\s*(?:is|:|=)", re.IGNORECASE)
+_LETTER = re.compile(r"\(?\b([A-J])\b\)?[.):]?")
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+
+Check = Callable[[str, tuple[str, ...]], bool]
+
+
+def check_exact(text: str, answers: tuple[str, ...]) -> bool:
+    """Return True if the text is one of the answers, but for blanks around and between words."""
+    return " ".join(text.split()) in {" ".join(answer.split()) for answer in answers}
+
+
+def check_number(text: str, answers: tuple[str, ...]) -> bool:
+    """Return True if the text's final number is one of the answers.
+
+    It is the first one after the last `####`, `\\boxed{` or `answer is`, else the last one.
+    """
+    places = [match.end() for match in _ANNOUNCED.finditer(text)]
+    announced = _numbers(text[places[-1] :].partition("\n")[0]) if places else []
+    found = announced[0] if announced else next(reversed(_numbers(text)), None)
+    return found is not None and found in [n for answer in answers for n in _numbers(answer)[-1:]]
+
+
+def check_choice(text: str, answers: tuple[str, ...]) -> bool:
+    """Return True if the text's letter A … J is one of the answers.
+
+    It is the first one after the last `answer is`, else the first one of the text.
+    """
+    places = [match.end() for match in _ANNOUNCED.finditer(text)]
+    for part in ([text[places[-1] :]] if places else []) + [text]:
+        if match := _LETTER.search(part):
+            return match[1] in {answer.strip(" ().:").upper() for answer in answers}
+    return False
+
+
+def check_regex(text: str, answers: tuple[str, ...]) -> bool:
+    """Return True if one of the answers, as regular expressions, occurs in the text."""
+    return any(re.search(answer, text) for answer in answers)
+
+
+TEXT_CHECKS: Mapping[str, Check] = {
+    "exact": check_exact,
+    "number": check_number,
+    "choice": check_choice,
+    "regex": check_regex,
+}
+CHECKERS = (*TEXT_CHECKS, CODE)
+
+
+def is_right(checker: str, text: str, answers: tuple[str, ...]) -> bool:
+    """Return True if an answer's text is right by a checker of TEXT_CHECKS."""
+    return TEXT_CHECKS[checker](text[-_MAX_TEXT:], answers)
+
+
+def check_answers(checker: str, answers: Sequence[str]) -> None:
+    """Raise UsageError for answers that no text can match."""
+    for answer in answers:
+        if checker == "number" and not _numbers(answer):
+            raise UsageError(f"the answer {answer!r} has no number")
+        if checker == "choice" and not re.fullmatch(r"[A-J]", answer.strip(" ().:").upper()):
+            raise UsageError(f"the answer {answer!r} is no letter from A to J")
+        if checker == "regex":
+            try:
+                re.compile(answer)
+            except re.error as error:
+                raise UsageError(f"the answer {answer!r} is no regex: {error}") from error
+
+
+class CodeRunner:
+    """Runs answers as Python programs in the sandbox. Raises SandboxError if there is none."""
+
+    def __init__(self) -> None:
+        self._kind: Kind = required_kind()
+
+    def is_right(self, text: str, prompt: str, tests: tuple[str, ...]) -> bool:
+        """Return True if the code of an answer passes its tests, each a program's last lines.
+
+        The code is the text's last block in fences, else the prompt continued by the text.
+        """
+        blocks = _FENCE.findall(text[-_MAX_TEXT:])
+        code = blocks[-1] if blocks else prompt + text[:_MAX_TEXT]
+        return all(self._ends_well(f"{code}\n\n{test}\n") for test in tests)
+
+    def _ends_well(self, program: str) -> bool:
+        end = secrets.token_hex(16)  # code that exits early does not print it
+        with (
+            clean_environment() as variables,
+            tempfile.TemporaryDirectory() as folder,
+            tempfile.TemporaryFile() as printed,
+        ):
+            file = Path(folder, "answer.py")
+            file.write_text(f"{program}\nprint('{end}')\n", "utf-8", errors="replace")
+            os.chmod(folder, 0o755)
+            sandbox = Sandbox(variables, self._kind, read=[file], limits=_LIMITS)
+            with FreshProcess(
+                sandbox.wrap([sys.executable, "-I", str(file)]),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ) as process:
+                try:
+                    if process.wait(_CODE_S) != 0:
+                        return False
+                except subprocess.TimeoutExpired:
+                    return False
+                finally:
+                    process.signal_group(signal.SIGKILL)
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - 2 * len(end)))
+            return printed.read().strip().endswith(end.encode())
+
+
+def _numbers(text: str) -> list[Decimal]:
+    found = []
+    for match in _NUMBER.finditer(text[-_MAX_TEXT:]):
+        with suppress(InvalidOperation):
+            found.append(Decimal(match[0].replace(",", "").replace("−", "-")))
+    return found

@@ -1,0 +1,189 @@
+"""Judge the answers of two engines: accuracy, faulty answers, divergence of predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flexq_bench.db.records import GateLimit
+from flexq_bench.served.divergence import answer_divergence
+from flexq_bench.served.paired import PairedAnswers
+from flexq_bench.served.questions import FAULTS, faults_of
+from flexq_bench.served.turns import BASE, HEAD
+from flexq_bench.stats import Interval, item_difference, mean_difference_interval
+from flexq_bench.stats.planned_mean import Decision
+from flexq_bench.stats.sequential_loss import Floats, LossTest, decide_loss
+
+FAIL, NOT_JUDGED, AMBIGUOUS, PASS = "fail", "not judged", "ambiguous", "pass"  # of GATE_OUTCOMES
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    outcome: str
+    reason: str
+
+
+def judge_accuracy(answers: PairedAnswers, *, at_least: float | None = None) -> GateLimit:
+    """Judge the loss of a suite's score. at_least: the least accepted score of head, of 1."""
+    paired, losses = answers.paired, answers.losses
+    test, name = paired.test, f"accuracy of {paired.suite.name}"
+    limit = f"less than {100 * test.detect:g} points"
+    if test.accept:
+        limit += f", {100 * test.accept:g} accepted"
+    coverage = _coverage(answers)
+    if losses.size == 0:
+        reason = _missing(answers) or "nothing was asked"
+        return _not_judged(name, limit, reason, coverage)
+    base, head = (np.array([pair[side].score for pair in answers.both]) for side in (0, 1))
+    interval = _interval(base, head, paired.asking.seed)
+    verdict = _accuracy_verdict(answers, losses)
+    if at_least is not None and head.mean() < at_least and verdict.outcome != NOT_JUDGED:
+        verdict = _Verdict(FAIL, f"is {100 * head.mean():.3g}, at least {100 * at_least:g} are due")
+    return GateLimit(
+        check=name,
+        limit=limit,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        base=100 * float(base.mean()),
+        value=100 * float(head.mean()),
+        change=100 * interval.estimate,
+        low=100 * interval.low,
+        high=100 * interval.high,
+        unit="points",
+        detectable=100 * test.detectable(losses),
+        coverage=coverage,
+    )
+
+
+def _accuracy_verdict(answers: PairedAnswers, losses: Floats) -> _Verdict:
+    lost, won = int((losses > 0).sum()), int((losses < 0).sum())
+    counts = f"{lost} questions lost, {won} won"
+    if reason := _missing(answers):
+        return _Verdict(NOT_JUDGED, f"{reason}; until then {counts}")
+    if answers.decision is Decision.ABOVE:
+        return _Verdict(FAIL, counts)
+    if answers.decision is Decision.BELOW:
+        return _Verdict(PASS, counts)
+    shown = 100 * answers.paired.test.detectable(losses)
+    return _Verdict(AMBIGUOUS, f"{counts}: {losses.size:,} questions show {shown:.3g} points")
+
+
+def judge_faults(suites: Sequence[PairedAnswers], test: LossTest) -> Iterator[GateLimit]:
+    """Judge whether head gives more faulty answers, by kind, over all suites together.
+
+    test: detect is the increase of their share; alpha of one kind.
+    """
+    pairs = [pair for answers in suites for pair in answers.both]
+    samples = math.lcm(*(answers.paired.asking.samples for answers in suites), 1)
+    limit = f"less than {100 * test.detect:g} points more"
+    coverage = f"{len(pairs):,} questions"
+    for kind in FAULTS:
+        name = f"{kind} answers"
+        if not pairs:
+            yield _not_judged(name, limit, "there are no pairs of answers", coverage)
+            continue
+        base, head = (np.array([faults_of(p[side])[kind] for p in pairs]) for side in (0, 1))
+        more = head - base
+        decision = decide_loss(test, more, looks=(more.size,), samples=samples)
+        if decision is Decision.ABOVE:
+            outcome = FAIL
+        elif decision is Decision.BELOW or more.mean() <= 0:
+            outcome = PASS
+        else:
+            outcome = AMBIGUOUS
+        yield GateLimit(
+            check=name,
+            limit=limit,
+            outcome=outcome,
+            reason=f"{base.sum():.4g} of base, {head.sum():.4g} of head" if more.any() else "",
+            base=100 * float(base.mean()),
+            value=100 * float(head.mean()),
+            change=100 * float(more.mean()),
+            low=None,
+            high=None,
+            unit="points",
+            detectable=100 * test.detectable(more),
+            coverage=coverage,
+        )
+
+
+def judge_divergence(answers: PairedAnswers, *, mean: float, alpha: float) -> GateLimit:
+    """Judge the mean KL divergence of head's predictions from base's, in nats a token.
+
+    mean: the largest accepted one. It is that of questions' means, with an interval over questions;
+    alpha: of failing a head that is at the limit.
+    """
+    name, limit = f"KL of {answers.paired.suite.name}", f"at most {mean:g} nats"
+    values = []
+    for base, head in answers.both:
+        found = answer_divergence(base.answers[0], head.answers[0])
+        if found is not None:
+            values.append(found[0] / found[1])
+    coverage = f"{len(values):,} questions"
+    if len(values) < 2:
+        reason = _missing(answers) or "an engine gives no log-probabilities of the likeliest tokens"
+        return _not_judged(name, limit, reason, coverage)
+    zeros = np.zeros(len(values))
+    interval = mean_difference_interval(
+        zeros, values, seed=answers.paired.asking.seed, confidence=1 - 2 * alpha
+    )
+    if interval.low > mean:
+        verdict = _Verdict(FAIL, f"is {interval.estimate:.3g} nats a token")
+    elif interval.high <= mean:
+        verdict = _Verdict(PASS, "")
+    else:
+        verdict = _Verdict(AMBIGUOUS, "the limit is within its interval")
+    return GateLimit(
+        check=name,
+        limit=limit,
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        base=None,
+        value=interval.estimate,
+        change=None,
+        low=interval.low,
+        high=interval.high,
+        unit="nats",
+        coverage=coverage,
+    )
+
+
+def _interval(base: Floats, head: Floats, seed: int) -> Interval:
+    if set(base) | set(head) <= {0.0, 1.0}:
+        return item_difference(base, head).interval
+    if base.size < 2:
+        change = float(head.mean() - base.mean())
+        return Interval(change, -1.0, 1.0)
+    return mean_difference_interval(base, head, seed=seed)
+
+
+def _missing(answers: PairedAnswers) -> str:
+    """Say why not all planned questions have two answers; empty: they have, as far as asked."""
+    unanswered = "; ".join(filter(None, map(answers.unanswered, (BASE, HEAD))))
+    return answers.failure or unanswered
+
+
+def _coverage(answers: PairedAnswers) -> str:
+    count, planned = len(answers.both), len(answers.order)
+    questions = f"{count:,} of {planned:,} questions" if count < planned else f"{count:,} questions"
+    samples = answers.paired.asking.samples
+    return questions if samples == 1 else f"{questions}, {samples} samples each"
+
+
+def _not_judged(name: str, limit: str, reason: str, coverage: str) -> GateLimit:
+    return GateLimit(
+        check=name,
+        limit=limit,
+        outcome=NOT_JUDGED,
+        reason=reason,
+        base=None,
+        value=None,
+        change=None,
+        low=None,
+        high=None,
+        unit="points",
+        coverage=coverage,
+    )

@@ -1,0 +1,168 @@
+"""The same questions to two engines, in blocks, until a test decides or none are left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flexq_bench.served.client import Answer, Client, Limits, Request
+from flexq_bench.served.errors import EngineError
+from flexq_bench.served.questions import Asking, OnQuestion, QuestionSuite, Scored
+from flexq_bench.served.turns import BASE, HEAD, Turns
+from flexq_bench.stats.planned_mean import Decision
+from flexq_bench.stats.sequential_loss import Floats, LossTest, decide_loss, look_counts
+
+_DEATH_S, _DEATH_POLLS = 1.0, 10  # between the end of a server's sockets and its own
+_MAX_UNANSWERED = 0.5  # of a block: beyond, the engine does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class PairedSuite:
+    """A suite, how it is asked, and the test of its scores. most: questions; None: all."""
+
+    suite: QuestionSuite
+    asking: Asking
+    test: LossTest
+    most: int | None = None
+
+    @property
+    def planned(self) -> int:
+        """The most questions that are asked."""
+        return min(self.suite.count, self.most or self.suite.count)
+
+
+@dataclass(slots=True)
+class PairedAnswers:
+    """What was asked of a suite, and answered. scored: by engine and question's index.
+
+    order: in which questions are asked. looks: numbers of questions at which the test looks.
+    failure: one line on why an engine ended it; empty: none did.
+    """
+
+    paired: PairedSuite
+    order: tuple[int, ...]
+    looks: tuple[int, ...]
+    scored: dict[str, dict[int, Scored]] = field(default_factory=lambda: {BASE: {}, HEAD: {}})
+    decision: Decision = Decision.OPEN
+    failure: str = ""
+
+    @property
+    def both(self) -> list[tuple[Scored, Scored]]:
+        """The pairs that have scores, in the order of asking."""
+        base, head = self.scored[BASE], self.scored[HEAD]
+        pairs = [(base[i], head[i]) for i in self.order if i in base and i in head]
+        return [pair for pair in pairs if all(one.score is not None for one in pair)]
+
+    @property
+    def losses(self) -> Floats:
+        """[n]: base - head by question, in the order of asking."""
+        return np.array([_score(base) - _score(head) for base, head in self.both])
+
+    def unanswered(self, name: str) -> str:
+        """Count an engine's questions without an answer; empty: there are none."""
+        failures = [one.failure for one in self.scored[name].values()]
+        counts = Counter(failure.outcome.value for failure in failures if failure is not None)
+        if not counts:
+            return ""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        first = next(failure.detail for failure in failures if failure is not None)
+        return (
+            f"{name}: {sum(counts.values())} of {len(failures)} questions without an answer "
+            f"({kinds}: {first})"
+        )
+
+
+def begin(paired: PairedSuite, *, seed: int) -> PairedAnswers:
+    """Return a suite's questions in a random order, none of them asked yet."""
+    order = np.random.default_rng(seed).permutation(paired.suite.count)[: paired.planned]
+    return PairedAnswers(paired, tuple(map(int, order)), look_counts(paired.planned))
+
+
+def ask_both(
+    turns: Turns,
+    answers: PairedAnswers,
+    *,
+    limits: Limits,
+    key: str | None = None,
+    on_question: OnQuestion = lambda: None,
+) -> None:
+    """Put a suite to both engines in blocks, until the test decides, and add what they answer.
+
+    An engine that does not start, dies or does not answer ends it; what was answered stays, and
+    `failure` has the reason.
+    """
+    looks = answers.looks
+    for block, (start, end) in enumerate(zip((0, *looks[:-1]), looks, strict=True)):
+        indices = answers.order[start:end]
+        try:
+            for name in turns.order(block):
+                scored = _ask(turns, name, answers.paired, indices, limits, key, on_question)
+                answers.scored[name] |= dict(zip(indices, scored, strict=True))
+                _check_answered(turns, name, scored)
+        except EngineError as error:
+            answers.failure = str(error)
+            return
+        losses = answers.losses
+        if losses.size == end:  # a look with questions missing is none that was planned
+            answers.decision = decide_loss(
+                answers.paired.test, losses, looks=looks, samples=answers.paired.asking.samples
+            )
+        if answers.decision is not Decision.OPEN:
+            return
+
+
+def ignores_seed(turns: Turns, name: str, *, limits: Limits, key: str | None = None) -> bool:
+    """Return True if two equal requests with one seed, sampled, have different answers."""
+    engine = turns.engine(name)
+    request = Request("Once upon a time", 24, temperature=1.0, seed=1)
+
+    async def asked() -> list[Answer]:
+        async with Client(engine.url, engine.model, limits=limits, key=key) as client:
+            return [await client.send(request) for _ in range(2)]
+
+    first, second = asyncio.run(asked())
+    both = first.outcome.is_answer and second.outcome.is_answer
+    return both and first.text != second.text
+
+
+def _ask(
+    turns: Turns,
+    name: str,
+    paired: PairedSuite,
+    indices: Sequence[int],
+    limits: Limits,
+    key: str | None,
+    on_question: OnQuestion,
+) -> list[Scored]:
+    engine = turns.engine(name)
+
+    async def asked() -> list[Scored]:
+        async with Client(engine.url, engine.model, limits=limits, key=key) as client:
+            return await paired.suite.ask(client, indices, paired.asking, on_question)
+
+    return asyncio.run(asked())
+
+
+def _check_answered(turns: Turns, name: str, scored: Sequence[Scored]) -> None:
+    """Raise EngineError if the engine died, or left most of a block unanswered."""
+    failures = [one.failure for one in scored if one.failure is not None]
+    if not failures:
+        return
+    for _ in range(_DEATH_POLLS):
+        turns.engine(name)  # raises if it died
+        time.sleep(_DEATH_S / _DEATH_POLLS)
+    if len(failures) > _MAX_UNANSWERED * len(scored):
+        first = failures[0]
+        raise EngineError(
+            f"{name}: no answer to {len(failures)} of {len(scored)} questions: "
+            f"{first.outcome.value}, {first.detail}"
+        )
+
+
+def _score(scored: Scored) -> float:
+    return 0.0 if scored.score is None else scored.score
