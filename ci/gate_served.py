@@ -59,6 +59,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import find_device
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.lifecycle import OpenRun, open_run
+from flexq_bench.served import SUITE
 from flexq_bench.served.client import Limits
 from flexq_bench.served.engines import EngineSpec
 from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
@@ -84,7 +85,6 @@ from flexq_bench.workloads.data_files import (
 )
 from flexq_bench.workloads.errors import WorkloadError
 
-SUITE = "served"  # of the runs of this gate
 _FOLDER = "policies/served"
 _ACCURACY_SHARE = 0.9  # of alpha; the rest is shared by faults and divergences
 _SLOW_S = 60.0  # until an engine is ready, which its users will notice, too
@@ -292,7 +292,10 @@ class _Course:
                 f"policy {self.policy.name} has no suite and no load: add [[accuracy]] or "
                 "[[speed]], or give --suite FILE"
             )
-        alpha = _ACCURACY_SHARE * table.alpha / max(1, len(table.accuracy))
+        count = max(1, len(table.accuracy))
+        alpha = _ACCURACY_SHARE * table.alpha / count
+        others = len(FAULTS) * (table.faults is not None) + (table.kl is not None)
+        self._other_alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, others * count)
         top = None if table.kl is None else table.kl.top
         self._suites = [(suite, self._paired(suite, alpha, top)) for suite in table.accuracy]
         self._limits = Limits(total_s=table.timeout_s, idle_s=table.timeout_s)
@@ -306,8 +309,13 @@ class _Course:
         test = LossTest(
             table.detect_points / 100, table.accept_points / 100, alpha, self.policy.table.power
         )
-        asking = table.asking(self.request.seed, self.policy.table.concurrency, top)
-        return PairedSuite(self._suite(table), asking, test, table.questions)
+        policy = self.policy.table
+        faults = None
+        if policy.faults is not None:
+            more = policy.faults.detect_points / 100
+            faults = LossTest(more, 0.0, self._other_alpha, policy.power)
+        asking = table.asking(self.request.seed, policy.concurrency, top)
+        return PairedSuite(self._suite(table), asking, test, faults, table.questions)
 
     def _suite(self, table: SuiteTable) -> QuestionSuite:
         folder = self.policy.folder
@@ -341,17 +349,11 @@ class _Course:
                 self._store(answers, turns, run, origin)
             failure = answers.failure
             yield judge_accuracy(answers, at_least=suite.at_least)
-        other = 4 * (table.faults is not None) + len(asked) * (table.kl is not None)
-        alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, other)
+            yield from judge_faults(answers)
+            if table.kl is not None and paired.asking.logprobs is not None:
+                yield judge_divergence(answers, mean=table.kl.mean, alpha=self._other_alpha)
         if table.speed:
             yield from self._judge_speed(turns, run, origin, failure)
-        if table.faults is not None and asked:
-            test = LossTest(table.faults.detect_points / 100, 0.0, alpha, table.power)
-            yield from judge_faults(asked, test)
-        if table.kl is not None:
-            for answers in asked:
-                if answers.paired.asking.logprobs is not None:
-                    yield judge_divergence(answers, mean=table.kl.mean, alpha=alpha)
         if not failure and any(a.paired.asking.temperature > 0 for a in asked):
             self._note_seeds(turns)
 

@@ -164,7 +164,8 @@ class Client:
         key: str | None = None,
         concurrency: int = 1024,
     ) -> None:
-        self._url, self._model, self._limits = url, model, limits or Limits()
+        self.url = url
+        self._model, self._limits = model, limits or Limits()
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._concurrency = concurrency
         self._session: aiohttp.ClientSession | None = None
@@ -197,7 +198,7 @@ class Client:
         reading = _Reading(request, self._limits)
         try:
             async with self._session.post(
-                self._url + request.path,
+                self.url + request.path,
                 data=body,
                 headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
                 allow_redirects=False,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,7 @@ from flexq_bench.served.questions import FAULTS, faults_of
 from flexq_bench.served.turns import BASE, HEAD
 from flexq_bench.stats import Interval, item_difference, mean_difference_interval
 from flexq_bench.stats.planned_mean import Decision
-from flexq_bench.stats.sequential_loss import Floats, LossTest, decide_loss
+from flexq_bench.stats.sequential_loss import Floats
 
 FAIL, NOT_JUDGED, AMBIGUOUS, PASS = "fail", "not judged", "ambiguous", "pass"  # of GATE_OUTCOMES
 
@@ -71,34 +70,38 @@ def _accuracy_verdict(answers: PairedAnswers, losses: Floats) -> _Verdict:
     return _Verdict(AMBIGUOUS, f"{counts}: {losses.size:,} questions show {shown:.3g} points")
 
 
-def judge_faults(suites: Sequence[PairedAnswers], test: LossTest) -> Iterator[GateLimit]:
-    """Judge whether head gives more faulty answers, by kind, over all suites together.
-
-    test: detect is the increase of their share; alpha of one kind.
-    """
-    pairs = [pair for answers in suites for pair in answers.both]
-    samples = math.lcm(*(answers.paired.asking.samples for answers in suites), 1)
-    limit = f"less than {100 * test.detect:g} points more"
-    coverage = f"{len(pairs):,} questions"
+def judge_faults(answers: PairedAnswers) -> Iterator[GateLimit]:
+    """Judge whether head gives more faulty answers, by kind. What is undecided passes if the
+    increase is less than half of that to detect."""
+    test = answers.paired.faults
+    if test is None:
+        return
+    limit, coverage = f"less than {100 * test.detect:g} points more", _coverage(answers)
     for kind in FAULTS:
-        name = f"{kind} answers"
-        if not pairs:
-            yield _not_judged(name, limit, "there are no pairs of answers", coverage)
+        name = f"{kind} answers of {answers.paired.suite.name}"
+        more = answers.more_faults(kind)
+        if not more.size:
+            reason = _missing(answers) or "nothing was asked"
+            yield _not_judged(name, limit, reason, coverage)
             continue
-        base, head = (np.array([faults_of(p[side])[kind] for p in pairs]) for side in (0, 1))
-        more = head - base
-        decision = decide_loss(test, more, looks=(more.size,), samples=samples)
+        base, head = (
+            np.array([faults_of(pair[side])[kind] for pair in answers.both]) for side in (0, 1)
+        )
+        decision = answers.faults[kind]
         if decision is Decision.ABOVE:
             outcome = FAIL
-        elif decision is Decision.BELOW or more.mean() <= 0:
+        elif reason := _missing(answers):
+            outcome = NOT_JUDGED
+        elif decision is Decision.BELOW or more.mean() < test.relevant:
             outcome = PASS
         else:
             outcome = AMBIGUOUS
+        counts = f"{base.sum():.4g} of base, {head.sum():.4g} of head" if more.any() else ""
         yield GateLimit(
             check=name,
             limit=limit,
             outcome=outcome,
-            reason=f"{base.sum():.4g} of base, {head.sum():.4g} of head" if more.any() else "",
+            reason=reason if outcome == NOT_JUDGED else counts,
             base=100 * float(base.mean()),
             value=100 * float(head.mean()),
             change=100 * float(more.mean()),

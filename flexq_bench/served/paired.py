@@ -12,22 +12,35 @@ import numpy as np
 
 from flexq_bench.served.client import Answer, Client, Limits, Request
 from flexq_bench.served.errors import EngineError
-from flexq_bench.served.questions import Asking, OnQuestion, QuestionSuite, Scored
+from flexq_bench.served.questions import (
+    FAULTS,
+    Asking,
+    OnQuestion,
+    QuestionSuite,
+    Scored,
+    faults_of,
+)
 from flexq_bench.served.turns import BASE, HEAD, Turns
 from flexq_bench.stats.planned_mean import Decision
 from flexq_bench.stats.sequential_loss import Floats, LossTest, decide_loss, look_counts
 
+_OPEN = Decision.OPEN
 _DEATH_S, _DEATH_POLLS = 1.0, 10  # between the end of a server's sockets and its own
 _MAX_UNANSWERED = 0.5  # of a block: beyond, the engine does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class PairedSuite:
-    """A suite, how it is asked, and the test of its scores. most: questions; None: all."""
+    """A suite, how it is asked, and the test of its scores.
+
+    faults: the test of the increase of the share of each kind of faulty answers; None: none is
+    judged. most: questions; None: all.
+    """
 
     suite: QuestionSuite
     asking: Asking
     test: LossTest
+    faults: LossTest | None = None
     most: int | None = None
 
     @property
@@ -40,8 +53,9 @@ class PairedSuite:
 class PairedAnswers:
     """What was asked of a suite, and answered. scored: by engine and question's index.
 
-    order: in which questions are asked. looks: numbers of questions at which the test looks.
-    failure: one line on why an engine ended it; empty: none did.
+    order: in which questions are asked. looks: numbers of questions at which the tests look.
+    decision: of the score; faults: of each kind of faulty answers. failure: one line on why an
+    engine ended it; empty: none did.
     """
 
     paired: PairedSuite
@@ -49,6 +63,9 @@ class PairedAnswers:
     looks: tuple[int, ...]
     scored: dict[str, dict[int, Scored]] = field(default_factory=lambda: {BASE: {}, HEAD: {}})
     decision: Decision = Decision.OPEN
+    faults: dict[str, Decision] = field(
+        default_factory=lambda: dict.fromkeys(FAULTS, Decision.OPEN)
+    )
     failure: str = ""
 
     @property
@@ -62,6 +79,33 @@ class PairedAnswers:
     def losses(self) -> Floats:
         """[n]: base - head by question, in the order of asking."""
         return np.array([_score(base) - _score(head) for base, head in self.both])
+
+    def more_faults(self, kind: str) -> Floats:
+        """[n]: head - base of the share of samples with a fault, by question, as `losses`."""
+        pairs = [(faults_of(base)[kind], faults_of(head)[kind]) for base, head in self.both]
+        return np.array([head - base for base, head in pairs])
+
+    def look(self) -> None:
+        """Take those decisions that are open, if all questions of a look are answered."""
+        samples = self.paired.asking.samples
+        losses = self.losses
+        if losses.size not in self.looks:  # with questions missing, it is none that was planned
+            return
+        if self.decision is Decision.OPEN:
+            self.decision = decide_loss(self.paired.test, losses, looks=self.looks, samples=samples)
+        for kind, known in self.faults.items():
+            if self.paired.faults is not None and known is Decision.OPEN:
+                more = self.more_faults(kind)
+                self.faults[kind] = decide_loss(
+                    self.paired.faults, more, looks=self.looks, samples=samples
+                )
+
+    @property
+    def is_decided(self) -> bool:
+        """True if nothing more need be asked: head fails, or nothing is open."""
+        of_faults = [] if self.paired.faults is None else list(self.faults.values())
+        decisions = (self.decision, *of_faults)
+        return Decision.ABOVE in decisions or Decision.OPEN not in decisions
 
     def unanswered(self, name: str) -> str:
         """Count an engine's questions without an answer; empty: there are none."""
@@ -91,7 +135,7 @@ def ask_both(
     key: str | None = None,
     on_question: OnQuestion = lambda: None,
 ) -> None:
-    """Put a suite to both engines in blocks, until the test decides, and add what they answer.
+    """Put a suite to both engines in blocks, until all is decided, and add what they answer.
 
     An engine that does not start, dies or does not answer ends it; what was answered stays, and
     `failure` has the reason.
@@ -107,12 +151,8 @@ def ask_both(
         except EngineError as error:
             answers.failure = str(error)
             return
-        losses = answers.losses
-        if losses.size == end:  # a look with questions missing is none that was planned
-            answers.decision = decide_loss(
-                answers.paired.test, losses, looks=looks, samples=answers.paired.asking.samples
-            )
-        if answers.decision is not Decision.OPEN:
+        answers.look()
+        if answers.is_decided:
             return
 
 

@@ -33,7 +33,7 @@ LOOKS = (0.2, 0.4, 0.6, 0.8, 1.0)  # shares of the questions
 _MIN_QUESTIONS = 20  # of a look that is not the last
 _STEPS = 200  # of the lattice of a normal sum, in its standard deviation
 _REACH = 8.0  # standard deviations
-_RELEVANT = 0.5  # of the way from the accepted loss to that to detect
+_RELEVANT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,11 @@ class LossTest:
                 f"alpha must be below 0.5 and power above it, got {self.alpha} and {self.power}"
             )
 
+    @property
+    def relevant(self) -> float:
+        """The least estimate that fails: half of the way from the accepted loss to `detect`."""
+        return self.accept + _RELEVANT * (self.detect - self.accept)
+
     def detectable(self, losses: ArrayLike) -> float:
         """The least loss that as many questions as losses [n], n >= 1, detect with the power.
 
@@ -85,7 +90,7 @@ def decide_loss(
 
     losses: [n], base - head of each question, multiples of 1 / samples from -1 to 1, in the order
     of answering; n is one of `looks`, the planned numbers of questions. ABOVE: more than the
-    accepted loss, at least half of the way to that to detect. BELOW: less than that to detect.
+    accepted loss, and at least `test.relevant`. BELOW: less than that to detect.
     Raises ValueError if n is no look or a loss is no such multiple.
     """
     values = np.asarray(losses, dtype=np.float64)
@@ -93,8 +98,7 @@ def decide_loss(
         raise ValueError(f"{values.size} questions are none of the looks {tuple(looks)}")
     counts = [count for count in looks if count <= values.size]
     times = [count / looks[-1] for count in counts]
-    relevant = test.accept + _RELEVANT * (test.detect - test.accept)
-    if values.mean() >= relevant:
+    if values.mean() >= test.relevant:
         spent = [_spent(test.alpha, time) for time in times]
         exact = test.accept == 0
         above = (

@@ -1,0 +1,121 @@
+"""Starting, awaiting and ending engines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.served.engines import engine, started
+from flexq_bench.served.errors import EngineError
+
+Command = Callable[[str], str]
+
+
+def _listens(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) == 0
+
+
+def _alive(command: str) -> list[str]:
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in lines if command in line]
+
+
+def test_command_is_started_awaited_and_ended(command: Command):
+    with started(engine("base", command("--loading-s 0.5"))) as running:
+        assert running.model == "test-model"
+        assert running.ready_s >= 0.4
+        assert running.died() == ""
+
+    assert not _listens(running.url)
+
+
+def test_url_is_used_and_left_running(command: Command):
+    with started(engine("base", command(""))) as running:
+        with started(engine("head", running.url + "/v1/")) as same:
+            assert (same.url, same.model) == (running.url, running.model)
+
+        assert _listens(running.url)
+
+
+def test_child_that_ignores_signals_ends_with_engine(command: Command, tmp_path: Path):
+    answers = tmp_path / "marker.jsonl"  # its name marks the processes
+    answers.write_text("")
+    with started(engine("base", command(f"--child --answers {answers}"))):
+        assert _alive(str(answers))
+
+    assert not _alive(str(answers))
+
+
+def test_engine_that_dies_gives_last_line_of_log(command: Command):
+    spec = engine("head", command("--no-such-option"))
+
+    with pytest.raises(EngineError, match=r"head: .*exit code 2.*--no-such-option"), started(spec):
+        pass
+
+
+def test_taken_port_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        spec = engine("base", "server {port}", port=port)
+
+        with pytest.raises(EngineError, match=rf"port {port} is taken"), started(spec):
+            pass
+
+
+def test_engine_not_ready_in_time_is_ended(command: Command):
+    spec = engine("base", command("--loading-s 60"))
+
+    with pytest.raises(EngineError, match=r"not ready after 0\.5 s.*503"):  # noqa: SIM117
+        with started(spec, ready_within_s=0.5):
+            pass
+
+    assert not _alive("--loading-s 60")
+
+
+def test_missing_program_is_named():
+    with (
+        pytest.raises(EngineError, match="can't start no-such-program"),
+        started(engine("base", "no-such-program {port}")),
+    ):
+        pass
+
+
+def test_unknown_model_is_refused(command: Command):
+    with (
+        pytest.raises(EngineError, match="no model 'other': it has test-model"),
+        started(engine("base", command("")), model="other"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("text", ["vllm serve M", "", "http://", "A=1", "serve '{port}"])
+def test_text_that_is_no_engine_is_refused(text: str):
+    with pytest.raises(UsageError, match="base: "):
+        engine("base", text)
+
+
+def test_environment_gpu_and_braces_reach_command(tmp_path: Path):
+    show = tmp_path / "show.py"
+    show.write_text("import os, sys; print(sys.argv[2:], os.environ['A'])")
+    text = f"A=x{{gpu}} {sys.executable} {show} {{port}} '{{\"b\": 1}}'"
+    spec = engine("base", text)
+
+    with pytest.raises(EngineError) as error, started(spec, gpu="3"):
+        pass
+
+    assert """['{"b": 1}'] x3""" in str(error.value)
+    assert os.environ.get("A") is None
