@@ -33,6 +33,7 @@ top = 10                         # tokens
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,8 @@ from flexq_bench.workloads.data_files import (
     validated,
 )
 from flexq_bench.workloads.errors import WorkloadError
+
+log = logging.getLogger(__name__)
 
 _FOLDER = "policies/served"
 _ACCURACY_SHARE = 0.9  # of alpha; the rest is shared by faults and divergences
@@ -372,6 +375,7 @@ class _Course:
             labels=labels,
             key=request.key,
             failure=failure,
+            on_progress=log.info,
         )
         records = [
             record

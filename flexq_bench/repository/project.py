@@ -89,7 +89,7 @@ class ProjectFile(DataTable):
 
     version: Count
     name: Text
-    kernels: Texts | tuple[()] = ()
+    kernels: Texts = ()
     suite: AnyText = ""
     policy: AnyText = ""
     slower_percent: Amount = 2.0

@@ -42,7 +42,7 @@ class Metric:
 
     @property
     def direction(self) -> str:
-        """As of records: which way is better."""
+        """Better direction, in the words of records."""
         return "lower" if self.is_lower_better else "higher"
 
     def cost(self, value: float) -> float:
