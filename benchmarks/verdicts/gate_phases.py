@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flexq_bench.cli.app import main
-from flexq_bench.measure import external_kernels, judged_kernel, worker_process
+from flexq_bench.measure import external_kernels, judged_kernel, judged_places, worker_process
 from flexq_bench.measure.ab import experiment, judged_sides, projects
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs
 from flexq_bench.measure.launcher import ForkServer
@@ -103,7 +103,8 @@ def run() -> None:
     watch(Telemetry, "__enter__", "__exit__")
     watch(experiment, "confirm", "comparison_of")
     watch(external_kernels, "described")
-    watch(projects, "described", "built_tree", "is_same_project")
+    watch(projects, "described", "is_same_project")
+    watch(judged_places, "built_tree")
     watch(WorkerPairs, "take", "start_ahead")
     signal.signal(signal.SIGTERM, ended)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,7 +55,9 @@ def compare_judged(
     first, second = resolve_pair(repository, base, head)
     tree = judged_tree(repository, first.commit, second.commit)
     is_cpu = options.get("device", "cuda").startswith("cpu")
-    same = same_code(repository, first.commit, tree.commit, tree.changed, cases, is_cpu=is_cpu)
+    same: Collection[Case] = ()
+    if first.name != second.name:  # a commit compared with itself measures noise
+        same = same_code(repository, first.commit, tree.commit, tree.changed, cases, is_cpu=is_cpu)
     unmeasured = without_measurement(same, first.name, second.name)
     yield from unmeasured.values()
     cases = [case for case in cases if case not in unmeasured]
@@ -88,7 +90,8 @@ def compare_judged(
         experiment = partial(
             _JudgedExperiment, **options, starts_ahead=False, repository=repository
         )
-        pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
+        believes_binary = not tree.runs_code_of_head
+        pair = partial(judged_pair, judge=judge, believes_binary=believes_binary, same=same)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
         yield from compare_cases(
