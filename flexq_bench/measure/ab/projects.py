@@ -130,9 +130,7 @@ def judged_project(
     exchanged = {slot: place.exchange for slot, place in places.items()}
     with judging_device(device, exchanged) as judge, ExitStack() as references:
         sides = [
-            _side(
-                tree, revision, tree.environment(place.variables), place.launcher, place.sandbox
-            )
+            _side(tree, revision, tree.environment(place.variables), place.launcher, place.sandbox)
             for tree, revision, place in zip(built, (base, head), places.values(), strict=True)
         ]
         if places["base"].sandbox.kind == "none":

@@ -167,9 +167,7 @@ COMMENTED = "# %s\nx = 1\n"
         ("%s.py", "x = 1\n", False),
     ],
 )
-def test_project_is_the_same_if_only_texts_and_comments_changed(
-    tmp_path, git, path, text, is_same
-):
+def test_project_is_the_same_if_only_texts_and_comments_changed(tmp_path, git, path, text, is_same):
     (tmp_path / FILE).write_text(
         'version = 1\nname = "acme"\nkernels = ["k.py"]\nsuite = "smoke"\n'
     )
