@@ -81,7 +81,7 @@ WATCHED: dict[str, dict[str, Sequence[str]]] = {
 def watch(module: ModuleType) -> None:
     """Time functions of a module that was just imported."""
     for name, functions in WATCHED[module.__name__.removeprefix("flexq_bench.")].items():
-        owner = getattr(module, name) if name else module
+        owner: Any = getattr(module, name) if name else module
         for function in functions:
             setattr(owner, function, timed(function.strip("_"), getattr(owner, function)))
         if name == "WorkerProcess":
