@@ -115,7 +115,7 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
 
 def _outcome(judged: Judged, limit: float) -> GateOutcome:
     confirmation: Confirmation = judged.confirmation
-    if judged.evidence.comparison.same_code:
+    if judged.evidence.comparison.same_code and confirmation.verdict is Verdict.SAME:
         return GateOutcome.SAME_CODE
     if confirmation.verdict is Verdict.NO_DATA:
         if judged.compared.pairs_needed is not None:  # its time was not spent on it

@@ -26,12 +26,14 @@ BlockType = Literal[
 ]
 BLOCK_TYPES: tuple[BlockType, ...] = get_args(BlockType)
 # Block types that `decode` supports -> their forward pass. Qwen2 adds biases to LLaMA's, Qwen3
-# norms of heads; Mistral equals LLaMA within its sliding window.
+# norms of heads; Mistral equals LLaMA within its sliding window; Mixtral and Qwen3-MoE add experts.
 DECODED: Mapping[BlockType, Block] = {
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "llama",
     "opt": "opt",
 }
 Place = Literal["every", "dense", "routed", "shared"]

@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
         [--schemes flexq-w6ax] [--kinds sign,noise] [--texts wikitext,code] [--context 256]
-        [--max-tokens 8000] [--processes 1] [--out FILE]
+        [--max-tokens 8000] [--processes 1] [--out FILE] [--seconds 600]
     python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
 Each corruption is applied to the original model and to the model quantized by each scheme; all are
@@ -11,8 +11,9 @@ tasks, parity and serving path. Prints a row for each: change of the perplexity 
 all of it, and of the text that changes most (of strata, WHOLE segments); mean KL divergence (for a
 quantized model: percent above the scheme's own), number of tokens that the gate used, and the
 limits that detected the corruption, which are those that the undamaged model under the same scheme
-does not fail. damages.py has the corruptions; those of class `artefact` damage a copy of the
-model's folder.
+does not fail. Rows that the file of --out has are not judged again, so that a second command goes
+on where --seconds ended the first. damages.py has the corruptions; those of class `artefact` damage
+a copy of the model's folder.
 
 A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
 the mean KL divergence by 10 % of the scheme's own, must be detected, and every change of a folder.
@@ -27,11 +28,13 @@ import argparse
 import copy
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -40,6 +43,7 @@ from typing import Any
 import torch
 from corruption_table import print_table, stored_rows
 from damages import NOTHING, WALL, Corruption
+from output import say
 from transformers import BatchEncoding
 
 from flexq_bench.accuracy import SUITE
@@ -64,7 +68,8 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.runs.lifecycle import new_run
 
 MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
-WHOLE = 120  # segments of a stratum whose perplexity is compared
+WHOLE = 60  # segments of a stratum whose perplexity is compared
+AT_ONCE = 20  # segments of them: a small model computes many together in the time of a few
 TOKENIZER = "tokenizer"
 
 
@@ -194,8 +199,10 @@ class Bench:
         agreement = evaluator.agreement(scheme, self._text.name)
         tokens = 0 if agreement is None else agreement.token_kl.size
         model = evaluator.model_under(scheme).model
+        # Through kernels a damage may be one of each launch.
+        at_once = None if corruption.through == KERNELS else AT_ONCE
         whole = {
-            text: perplexity(model, ids.flatten(), context=ids.shape[1]).perplexity
+            text: perplexity(model, ids.flatten(), context=ids.shape[1], at_once=at_once).perplexity
             for text, ids in self._parts.items()
         }
         key = f"{scheme} {corruption.through}"
@@ -315,18 +322,40 @@ def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float,
 
 
 def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Judge all; the rows in order, which are stored, too."""
+    """Judge all that is not stored; the rows in order, which are stored, too."""
+    ends = time.monotonic() + options.seconds
     bench = Bench(options, judged_policy(options))
+    stored = {}
+    if options.out and options.out.exists():
+        stored = {(row["corruption"], row["size"], row["scheme"]): row
+                  for row in stored_rows([options.out])}  # fmt: skip
     every = list(judgements(options))
+    threads = torch.get_num_threads()
     # In this process, so that forks have the undamaged results.
-    undamaged = (bench.row(*one) for one in every if one[0] is NOTHING)
+    undamaged = [bench.row(*one) for one in every if one[0] is NOTHING]
     damaged = [one for one in every if one[0] is not NOTHING]
+    left = [one for one in damaged if key_of(one) not in stored]
+    known = [stored[key] for one in damaged if (key := key_of(one)) in stored]
+    torch.set_num_threads(max(1, threads // options.processes))
+
+    def judge(*one: Any) -> dict[str, Any] | None:
+        return bench.row(*one) if time.monotonic() < ends else None
+
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for row in chain(undamaged, in_processes(options.processes, damaged, bench.row)):
+        for row in chain(undamaged, known, in_processes(options.processes, left, judge)):
+            if row is None:
+                say(f"{options.seconds:g} s are over: repeat the command with the same --out")
+                break
             out.write(json.dumps(row) + "\n")
             out.flush()
             yield row
     bench.close()
+
+
+def key_of(judgement: tuple[Corruption, float, str]) -> tuple[str, float, str]:
+    """Identity of a judgement among stored rows."""
+    corruption, size, scheme = judgement
+    return corruption.name, size, scheme
 
 
 def in_processes(
@@ -364,12 +393,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--device", default=best_device())
     parser.add_argument("--out", type=Path, help="rows as JSON lines")
+    parser.add_argument("--seconds", type=float, default=math.inf)
     options = parser.parse_args(arguments)
     if options.rows:
         return print_table(stored_rows(options.rows))
     if not options.model or not options.data:
         parser.error("give --model and --data, or --rows")
-    torch.set_num_threads(max(1, torch.get_num_threads() // options.processes))
     return print_table(judged_rows(options))
 
 

@@ -11,10 +11,13 @@ over them, and 1 to 8 segments are computed together. No copy may fail.
 Alpha and power: noise is added to the weights so that the model loses 1 % of the perplexity on the
 first text. Whole gates are replayed on its results: each text's segments are drawn with
 replacement, with their losses and their tokens' divergences and agreement, and `gate_accuracy`
-decides how many it looks at, and judges them. The mean loss of each text is set to what the policy
-accepts, and the limits of divergence, agreement and tails to the values of the whole text: the
-worst model that must pass. The share of gates that fail is compared with alpha. With the loss that
-must be detected on the first text, the share that fails there is compared with the planned power.
+decides how many it looks at, and judges them. A drawn text has twice the segments that its test
+plans for these losses, because power is planned for texts that are long enough; the real text may
+be shorter, and is then not judged (`segments`: those that it has, and that are planned). The mean
+loss of each text is set to what the policy accepts, and the limits of divergence, agreement and
+tails to the values of the whole text: the worst model that must pass. The share of gates that fail
+is compared with alpha. With the loss that must be detected on the first text, the share that fails
+there is compared with the planned power.
 
 Prints a JSON object for each of the three. Exit code 1: an equal model failed, the power is more
 than three standard errors below the plan, or alpha is that far above it.
@@ -37,7 +40,7 @@ from typing import Any
 import corruptions
 import numpy as np
 import torch
-from corruptions import Bench, in_processes
+from corruptions import AT_ONCE, Bench, in_processes
 from damages import NOTHING, add_noise
 from numpy.typing import NDArray
 
@@ -67,6 +70,7 @@ from flexq_bench.stats import tail_excess
 
 MOST_TOGETHER = 8  # segments
 Losses = NDArray[np.float64]
+_LONGER = 2  # times the planned segments: their number is estimated anew from each draw
 LOSS = math.log1p(0.01)  # nats a token: 1 % of the perplexity
 
 
@@ -117,9 +121,9 @@ class TextResults:
         """The same results with this mean loss, nats per token."""
         return dataclasses.replace(self, nll=self.nll - self.losses.mean() + loss)
 
-    def drawn(self, rng: np.random.Generator) -> TextResults:
-        """Draw as many segments with replacement."""
-        rows = rng.integers(self.nll.size, size=self.nll.size)
+    def drawn(self, rng: np.random.Generator, count: int) -> TextResults:
+        """Draw so many segments with replacement."""
+        rows = rng.integers(self.nll.size, size=count)
         result = self.reference.result.of(rows.tolist())
         reference = ReferenceLogits(self.reference.head, (), (), result)
         return TextResults(reference, self.nll[rows], [self.tokens[row] for row in rows])
@@ -139,7 +143,9 @@ def fitted_results(bench: Bench) -> tuple[float, dict[str, TextResults]]:
         with torch.no_grad():
             add_noise(noisy, share)
         meter, ids = AgreementMeter(references[text]), segments[text]
-        result = perplexity(noisy, ids.flatten(), context=ids.shape[1], on_logits=meter)
+        result = perplexity(
+            noisy, ids.flatten(), context=ids.shape[1], on_logits=meter, at_once=AT_ONCE
+        )
         return TextResults(references[text], np.array(result.nll), meter.parts)
 
     first, low, high = next(iter(segments)), 0.0, 0.2
@@ -160,6 +166,9 @@ class DrawnEvaluator(Evaluator):
     def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
         count = self._drawn[text].nll.size
         return tuple(range(count)), count
+
+    def _segment_count(self, text: str) -> int:
+        return int(self._drawn[text].nll.size)
 
     def places(self, text: str) -> Sequence[int]:
         return range(self._drawn[text].nll.size)
@@ -222,6 +231,11 @@ class Replay:
             limits += [] if exact is None else [CheckLimit(limit.check, exact)]
         self._results = {**results, **self._results}
         self.policy = dataclasses.replace(policy, limits=tuple(limits))
+        self.segments = {text: (part.nll.size, part.nll.size) for text, part in results.items()}
+        for text, plan in self.policy.text_plans().items():
+            centred = self._results[text]
+            planned = int(plan.test.needed(centred.losses - plan.accepted))
+            self.segments[text] = centred.nll.size, planned
 
     def judge(self, seed: int, lossy: str | None) -> tuple[int, list[str]]:
         """Exit code and failing limits of one gate. lossy: a text with the loss to detect."""
@@ -234,7 +248,10 @@ class Replay:
             seed=0, reference="drawn",
         )  # fmt: skip
         plan = dataclasses.replace(plan, context=self._bench.prepared.evaluator.context)
-        drawn = {text: part.drawn(rng) for text, part in results.items()}
+        drawn = {
+            text: part.drawn(rng, max(part.nll.size, _LONGER * self.segments[text][1]))
+            for text, part in results.items()
+        }
         evaluator = DrawnEvaluator(self._bench.original, plan, drawn)
         with open_database(f"{self._bench.folder}/{os.getpid()}.sqlite") as database:
             origin = dataclasses.replace(
@@ -305,6 +322,7 @@ def main() -> int:
         "by_exit_code": Counter(code for code, _ in equal),
         "failing_limits": Counter(name for _, failing in equal for name in failing),
         "planned_share": rates.alpha,
+        "segments": replay.segments,
     }
     right &= say(found, failed / count <= rates.alpha + 3 * _error(rates.alpha, count))
     lossy_text = policy.texts[0]

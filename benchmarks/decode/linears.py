@@ -41,9 +41,7 @@ def main() -> None:
     source, device = open_model(given.model, given.scheme, 0), torch.device("cuda")
     model = first_blocks(load(source, device, _CAPACITY, choose, (batch,)))
     block = model.blocks[0]
-    for linear in sorted(
-        (block.widen, block.down, block.qkv, block.out), key=lambda linear: -linear.nbytes
-    ):
+    for linear in sorted(block.linears, key=lambda linear: -linear.nbytes):
         kernel, n, k = linear.kernel, linear.weights.rows, linear.weights.k
         key = (kernel.spec.label, batch, n, k)
         x = kernel.empty_activation(batch, k, device)

@@ -145,7 +145,7 @@ def main() -> None:
     tuner.tune(model)
     steps = Steps(model, tuner, nvml, arguments.batch, arguments.length, arguments.kv_bits)
     block = model.blocks[0]
-    of_name = {linear.name: linear for linear in (block.qkv, block.out, block.widen, block.down)}
+    of_name = {linear.name: linear for linear in block.linears}
     kept: Choices = {}
     for name in filter(None, arguments.layers.split(",")):
         if time.perf_counter() - began < arguments.seconds:

@@ -15,18 +15,12 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
-
-from flexq_bench.cli.app import main
-from flexq_bench.measure import external_kernels, judged_kernel, worker_process
-from flexq_bench.measure.ab import experiment, judged_sides, projects
-from flexq_bench.measure.ab.worker_pairs import WorkerPairs
-from flexq_bench.measure.launcher import ForkServer
-from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.measure.worker_process import WorkerProcess
 
 _START = 19  # field of /proc/PID/stat after the name of the program
 spent: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # calls, seconds
@@ -63,10 +57,57 @@ def timed(name: str | Callable[..., str], function: Callable[..., Any]) -> Calla
     return call
 
 
-def watch(owner: Any, *names: str) -> None:
-    """Time functions of a class or module."""
-    for name in names:
-        setattr(owner, name, timed(name.strip("_"), getattr(owner, name)))
+# Functions to time, by module and, if they are methods, by class.
+WATCHED: dict[str, dict[str, Sequence[str]]] = {
+    "measure.worker_process": {
+        "WorkerProcess": ("close", "__init__", "send"),
+        "": ("stop_marked",),
+    },
+    "measure.launcher": {"ForkServer": ("reset", "start", "end")},
+    "measure.ab.judged_sides": {"JudgedSide": ("_timed",)},
+    "measure.judged_kernel": {
+        "JudgedKernel": ("give_inputs", "_fill", "_outputs", "check_turn", "check_result")
+    },
+    "measure.telemetry": {"Telemetry": ("__enter__", "__exit__")},
+    "measure.ab.experiment": {"": ("confirm", "comparison_of")},
+    "measure.external_kernels": {"": ("described",)},
+    "measure.judged_places": {"": ("built_tree",)},
+    "measure.ab.projects": {"": ("described", "is_same_project")},
+    "measure.ab.judged": {"": ("judged_tree", "same_code", "add_bytecode")},
+    "measure.ab.worker_pairs": {"WorkerPairs": ("take", "start_ahead")},
+}
+
+
+def watch(module: ModuleType) -> None:
+    """Time functions of a module that was just imported."""
+    for name, functions in WATCHED[module.__name__.removeprefix("flexq_bench.")].items():
+        owner: Any = getattr(module, name) if name else module
+        for function in functions:
+            setattr(owner, function, timed(function.strip("_"), getattr(owner, function)))
+        if name == "WorkerProcess":
+            owner.receive = timed(
+                lambda worker: f"worker {worker._operation} ({worker.name})", owner.receive
+            )
+
+
+class Watching(MetaPathFinder, Loader):
+    """Imports modules as ever, and then watches them: the command imports what it needs itself."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.removeprefix("flexq_bench.") not in WATCHED:
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            loader, spec.loader = spec.loader, self
+            spec.loader_state = loader
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader_state.exec_module(module)
+        watch(module)
 
 
 def report() -> None:
@@ -90,22 +131,10 @@ def ended(number: int, frame: FrameType | None) -> NoReturn:
 
 def run() -> None:
     """Run the command."""
-    WorkerProcess.receive = timed(  # type: ignore[method-assign]
-        lambda worker: f"worker {worker._operation} ({worker.name})", WorkerProcess.receive
-    )
-    watch(WorkerProcess, "close", "__init__", "send")
-    watch(ForkServer, "reset", "start", "end")
-    sides = judged_sides.JudgedSide
-    watch(sides, "_timed")
-    kernel = judged_kernel.JudgedKernel
-    watch(kernel, "give_inputs", "_fill", "_outputs", "check_turn", "check_result")
-    watch(worker_process, "stop_marked")
-    watch(Telemetry, "__enter__", "__exit__")
-    watch(experiment, "confirm", "comparison_of")
-    watch(external_kernels, "described")
-    watch(projects, "described", "built_tree", "is_same_project")
-    watch(WorkerPairs, "take", "start_ahead")
+    sys.meta_path.insert(0, Watching())
     signal.signal(signal.SIGTERM, ended)
+    from flexq_bench.cli.app import main
+
     try:
         main()
     finally:

@@ -5,10 +5,10 @@
     python benchmarks/verdicts/gate_times.py --kernel triton --m 1:99 --heads unchanged,one
     python benchmarks/verdicts/gate_times.py --times 200 --heads unchanged    # A/A
 
-The sample repository's W6A8 kernel has a case for each value of M. Heads: `unchanged` (a comment),
-`slower-P` by P percent of the work, `wrong`, and `one`: a W4A16 kernel with a single case is slower
-by 3 %, the other cases are not. Prints a line for each gate, then a row for each head. Exit code 1:
-an unchanged head was reported as a regression.
+The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
+(an unused constant), `slower-P` by P percent of the work, `wrong`, and `one`: a W4A16 kernel with a
+single case is slower by 3 %, the other cases are not. Prints a line for each gate, then a row for
+each head. Exit code 1: an unchanged head was reported as a regression.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def git(folder: Path, *arguments: str) -> None:
 
 def changed(source: str, head: str, kernel: str) -> str:
     """The kernels of a head."""
-    if head == "unchanged":
+    if head == "comment":
         return source + "# Nothing changed.\n"
+    if head == "unchanged":
+        return source + "UNUSED = 0\n"
     if head == "wrong":
         return source.replace(SIGN, "SIGN = -1\n")
     if head == "one":

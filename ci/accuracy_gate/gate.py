@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -65,6 +66,7 @@ from flexq_bench.errors import FlexqError, MissingResultsError, UsageError, one_
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.errors import NoKernelError
 
+log = logging.getLogger(__name__)
 NO_FOLDERS = ModelFolders()
 OnActivity = Callable[[str], None]
 # Errors of a model that is wrong in a way that no check of its files finds.
@@ -259,7 +261,7 @@ def gate_accuracy(
         judged=tuple(judged),
         reference=reference.name if reference else "",
         reference_hash=reference.content_hash if reference else None,
-        warnings=setup.warnings,
+        warnings=(*setup.warnings, *gate.short_texts),
         diagnoses=gate.diagnoses(failing) if diagnose and not quick else (),
         absent=gate.absent(),
         quick=quick,
@@ -375,6 +377,8 @@ class _Gate:
             self._judge_early(Stage.FOLDERS, scheme)
         if self._quick:
             self._setup.evaluator.schedule = _FirstSegments()
+        for warning in self.short_texts:
+            log.warning("%s", warning)
         if self._stops_early:
             if not self._quick:
                 self._setup.evaluator.schedule = self._schedule
@@ -411,6 +415,13 @@ class _Gate:
             least = min((len(result.values) for result in found if result is not None), default=0)
             if least:
                 yield self._setup.evaluator.coverage(text, least)
+
+    @cached_property
+    def short_texts(self) -> tuple[str, ...]:
+        """Warnings about texts that may be too short for their tests, before they are evaluated."""
+        if self._schedule is None or not self._stops_early or self._quick:
+            return ()
+        return tuple(self._schedule.short_texts(self._distinct))
 
     def _judge_early(self, stage: Stage, scheme: str) -> None:
         """Judge the limits of a stage before that of the results."""

@@ -10,12 +10,12 @@ evaluated until they are decided, too. Tasks use McNemar's test over all their q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy
 from flexq_bench.ci.accuracy_gate.text_test import TextTest
-from flexq_bench.stats import GROWTH, Decision
+from flexq_bench.stats import GROWTH, MIN_VALUES, Decision
 
 Undecided = Callable[[str, str, Sequence[MetricResult], float], bool]
 """Predicate: a limit of a scheme on a text, other than the planned test's, is ambiguous by these
@@ -62,6 +62,26 @@ class PowerSchedule:
             repeated, places = count - len(distinct), self._places(text)
             self.tests[scheme, text] = TextTest(plan, distinct, repeated, places)
         return self.tests[scheme, text]
+
+    def short_texts(self, texts: Container[str]) -> Iterator[str]:
+        """Yield a warning for each of these texts that is shorter than its test may need."""
+        for text, plan in self._plans.items():
+            if text not in texts:
+                continue
+            count = len(self._distinct(text)[0])
+            planned = plan.planned(self._context(text) - 1)
+            if count < MIN_VALUES:
+                yield (
+                    f"{text} has {count} segments, its test needs {MIN_VALUES}: it can fail, but "
+                    "not pass; give a longer text"
+                )
+            elif count < planned:
+                detect, accepted = plan.percent(plan.test.effect), plan.percent(0.0)
+                yield (
+                    f"{text} has {count} segments: to tell a loss of {detect:.3g} % from "
+                    f"{accepted:.3g} % takes {planned} or more, unless a scheme changes little; "
+                    "else it is not judged"
+                )
 
     def next_count(
         self,

@@ -28,6 +28,14 @@ class TextPlan:
     test: TestPlan
     accepted: float
 
+    def planned(self, tokens: int) -> int:
+        """Least number of segments of so many tokens that a model with the loss to detect needs.
+
+        It is known before an evaluation: of a small change, the log likelihood ratio of a token has
+        twice its mean, the divergence, as variance. A model that loses less needs fewer.
+        """
+        return self.test.planned(math.sqrt(2 * (self.accepted + self.test.effect) / tokens))
+
     def percent(self, effect: float) -> float:
         """Convert an effect of the test to a loss in percent of the perplexity."""
         return 100 * math.expm1(min(self.accepted + effect, 700.0))

@@ -35,12 +35,13 @@ log = logging.getLogger(__name__)
 
 
 def decoded_architecture(model: Any) -> DecoderArchitecture | None:
-    """Return a model's architecture for decode; None: decode doesn't support it."""
+    """Return a model's architecture for decode; None: decode doesn't support it, or has experts."""
     described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     try:
-        return of_config(described, type(model).__name__)
+        architecture = of_config(described, type(model).__name__)
     except UsageError:
         return None
+    return None if architecture.dimensions.experts is not None else architecture
 
 
 def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -266,7 +268,7 @@ def _input_of_judged_project(
 
     Both are built, and base's kernels described, in the sandboxes of the comparison.
     """
-    from flexq_bench.measure.judged_places import judged_places
+    from flexq_bench.measure.judged_places import judged_places, trees_built_in
     from flexq_bench.repository.project import open_project, project_notes, revision
 
     opened = open_project(folder)
@@ -275,17 +277,40 @@ def _input_of_judged_project(
     second = revision(project, head)
     _refuse_changes(project, first, second)
     places = stack.enter_context(judged_places(project.file.variables, sandbox))
-    # This imports torch, while the servers do.
+    with _importing("flexq_bench.measure.ab", "flexq_bench.ci.gate_perf"):
+        built = trees_built_in(places, project, (first, second))
     from flexq_bench.measure.ab import judged_project
 
     device = place.device_name()
-    judged = stack.enter_context(judged_project(project, first, second, places, device=device))
+    judged = stack.enter_context(
+        judged_project(project, first, second, places, built, device=device)
+    )
     trusted = use_judged_project(judged)
     notes = project_notes(project, first.checkout, second.checkout)
     rules = _policy_of(trusted, policy)
     return _GateInput(
         first.commit, second.commit, rules, judged.compare, notes, project.root, trusted
     )
+
+
+@contextmanager
+def _importing(*modules: str) -> Iterator[None]:
+    """Import modules, which takes seconds with torch, while the block waits for processes.
+
+    The block imports nothing. An error comes again where a module is used.
+    """
+
+    def run() -> None:
+        with suppress(Exception):
+            for module in modules:
+                import_module(module)
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _policy_of(opened: OpenedProject, policy: str) -> Policy:

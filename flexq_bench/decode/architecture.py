@@ -13,13 +13,15 @@ from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG, class_name
 from flexq_bench.workloads.blocks import DECODED, Block, BlockType
 from flexq_bench.workloads.errors import WorkloadError
-from flexq_bench.workloads.model_spec import ModelSpec
+from flexq_bench.workloads.model_spec import Experts, ModelSpec
 
 _CLASSES: dict[BlockType, str] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "opt": "OPTForCausalLM",
 }
 _TYPES = {name: kind for kind, name in _CLASSES.items()}
@@ -37,7 +39,8 @@ class DecoderArchitecture:
 
     head_dim: in LLaMA it may differ from hidden / heads. biased: fused layers with a bias. eps: of
     the norms. rope_theta: base of the rotary angles. rope_scaling: the keys of transformers'
-    "llama3" scaling; empty: none. The context of dimensions is at most the sliding window of
+    "llama3" scaling; empty: none. normalizes_shares: of a token's experts, to sum up to 1. The
+    context of dimensions is at most the sliding window of
     attention, so that attention is always full.
     """
 
@@ -47,6 +50,7 @@ class DecoderArchitecture:
     eps: float
     rope_theta: float = 10000.0
     rope_scaling: tuple[tuple[str, float], ...] = ()
+    normalizes_shares: bool = True
 
     @property
     def block(self) -> Block:
@@ -61,7 +65,7 @@ class DecoderArchitecture:
     @property
     def norms_heads(self) -> bool:
         """Return True if every head of queries and keys has a norm."""
-        return self.dimensions.block == "qwen3"
+        return self.dimensions.block in ("qwen3", "qwen3_moe")
 
     @property
     def is_gated(self) -> bool:
@@ -141,6 +145,13 @@ _DEFAULTS: Mapping[BlockType, Mapping[str, int]] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+    "qwen3_moe": {"num_key_value_heads": 4, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8},
+}
+
+_EXPERT_SIZE: Mapping[BlockType, str] = {
+    "mixtral": "intermediate_size",
+    "qwen3_moe": "moe_intermediate_size",
 }
 
 
@@ -192,6 +203,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> DecoderArc
         learned_positions=False,
         source="config.json",
         head_dim=0 if head_dim is None else _count(config, "head_dim"),
+        experts=_experts(config, name, block),
     )
     # transformers prefers the older key, which guides for long contexts let users add.
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
@@ -225,13 +237,26 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> DecoderArc
         _positive(config, "rms_norm_eps", 1e-6),
         _positive({**config, **rope}, "rope_theta", 10000.0),
         scaling,
+        block != "qwen3_moe" or bool(config.get("norm_topk_prob", False)),
     )
+
+
+def _experts(config: Mapping[str, Any], name: str, block: BlockType) -> Experts | None:
+    """The experts of every block; None: of a dense model."""
+    if block not in _EXPERT_SIZE:
+        return None
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise NotDecodedError(f"{name} has blocks without experts: pick another")
+    # Qwen3-MoE's older configurations call it num_experts.
+    count = "num_experts" if "num_experts" in config else "num_local_experts"
+    sizes = (count, "num_experts_per_tok", _EXPERT_SIZE[block])
+    return Experts(*(_count(config, size) for size in sizes))
 
 
 def _context(config: Mapping[str, Any], block: BlockType) -> int:
     """Longest sequence with full attention, in tokens."""
     context = _count(config, "max_position_embeddings")
-    slides = block == "mistral" or config.get("use_sliding_window")
+    slides = block in ("mistral", "mixtral") or config.get("use_sliding_window")
     if slides and config.get("sliding_window") is not None:
         return min(context, _count(config, "sliding_window"))
     return context

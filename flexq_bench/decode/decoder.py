@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
+from flexq_bench.decode.experts import PackedExperts
 from flexq_bench.decode.layers import PackedLinear, Workspace
 from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
@@ -23,15 +24,22 @@ class DecoderBlock:
     ffn_norm: Norm
     qkv: PackedLinear
     out: PackedLinear
-    widen: PackedLinear  # gate_up_proj or fc1
-    down: PackedLinear  # down_proj or fc2
+    widen: PackedLinear  # gate_up_proj or fc1, or the router of experts
+    down: PackedLinear | PackedExperts  # down_proj or fc2, or all layers of the experts
     head_norms: HeadNorms | None
     fp8_scales: torch.Tensor | None = None
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """Linear layers in the order of the forward pass."""
-        return self.qkv, self.out, self.widen, self.down
+        """Linear layers in the order of the forward pass, without those of experts."""
+        dense = self.qkv, self.out, self.widen
+        return dense if isinstance(self.down, PackedExperts) else (*dense, self.down)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights of linear layers."""
+        experts = self.down.nbytes if isinstance(self.down, PackedExperts) else 0
+        return experts + sum(linear.nbytes for linear in self.linears)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,14 @@ class Model:
     def kernels(self) -> dict[str, str]:
         """Kernel label of each fused layer by name; comma-separated if blocks differ."""
         labels: dict[str, list[str]] = {}
-        for linear in self._linears():
-            labels.setdefault(linear.name, []).append(linear.kernel.spec.label)
+        for block in self.blocks:
+            for linear in block.linears:
+                labels.setdefault(linear.name, []).append(linear.kernel.spec.label)
+            if isinstance(block.down, PackedExperts):
+                labels.setdefault("experts", []).append(block.down.label)
         return {
             name: ",".join(dict.fromkeys(block_labels)) for name, block_labels in labels.items()
         }
-
-    def _linears(self) -> list[PackedLinear]:
-        return [linear for block in self.blocks for linear in block.linears]
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +88,7 @@ class Model:
             for buffer in self.head.weights.buffers.values()
         )
         head = 0 if shares_head else self.head.nbytes
-        return tables_bytes + head + sum(linear.nbytes for linear in self._linears())
+        return tables_bytes + head + sum(block.nbytes for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +206,8 @@ class Decoder:
         self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: DecoderBlock
     ) -> tuple[torch.Tensor, torch.Tensor]:
         residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
+        if isinstance(block.down, PackedExperts):
+            return residual, work.mix(block.widen, block.down)
         wide = work.multiply(block.widen)
         destination = work.destination(block.down)
         if self.model.architecture.block == "opt":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.decode.experts import Mix, PackedExperts
 from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
 from flexq_bench.kernels.decoder import Destination
 
@@ -38,6 +39,8 @@ class Workspace:
         self._packed: dict[tuple[str, int], PackedOperand] = {}
         self._outputs: dict[tuple[str, int], torch.Tensor] = {}
         self._configs: dict[tuple[str, int, int], Config | None] = {}
+        self._mix: Mix | None = None
+        self._mixed: torch.Tensor | None = None
 
     def destination(self, linear: PackedLinear) -> Destination:
         """Return the packed activation buffer of a layer, with its kernel and configuration."""
@@ -61,6 +64,19 @@ class Workspace:
         kernel, bias = linear.kernel, linear.bias
         made = kernel.linear(x, to.packed, linear.weights, out, bias=bias, config=to.config)
         return out if made is None else made
+
+    def mix(self, router: PackedLinear, experts: PackedExperts) -> torch.Tensor:
+        """The weighted sum of experts, FP16 [m, hidden], valid until the next call.
+
+        Their input and the router's is in the router's FP16 buffer.
+        """
+        self._mix = experts.mixing(self.m, self._mix)
+        if self._mixed is None:
+            shape = (self.m, experts.hidden)
+            self._mixed = torch.zeros(shape, dtype=torch.float16, device=self._device)
+        x = self.destination(router).packed.buffers["values"][: self.m, : experts.hidden]
+        self._mix(x, self.multiply(router), self._mixed)
+        return self._mixed
 
     def output(self, linear: PackedLinear) -> torch.Tensor:
         """The buffer of a layer's last output, FP16 [m, N]."""

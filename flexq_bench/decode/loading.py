@@ -8,10 +8,19 @@ from dataclasses import dataclass
 
 import torch
 
+from flexq_bench.decode.architecture import NotDecodedError
 from flexq_bench.decode.decoder import DecoderBlock, Model
+from flexq_bench.decode.experts import PackedExperts, builds_of_experts, check_grouped, pack_layers
 from flexq_bench.decode.fused_layers import UnlikePartsError
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
-from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
+from flexq_bench.decode.weights import (
+    EXPERT_LAYERS,
+    Affine,
+    BlockWeights,
+    WeightSource,
+    dense_layer,
+    layer_sizes,
+)
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend, Kernel, LinearKernel
@@ -28,7 +37,7 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.workloads.gemm import GemmWorkload
 
-HEAD = "lm_head"  # never quantized
+HEAD, ROUTER = "lm_head", "router"  # never quantized
 _GIB = 1 << 30
 RESERVE_BYTES = 1 << 30  # bytes for graphs, libraries' workspaces and allocator fragmentation
 # Temporary bytes per weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
@@ -105,6 +114,18 @@ def label_of(layer: str, formats: LayerFormats) -> str:
     return label
 
 
+def check_experts(source: WeightSource) -> None:
+    """Raise NotDecodedError if a model has experts that no grouped kernel runs."""
+    model = source.architecture.dimensions
+    if model.experts is None:
+        return
+    try:
+        formats = source.formats()
+    except UnlikePartsError as error:
+        raise NotDecodedError(str(error)) from error
+    check_grouped(model.name, {label_of(name, formats[name]) for name in EXPERT_LAYERS})
+
+
 def linear_kernel(label: str, backend: Backend) -> LinearKernel:
     """The linear layer kernel of this label. Raises UsageError if the backend has none."""
     try:
@@ -122,16 +143,25 @@ def compile_layers(
     """Compile the kernels of steps of these sizes on several threads; does nothing on a CPU."""
     if device.type == "cpu":
         return
-    model = source.architecture.dimensions
-    layers = [(label_of(name, source.formats()[name]), n, k)
+    model, batches = source.architecture.dimensions, list(batches)
+    layers = [(name, label_of(name, source.formats()[name]), n, k)
               for name, n, k in layer_sizes(source.architecture)]  # fmt: skip
-    layers.append((label_of(HEAD, LayerFormats(FP16)), model.vocab, model.hidden))
+    layers.append((HEAD, label_of(HEAD, LayerFormats(FP16)), model.vocab, model.hidden))
+    of_experts = [] if model.experts is None else layers[2:4]
     compile_ahead(
         build
-        for label, n, k in layers
+        for layer in layers
+        for _, label, n, k in [layer]
+        if layer not in of_experts
         for kernel in [linear_kernel(label, "cuda")]
         for m in batches
         for build in kernel.builds_for(GemmWorkload(m, n, k), choose(kernel, m, n, k))
+    )
+    compile_ahead(
+        build
+        for _, label, _, _ in of_experts[:1]
+        for m in batches
+        for build in builds_of_experts(source.architecture, label, m)
     )
 
 
@@ -163,6 +193,17 @@ def load(
         packed = kernel.narrow(layer.packed_for(kernel), config)
         return PackedLinear(name, kernel, packed, layer.bias)
 
+    def feed_forward(
+        within: str, raw: BlockWeights
+    ) -> tuple[PackedLinear, PackedLinear | PackedExperts]:
+        if raw.router is None:
+            widen, down = (pack(name, within, raw.linears.pop(name)) for name in names[2:])
+            return widen, down
+        gate_up, down_proj = (raw.linears.pop(name) for name in EXPERT_LAYERS)
+        kernel = find(label_of(f"{EXPERT_LAYERS[0]} of {within}", gate_up.formats), backend)
+        experts = pack_layers(architecture, kernel, gate_up, down_proj)
+        return pack(ROUTER, within, dense_layer(raw.router)), experts
+
     def norm_of(part: Affine) -> Norm:
         return Norm(part.weight, part.bias, architecture.eps)
 
@@ -170,7 +211,8 @@ def load(
     for index in range(dimensions.layers):
         raw = source.block(index, device)
         within = f"{dimensions.name}, block {index}"
-        qkv, out, widen, down = (pack(name, within, raw.linears.pop(name)) for name in names)
+        qkv, out = (pack(name, within, raw.linears.pop(name)) for name in names[:2])
+        widen, down = feed_forward(within, raw)
         heads = None if raw.head_norms is None else HeadNorms(*raw.head_norms, architecture.eps)
         norms = norm_of(raw.attention_norm), norm_of(raw.ffn_norm)
         scales = source.fp8_scales(index)

@@ -13,6 +13,7 @@ from flexq_bench.checkpoints.streaming import without_weights
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture, of_config
 from flexq_bench.decode.fused_layers import fused
 from flexq_bench.decode.weights import (
+    EXPERT_LAYERS,
     Affine,
     BlockWeights,
     DenseWeights,
@@ -34,6 +35,7 @@ _MODULES = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
+_ROUTER = "mlp.gate"
 _CPU = torch.device("cpu")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -91,8 +93,7 @@ class NamedWeights(WeightSource):
             name: fused(
                 [
                     (path, self._layer(path, layer_shape(self.architecture, kind), device))
-                    for kind in parts_of(name)
-                    for path in [self.path(index, kind)]
+                    for kind, path in self._paths(index, name)
                 ]
             )
             for name in self._fused_names
@@ -103,7 +104,20 @@ class NamedWeights(WeightSource):
             queries, keys = (self._load(f"{block}.{name}.weight", device) for name in HEAD_NORMS)
             heads = queries, keys
         attention, feed_forward = (self._norm(f"{block}.{name}", device) for name in self._norms)
-        return BlockWeights(linears, attention, feed_forward, heads)
+        router = None
+        if self.architecture.dimensions.experts is not None:
+            router = self._load(f"{block}.{_ROUTER}.weight", device)
+        return BlockWeights(linears, attention, feed_forward, heads, router)
+
+    def _paths(self, index: int, name: str) -> Iterator[tuple[str, str]]:
+        """Kind and path of each layer that a fused layer consists of, expert by expert."""
+        experts = self.architecture.dimensions.experts
+        if experts is None or name not in EXPERT_LAYERS:
+            yield from ((kind, self.path(index, kind)) for kind in parts_of(name))
+            return
+        for expert in range(experts.count):
+            for kind in parts_of(name):
+                yield kind, f"{self.path(index)}.mlp.experts.{expert}.{kind}"
 
     @property
     def _fused_names(self) -> list[str]:
@@ -138,14 +152,16 @@ class NamedWeights(WeightSource):
                 yield from _pair(f"{block}.{norm}", (model.hidden,), self._is_opt)
             for norm in HEAD_NORMS if self.architecture.norms_heads else ():
                 yield f"{block}.{norm}.weight", (self.architecture.head_dim,)
+            if model.experts is not None:
+                yield f"{block}.{_ROUTER}.weight", (model.experts.count, model.hidden)
 
     def _layers(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
         """Name and shape of every linear layer of the architecture, and True if it has a bias."""
         for index in range(self.architecture.dimensions.layers):
             for name in self._fused_names:
-                for kind in parts_of(name):
+                for kind, path in self._paths(index, name):
                     shape = layer_shape(self.architecture, kind)
-                    yield self.path(index, kind), shape, name in self.architecture.biased
+                    yield path, shape, name in self.architecture.biased
 
     def _norm(self, name: str, device: torch.device) -> Affine:
         weight = self._load(f"{name}.weight", device)

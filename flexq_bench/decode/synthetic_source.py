@@ -17,6 +17,7 @@ from flexq_bench.decode.model_weights import (
     path_in_block,
 )
 from flexq_bench.decode.weights import Affine, SyntheticWeights, layer_shape, parts_of
+from flexq_bench.errors import UsageError
 from flexq_bench.schemes.linear_layers import Origin
 
 _IN_A_BLOCK = re.compile(r"layers\.(\d+)\.(.+)$")
@@ -28,6 +29,10 @@ class SyntheticSource(ModelSource):
     is_synthetic = True
 
     def __init__(self, weights: SyntheticWeights) -> None:
+        if weights.architecture.dimensions.experts is not None:
+            raise UsageError(
+                "random weights of experts are not quantized to a checkpoint: decode them"
+            )
         self.name = weights.architecture.dimensions.name
         self._weights = weights
         self._is_opt = weights.architecture.block == "opt"

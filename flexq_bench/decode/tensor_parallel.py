@@ -29,6 +29,8 @@ _HEAD_ROWS = 16  # of a rank's output head a multiple, as kernels require
 def share_of(architecture: DecoderArchitecture, count: int) -> DecoderArchitecture:
     """The architecture of one of so many ranks. Raises UsageError if it can't be split."""
     model = architecture.dimensions
+    if model.experts is not None:
+        raise UsageError(f"{model.name} has experts, which GPUs can't share: leave --gpus out")
     sizes = {"heads": model.heads, "KV heads": model.kv_heads, "neurons": model.ffn}
     for name, size in sizes.items():
         if size % count:

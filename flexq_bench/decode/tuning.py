@@ -77,7 +77,7 @@ class StepTuner:
             return
         # Alone, as ranks may time candidates in other orders.
         first, block = replace(first_blocks(model), ranks=ALONE), model.blocks[0]
-        linears = (block.widen, block.down, block.qkv, block.out, model.head)
+        linears = (*block.linears, model.head)
         for m in sorted(self._sizes):
             for linear in sorted(linears, key=lambda linear: -linear.nbytes):
                 self._tune_layer(first, linear, m)
@@ -172,7 +172,7 @@ def first_blocks(model: Model) -> Model:
     """Truncate a model to its first blocks, so that steps are short but weights are read cold."""
     blocks = _MIN_BLOCKS
     if model.device.type == "cuda":
-        block_bytes = sum(linear.nbytes for linear in model.blocks[0].linears)
+        block_bytes = model.blocks[0].nbytes
         l2 = torch.cuda.get_device_properties(model.device).L2_cache_size
         blocks = max(blocks, -(-_MIN_L2_CACHES * l2 // block_bytes))
     return replace(model, blocks=model.blocks[:blocks])

@@ -16,6 +16,7 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # Kinds of layers, as in schemes.model_map, of which a fused layer consists; others are not fused.
+EXPERT_LAYERS = ("gate_up_proj", "down_proj")  # that each expert has
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -32,12 +33,14 @@ class BlockWeights:
     """Weights of a block. linears: by fused layer name. Norms: before attention and feed-forward.
 
     head_norms: weights [head_dim] of the norms of each head of queries and of keys; None: none.
+    router: FP16 [experts, hidden]; None: no experts. Layers of experts are stacked along N.
     """
 
     linears: dict[str, QuantizedLayer]
     attention_norm: Affine
     ffn_norm: Affine
     head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    router: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,9 @@ class SyntheticWeights(DenseWeights):
         if self.architecture.norms_heads:
             weight = torch.ones(self.architecture.head_dim, dtype=torch.float16, device=device)
             heads = weight, weight
-        return BlockWeights(linears, self._norm(device), self._norm(device), heads)
+        model = self.architecture.dimensions
+        router = None if model.experts is None else draw(model.experts.count, model.hidden)
+        return BlockWeights(linears, self._norm(device), self._norm(device), heads, router)
 
     def _drawer(self, device: torch.device, part: object) -> _Drawer:
         seed = derive_seed(self._seed, self.architecture.dimensions.name, part)
@@ -158,27 +163,32 @@ def parts_of(name: str) -> tuple[str, ...]:
 
 
 def layer_shape(architecture: DecoderArchitecture, kind: str) -> tuple[int, int]:
-    """Output and input features of a layer by its kind."""
+    """Output and input features of a layer by its kind; of one expert."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim
+    ffn = model.ffn if model.experts is None else model.experts.ffn
     return {
         "q_proj": (queries, model.hidden),
         "k_proj": (kv, model.hidden),
         "v_proj": (kv, model.hidden),
         "o_proj": (model.hidden, queries),
         "out_proj": (model.hidden, queries),
-        "gate_proj": (model.ffn, model.hidden),
-        "up_proj": (model.ffn, model.hidden),
-        "down_proj": (model.hidden, model.ffn),
+        "gate_proj": (ffn, model.hidden),
+        "up_proj": (ffn, model.hidden),
+        "down_proj": (model.hidden, ffn),
         "fc1": (model.ffn, model.hidden),
         "fc2": (model.hidden, model.ffn),
     }[kind]
 
 
 def layer_sizes(architecture: DecoderArchitecture) -> list[tuple[str, int, int]]:
-    """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
-    sizes = []
+    """Name, N and K of a block's fused linear layers, in the order of the forward pass.
+
+    N of experts' layers is that of all experts.
+    """
+    sizes, experts = [], architecture.dimensions.experts
     for name in LAYERS[architecture.block]:
         shapes = [layer_shape(architecture, kind) for kind in parts_of(name)]
-        sizes.append((name, sum(n for n, _ in shapes), shapes[0][1]))
+        count = experts.count if experts is not None and name in EXPERT_LAYERS else 1
+        sizes.append((name, count * sum(n for n, _ in shapes), shapes[0][1]))
     return sizes

@@ -6,17 +6,19 @@ that they happen at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import ForkServer, Launcher, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
 from flexq_bench.measure.program import program_root
-from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
+from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
 from flexq_bench.measure.shared_tensors import Exchange, exchanges
-from flexq_bench.repository.project_builds import folder_of_builds
+from flexq_bench.repository.project import Project, ProjectRevision
+from flexq_bench.repository.project_builds import BuiltTree, built_tree, folder_of_builds
 
 SLOTS = ("base", "head")
 _WORKER = "flexq_bench.measure.ab.worker"
@@ -58,3 +60,22 @@ def judged_places(
         for place in places.values():  # before either is waited for
             if isinstance(place.launcher, ForkServer):
                 place.launcher.finish()
+
+
+def trees_built_in(
+    places: Mapping[str, JudgedPlace], project: Project, revisions: Sequence[ProjectRevision]
+) -> list[BuiltTree]:
+    """Build each side's commit in a sandbox like that of its place.
+
+    project: with base's file, which says how both are built, even if head moved its folder. Builds
+    have no network unless base's file allows it. Raises BuildError if a commit does not build.
+    """
+    return [
+        built_tree(
+            project.moved_to(revision.checkout),
+            revision.checkout,
+            variables=place.variables,
+            isolated=partial(building, place.variables, place.sandbox.kind),
+        )
+        for revision, place in zip(revisions, places.values(), strict=True)
+    ]

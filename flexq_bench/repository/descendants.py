@@ -13,6 +13,7 @@ import secrets
 import signal
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 
 _PROC = "/proc"
 _READ_BYTES = 1 << 16
@@ -37,7 +38,7 @@ def end_marked(mark: str) -> None:
     unprivileged process can't trace it. Does nothing without /proc.
     """
     for _ in range(_ROUNDS):
-        pids = _marked(mark.encode() + b"=")
+        pids = _marked(mark.encode() + b"=", _processes())
         if not pids:
             return
         _signal(pids, signal.SIGKILL)
@@ -46,11 +47,12 @@ def end_marked(mark: str) -> None:
 def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
     """Stop (SIGSTOP) the processes that `end_marked` would kill, and return their ids.
 
-    besides: ids of processes to leave running.
+    besides: ids of processes to leave running. As long as no process starts or ends, environments
+    are not read again: a turn of a comparison waits for this.
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _marked(mark.encode() + b"=") - stopped - set(besides)
+        pids = _known_marked(mark.encode() + b"=", _processes()) - stopped - set(besides)
         if not pids:
             break
         _signal(pids, signal.SIGSTOP)
@@ -69,12 +71,14 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _marked(start: bytes) -> set[int]:
+def _processes() -> frozenset[str]:
+    return frozenset(name for name in os.listdir(_PROC) if name.isdecimal())
+
+
+def _marked(start: bytes, processes: frozenset[str]) -> set[int]:
     parents: dict[int, int] = {}
     pids: set[int] = set()
-    for name in os.listdir(_PROC):
-        if not name.isdecimal():
-            continue
+    for name in processes:
         with suppress(OSError):  # the process has ended, or belongs to another user
             # The name of the program, in brackets, may contain any bytes.
             state, parent = _content(f"{_PROC}/{name}/stat").rpartition(b")")[2].split(None, 2)[:2]
@@ -87,6 +91,9 @@ def _marked(start: bytes) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
         pids |= more
     return pids - {os.getpid()}
+
+
+_known_marked = lru_cache(maxsize=4)(_marked)
 
 
 def _content(path: str) -> bytes:

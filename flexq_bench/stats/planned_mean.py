@@ -77,6 +77,13 @@ class TestPlan:
         needed: NDArray[np.int64] = np.ceil(np.clip(count, MIN_VALUES, _MOST)).astype(np.int64)
         return needed
 
+    def planned(self, deviation: float) -> int:
+        """Number of independent normal values of this deviation that the test needs."""
+        count = MIN_VALUES
+        while count < _MOST and count < (_plain_reach(self, count) * deviation / self.effect) ** 2:
+            count = math.ceil(count * _GROWTH)
+        return count
+
     def detectable(self, values: Floats) -> float:
         """The effect that these values [n], n >= 2, can detect, with the same error rates."""
         spread, count = _Spread.of(values), np.asarray(values.size, dtype=np.float64)

@@ -27,7 +27,7 @@ from flexq_bench.verdicts.alert_rule import (
 from flexq_bench.verdicts.process_modes import ProcessModes, process_modes
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
-SAME_CODE = "the same code in both commits, so nothing was measured"
+SAME_CODE = "the same code in both commits"
 CORRECTED = "a wrong result is corrected, so times are not compared"
 
 
@@ -158,7 +158,7 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
     """
     blocks = judged_blocks(comparison)
     n_blocks, n_placements = blocks.ratios.size, blocks.labels.size
-    if comparison.same_code:
+    if comparison.same_code and comparison.correct and not blocks.are_enough:
         return _undecided(Verdict.SAME, SAME_CODE, n_blocks, n_placements)
     if not comparison.correct:
         return _undecided(Verdict.INCORRECT, "a result is wrong", n_blocks, n_placements)
@@ -172,6 +172,8 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
         return _undecided(Verdict.NO_DATA, reason, n_blocks, n_placements)
     judge = _at_unequal_clocks if blocks.clock.any() else _at_equal_clocks
     confirmed = judge(blocks, smallest_change(comparison.noise_floor), confidence)
+    if comparison.same_code and confirmed.verdict is Verdict.AMBIGUOUS:
+        return replace(confirmed, verdict=Verdict.SAME, reason=f"{SAME_CODE}; {confirmed.reason}")
     if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
         return confirmed
     if not comparison.same_binary:

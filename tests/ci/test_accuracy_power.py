@@ -84,3 +84,21 @@ def test_looks_share_the_error_probability(taken):
     assert counts[-1] == SEGMENTS
     assert sum(shares) + last == pytest.approx(1)
     assert min(*shares, last) > 0
+
+
+@pytest.mark.parametrize(("segments", "said"), [(40, "not pass"), (70, "or more"), (4000, None)])
+def test_text_too_short_for_its_test_is_named_beforehand(tmp_path, segments, said):
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    schedule = PowerSchedule(
+        load_accuracy_policy(str(path)),
+        lambda text: (range(segments), segments),
+        lambda text: range(segments),
+        lambda text: 256,
+        lambda *look: False,
+    )
+
+    warnings = list(schedule.short_texts(["wikitext"]))
+
+    assert [said in warning for warning in warnings] == [True] * (said is not None)
+    assert not list(schedule.short_texts([]))

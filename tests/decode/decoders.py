@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.decoder import DecoderOperations
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
+from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.registry import resolve
 
 VOCAB = 320
@@ -56,16 +58,17 @@ class Small:
 
 
 LIKE_LLAMA = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+WITH_EXPERTS = {"qwen3_moe": "Qwen3Moe", "mixtral": "Mixtral"}
 
 
 def small_llama(device: torch.device, kind: str = "llama", **changes: Any) -> Small:
     """Two blocks, grouped queries; no K is a multiple of 128 but the feed-forward's.
 
-    kind: of LIKE_LLAMA.
+    kind: of LIKE_LLAMA or WITH_EXPERTS.
     """
     import transformers
 
-    of = getattr(transformers, f"{LIKE_LLAMA[kind]}ForCausalLM")
+    of = getattr(transformers, f"{(LIKE_LLAMA | WITH_EXPERTS)[kind]}ForCausalLM")
 
     sizes = {
         "hidden_size": 192,
@@ -124,7 +127,21 @@ def _small(of: Any, config: Any, device: torch.device) -> Small:
     if rotary is not None:  # its frequencies stay FP32 where a model is loaded from disk
         model.model.rotary_emb = type(rotary)(config).to(device)
     architecture = of_config({**config.to_dict(), "architectures": [of.__name__]}, "small")
-    return Small(model, InMemoryWeights(architecture, model.state_dict()))
+    names = with_linear_layers(copy.deepcopy(model)) if architecture.dimensions.experts else model
+    return Small(model, InMemoryWeights(architecture, names.state_dict()))
+
+
+def small_experts(device: torch.device, kind: str = "qwen3_moe", **changes: Any) -> Small:
+    """The same with eight experts in each block, of which a token uses three."""
+    sizes = {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 160,
+        "intermediate_size": 160,
+        "norm_topk_prob": True,
+        **changes,
+    }
+    return small_llama(device, kind, **sizes)
 
 
 def an_engine(

@@ -10,19 +10,24 @@ import torch
 from decoders import (
     LIKE_LLAMA,
     SURE,
+    WITH_EXPERTS,
     FakeQuantized,
     RoundedAlike,
     an_engine,
     prompts,
+    small_experts,
     small_llama,
     small_opt,
     trained_llama,
 )
 
+from flexq_bench.decode.architecture import NotDecodedError
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import load
+from flexq_bench.decode.loading import check_experts, load
 from flexq_bench.decode.model_weights import open_weights
+from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.schemes.registry import resolve
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-2  # of logits
@@ -35,8 +40,10 @@ def small(request):
     return small_llama(CPU) if request.param == "llama" else small_opt(CPU)
 
 
-@pytest.fixture(scope="module", params=["opt", *LIKE_LLAMA])
+@pytest.fixture(scope="module", params=["opt", *LIKE_LLAMA, *WITH_EXPERTS])
 def of_each_kind(request):
+    if request.param in WITH_EXPERTS:
+        return small_experts(CPU, request.param)
     return small_opt(CPU) if request.param == "opt" else small_llama(CPU, request.param)
 
 
@@ -64,6 +71,24 @@ def test_quantized_logits_equal_those_of_the_codes(small, scheme):
     wanted = an_engine(small, scheme, TorchOperations(), instead=FakeQuantized).logits(ids)
 
     assert _apart(got, wanted) <= QUANTIZED_TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", ["dual-w6a8", "dgq-w4a8", "smoothquant-w8a8"])
+def test_quantized_experts_have_the_logits_of_their_codes(scheme):
+    small, ids = small_experts(CPU, norm_topk_prob=False), prompts(2, 10, CPU)
+    got = an_engine(small, scheme, TorchOperations()).logits(ids)
+
+    wanted = an_engine(small, scheme, TorchOperations(), instead=FakeQuantized).logits(ids)
+
+    # The maximum is of tokens that one sum rounded another way sends to another expert.
+    assert float((got.float() - wanted.float()).norm() / wanted.float().norm()) <= 2e-2
+
+
+def test_experts_without_a_grouped_kernel_are_not_decoded():
+    source = RoundedWeights(small_experts(CPU).source, resolve("flexq-w6ax"))
+
+    with pytest.raises(NotDecodedError, match="grouped kernels are dual-w6a8"):
+        check_experts(source)
 
 
 def test_a_wrong_sum_is_not_rounded_to():

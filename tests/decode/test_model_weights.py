@@ -162,7 +162,7 @@ def test_a_sequence_longer_than_the_context_is_refused():
         ("lama-13b", "no model 'lama-13b': there are llama-13b"),
         ("x" * 5000, "no model 'xxx"),
         *(
-            (name, "and decode has llama, mistral, qwen2, qwen3, opt: measure")
+            (name, "and decode has llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, opt: measure")
             for name in ("gemma-3-4b", "phi-4", "deepseek-v2-lite")
         ),
     ],

@@ -9,10 +9,12 @@ import pytest
 import torch
 from decoders import (
     SURE,
+    WITH_EXPERTS,
     RoundedAlike,
     Small,
     an_engine,
     prompts,
+    small_experts,
     small_llama,
     small_opt,
     tokens_without_graphs,
@@ -23,6 +25,7 @@ from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import serve
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
 DEVICE = torch.device("cuda")
 TOLERANCE = 2e-2  # of logits, FP16
@@ -67,6 +70,27 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
     of_tokens = wanted[:, 39:-1].gather(2, tokens[:, :, None])[:, :, 0]
     # A random model often has two tokens that are equally good but for rounding.
     assert float((wanted[:, 39:-1].amax(dim=2) - of_tokens).max()) <= 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("kind", WITH_EXPERTS)
+def test_fp16_experts_have_logits_and_tokens_of_transformers(kind: str) -> None:
+    test_fp16_logits_and_tokens_are_those_of_transformers(small_experts(DEVICE, kind))
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "dual-w6a8", "dgq-w4a8", "smoothquant-w8a8"])
+def test_experts_have_the_logits_of_a_cpu_and_tokens_without_graphs(scheme: str) -> None:
+    on_cpu, on_gpu = (small_experts(torch.device(device)) for device in ("cpu", "cuda"))
+    engine = an_engine(on_gpu, scheme, CudaOperations())
+    ids = prompts(3, 40, DEVICE)
+
+    got = engine.logits(ids).float().cpu()
+    wanted = an_engine(on_cpu, scheme, TorchOperations()).logits(ids.cpu()).float()
+
+    # The maximum is of tokens that one sum rounded another way sends to another expert.
+    assert float((got - wanted).norm() / wanted.norm()) <= 3e-2
+    for batch in (1, 3):
+        tokens = engine.generate(ids[:batch], 40).tokens
+        assert torch.equal(tokens, tokens_without_graphs(engine, ids[:batch], 40))
 
 
 def test_64_tokens_of_a_trained_llama_equal_transformers() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, candidates, grouped_gemm
-from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights
+from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights, choose_experts
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
 from flexq_bench.kernels.formats import NumberFormat, quantize
 
@@ -144,6 +144,23 @@ def test_sizes_written_while_weights_are_loaded_early_count():
                 assert torch.equal(y[at], expected), (config, expert)
                 first += size
             assert bool(y[first:].isnan().all())
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 128, 8), (70, 60, 4), (9, 512, 16)])
+def test_experts_with_the_largest_logits_are_chosen(tokens, experts, top_k, normalizes):
+    generator = torch.Generator(DEVICE).manual_seed(experts)
+    drawn = [torch.randperm(experts, generator=generator, device=DEVICE) for _ in range(tokens)]
+    logits = (torch.stack(drawn) / 16 - 2).half()  # distinct, of both signs
+    chosen = torch.full((tokens, top_k), -1, dtype=torch.int32, device=DEVICE)
+    shares = torch.full((tokens, top_k), torch.nan, device=DEVICE)
+
+    choose_experts(logits, chosen, shares, normalizes=normalizes)
+
+    values, wanted = torch.topk(torch.softmax(logits.float(), dim=1), top_k, dim=1)
+    assert torch.equal(chosen.long(), wanted)
+    total = values.sum(dim=1, keepdim=True) if normalizes else 1.0
+    torch.testing.assert_close(shares, values / total, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])

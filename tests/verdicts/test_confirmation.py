@@ -188,6 +188,21 @@ def test_equal_machine_code_is_no_code_regression():
     assert (found.verdict, found.cause) == (Verdict.SLOWER, Cause.ENVIRONMENT)
 
 
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"offset": 0.1}, Verdict.SAME),
+        ({"placements": 2}, Verdict.SAME),
+        ({"shift": 0.05}, Verdict.SLOWER),
+    ],
+)
+def test_same_code_is_the_same_unless_it_measures_differently(changes, verdict):
+    measured = blocks(**{"shift": 0.0, **changes})
+
+    assert confirm(replace(measured, same_code=True)).verdict is verdict
+    assert confirm(replace(measured, same_code=True, correct=False)).verdict is Verdict.INCORRECT
+
+
 def test_lengths_that_differ_are_refused():
     with pytest.raises(ValueError, match="one value a block"):
         confirm(Comparison([1.0, 2.0], [1.0], [0, 0]))

@@ -172,7 +172,8 @@ class CasePair:
     processes: number of these pairs. same_kernel: True if the sides run the same kernel from equal
     sources; head then uses base's configuration, because a choice of its own would only add noise.
     base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
-    None: it did not run there, or not to the end.
+    None: it did not run there, or not to the end. same_code: True if this process found the same
+    code in both commits.
     """
 
     base: CaseSide
@@ -181,6 +182,7 @@ class CasePair:
     processes: int = 0
     same_kernel: bool = False
     base_is_wrong: bool | None = None
+    same_code: bool = False
     failure: str = ""  # why it could not be measured
 
     @property

@@ -199,7 +199,7 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
     head_mhz = tuple(block.head_mhz for block in blocks if block.head_mhz is not None)
     all_known = len(base_mhz) == len(head_mhz) == len(blocks)
-    same_code = base.binary is not None and base.binary == head.binary
+    same_binary = base.binary is not None and base.binary == head.binary
     return Comparison(
         base_us=tuple(block.base_us for block in blocks),
         head_us=tuple(block.head_us for block in blocks),
@@ -209,7 +209,8 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         correct=not head.wrong and (not base.wrong or pair.is_corrected or is_unknown),
         base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.
-        same_binary=same_code and base.config == head.config,
+        same_binary=same_binary and base.config == head.config,
+        same_code=pair.same_code,
     )
 
 

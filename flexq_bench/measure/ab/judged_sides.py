@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -186,12 +186,22 @@ class JudgedSide(CaseSide):
         return SampleBatch(turn.samples_us, state.sm_clock_mhz, True, self.judge.protocol.trim)
 
 
-def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:
-    """A pair of cases judged by this process, with head's times relative to base's."""
+def judged_pair(
+    base: Case,
+    head: Case,
+    judge: JudgingDevice,
+    *,
+    believes_binary: bool,
+    same: Collection[Case] = (),
+) -> CasePair:
+    """A pair of cases judged by this process, with head's times relative to base's.
+
+    same: cases with the same code in both.
+    """
     first = JudgedSide("base", base, judge=judge, is_trusted=True)
     second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
     first.opponent = second
-    return CasePair(first, second)
+    return CasePair(first, second, same_code=base in same)
 
 
 def _rescheduled(base: JudgedSide) -> str:

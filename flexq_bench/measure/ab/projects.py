@@ -21,10 +21,10 @@ from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
 from flexq_bench.measure.judged_kernel import ReferenceOf, Worker
-from flexq_bench.measure.judged_places import JudgedPlace, judged_places
+from flexq_bench.measure.judged_places import JudgedPlace, judged_places, trees_built_in
 from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
 from flexq_bench.measure.program import program_root
-from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
+from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
 from flexq_bench.measure.shared_tensors import Exchange, exchanges
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision
@@ -93,10 +93,11 @@ class JudgedProject:
         This process checks results and times, and runs no code of either commit.
         """
         base, head = self.revisions
-        pair = partial(judged_pair, judge=self.judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [case for case in cases if not is_probe(case.kernel)]
-        same = kernels if is_same_project(self.project, base, head) else ()
+        is_other = base.commit.sha != head.commit.sha  # else the comparison measures noise
+        same = kernels if is_other and is_same_project(self.project, base, head) else []
+        pair = partial(judged_pair, judge=self.judge, believes_binary=False, same=same)
         unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
         yield from unmeasured.values()
         kernels = [case for case in kernels if case not in unmeasured]
@@ -117,29 +118,21 @@ def judged_project(
     base: ProjectRevision,
     head: ProjectRevision,
     places: Mapping[str, JudgedPlace],
+    built: Sequence[BuiltTree],
     *,
     device: str = "cuda",
 ) -> Iterator[JudgedProject]:
-    """Build two commits of a project in their places.
+    """Make two commits of a project ready to be compared in their places.
 
-    project: with base's file, which says how both are built, even if head moved its folder. Each
-    side is built and run in a clean environment and a sandbox, with the variables of base's file.
-    Builds have no network unless base's file allows it. Raises BuildError if a commit does not
-    build, DeviceError.
+    project: with base's file. built: base's and head's, by trees_built_in. Each side runs in a
+    clean environment and a sandbox, with the variables of base's file. Raises DeviceError.
     """
     exchanged = {slot: place.exchange for slot, place in places.items()}
     with judging_device(device, exchanged) as judge, ExitStack() as references:
-        built, sides = [], []
-        for revision, place in zip((base, head), places.values(), strict=True):
-            tree = built_tree(
-                project.moved_to(revision.checkout),
-                revision.checkout,
-                variables=place.variables,
-                isolated=partial(building, place.variables, place.sandbox.kind),
-            )
-            built.append(tree)
-            environment = tree.environment(place.variables)
-            sides.append(_side(tree, revision, environment, place.launcher, place.sandbox))
+        sides = [
+            _side(tree, revision, tree.environment(place.variables), place.launcher, place.sandbox)
+            for tree, revision, place in zip(built, (base, head), places.values(), strict=True)
+        ]
         if places["base"].sandbox.kind == "none":
             files = UnchangedFiles([Path(tree.place.home) for tree in built])
             judge = replace(judge, files=files)
@@ -164,7 +157,10 @@ def compare_judged_project(
     device = options.get("device", "cuda")
     with (
         judged_places(project.file.variables, kind) as places,
-        judged_project(project, base, head, places, device=device) as judged,
+        judged_project(
+            *(project, base, head, places, trees_built_in(places, project, (base, head))),
+            device=device,
+        ) as judged,
     ):
         yield from judged.compare(cases, **options)
 

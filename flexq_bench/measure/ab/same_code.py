@@ -28,6 +28,7 @@ from flexq_bench.workloads.probes import calibrates
 _MEASURED_SHARE = 0.1  # of the cases with the same code
 _DEVICE_CODE = ("kernels", "csrc")
 _TEXTS = (".md", ".rst")  # files of a repository that no build compiles
+_C_SUFFIXES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp")
 _HAS_LINES = re.compile(r'\bassert\b|__LINE__|\bR"')  # code that comments may change, or hide in
 # Strings and characters, which may contain the signs of a comment; comments; the end of the file.
 _CUDA_TOKEN = re.compile(
@@ -39,11 +40,8 @@ _CUDA_TOKEN = re.compile(
 def without_measurement(same: Collection[Case], base: str, head: str) -> dict[Case, CaseComparison]:
     """Results of cases with the same code, but for a random tenth, which is to be measured.
 
-    base, head: commits, which also seed the draw. A commit has no such results against itself: that
-    comparison measures noise.
+    base, head: commits, which also seed the draw.
     """
-    if base == head or not same:
-        return {}
     ordered = sorted(same, key=lambda case: case.key)
     draw = random.Random(f"{base} {head}")
     measured = {case for case in ordered if draw.random() < _MEASURED_SHARE}
@@ -88,21 +86,34 @@ def same_code(
 
 
 def is_same_project(project: Project, base: ProjectRevision, head: ProjectRevision) -> bool:
-    """Return True if two commits of a project have the same files, but for pages of text.
+    """Return True if two commits of a project have the same code.
 
-    All files of the repository count: a kernel, or its build, may read any of them.
+    All files of the repository count, but pages of text: a kernel, or its build, may read any.
     """
     trees = [
         {
-            entry
-            for entry in git_output(
-                project.root, "ls-tree", "-r", "-z", "--full-tree", revision.checkout
-            ).split("\0")
-            if not entry.endswith(_TEXTS)
+            path: about.split()
+            for about, _, path in (
+                entry.partition("\t")
+                for entry in git_output(
+                    project.root, "ls-tree", "-r", "-z", "--full-tree", revision.checkout
+                ).split("\0")
+            )
+            if path and not path.endswith(_TEXTS)
         }
         for revision in (base, head)
     ]
-    return trees[0] == trees[1]
+    if trees[0].keys() != trees[1].keys():
+        return False
+    commits = base.checkout, head.checkout
+    return all(
+        trees[1][path] == about
+        or (
+            trees[1][path][:2] == about[:2] == ["100644", "blob"]
+            and _is_same_file(project.root, *commits, path)
+        )
+        for path, about in trees[0].items()
+    )
 
 
 def _is_device_code(path: str) -> bool:
@@ -120,7 +131,7 @@ def _is_same_file(repository: Path, base: str, head: str, path: str) -> bool:
     if path.endswith(".py"):
         return _same_python(old, new)
     return old == new or (
-        _is_device_code(path) and _without_comments(old) == _without_comments(new)
+        path.endswith(_C_SUFFIXES) and _without_comments(old) == _without_comments(new)
     )
 
 

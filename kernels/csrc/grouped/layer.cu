@@ -1,7 +1,10 @@
 // grouped/layer.cu: what a layer of experts needs besides its linear layers.
+//   choose_experts logits half [TOKENS, EXPERTS] -> chosen int [TOKENS * TOP_K], the experts with the largest logits,
+//                  the first of equal ones; share float [TOKENS * TOP_K]: softmax over all, or over the chosen
 //   route_tokens   chosen int [TOKENS * TOP_K], experts of each token, x half [TOKENS, K]
 //                  -> sizes int [EXPERTS]; row_of int [TOKENS * TOP_K], rows sorted by expert, then by token;
-//                  codes int8 [TOKENS * TOP_K, K_PAD] and scales float [TOKENS * TOP_K], of these rows
+//                  codes int8 [TOKENS * TOP_K, K_PAD] and scales float [TOKENS * TOP_K], of these rows; without
+//                  scales, codes are x itself, half [TOKENS * TOP_K, K]
 //   combine        y half [TOKENS * TOP_K, N], row_of, share float [TOKENS * TOP_K]
 //                  -> out half [TOKENS, N], the sum over a token's experts in the order of `chosen`
 // A block of route_tokens quantizes one token, finds its rows by counting, and writes its codes once for each expert.
@@ -10,7 +13,71 @@
 #include "ptx/memory.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, MOST_TOP_K = 16, MOST_CODES = 8;  // words of codes of a thread
-constexpr int FEATURES = 8;  // of a thread of combine
+constexpr int FEATURES = 8;                // of a thread of combine
+constexpr int MOST_EXPERTS = 512, LANE_EXPERTS = MOST_EXPERTS / 32;  // of choose_experts, and of one of its lanes
+
+// Keys in the order of logits, then of experts backwards. 0: no expert.
+__device__ inline uint32_t key_of(half_bits logit, int expert) {
+  const uint32_t ordered = logit ^ (logit & 0x8000u ? 0xFFFFu : 0x8000u);
+  return ordered << 16 | static_cast<uint32_t>(0xFFFF - expert);
+}
+__device__ inline float logit_of(uint32_t key) {
+  const uint32_t ordered = key >> 16;
+  return half_to_float(static_cast<half_bits>(ordered ^ (ordered & 0x8000u ? 0x8000u : 0xFFFFu)));
+}
+
+// grid: TOKENS / WARPS rounded up: a warp for each token.
+extern "C" __global__ void __launch_bounds__(THREADS)
+choose_experts(const half_bits* logits, int* chosen, float* share, int tokens, int experts, int top_k, int normalizes) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int token = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (token >= tokens) return;
+  uint32_t keys[LANE_EXPERTS], own = 0;
+#pragma unroll
+  for (int i = 0; i < LANE_EXPERTS; ++i) {
+    const int expert = i * 32 + lane;
+    keys[i] = expert < experts ? key_of(load_written(logits + static_cast<long long>(token) * experts + expert), expert) : 0;
+  }
+  float top = 0.0f, total = 0.0f;
+  for (int j = 0; j < top_k; ++j) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < LANE_EXPERTS; ++i) largest = max(largest, keys[i]);
+    largest = __reduce_max_sync(0xFFFFFFFFu, largest);
+    if (j == 0) {
+      top = logit_of(largest);
+      if (!normalizes) {
+#pragma unroll
+        for (int i = 0; i < LANE_EXPERTS; ++i) total += keys[i] == 0 ? 0.0f : __expf(logit_of(keys[i]) - top);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_EXPERTS; ++i)
+      if (keys[i] == largest) keys[i] = 0;
+    if (lane == j) own = largest;
+  }
+  const float weight = lane < top_k ? __expf(logit_of(own) - top) : 0.0f;
+  if (normalizes) total = weight;
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
+  if (lane < top_k) {
+    chosen[token * top_k + lane] = 0xFFFF - static_cast<int>(own & 0xFFFFu);
+    share[token * top_k + lane] = weight / total;
+  }
+}
+
+// Write the rows of a token, and with the first one the sizes, then let the next kernel start: it reads the sizes before
+// this one has ended, and only then are they likely those of this launch.
+__device__ inline void publish(int* sizes, int* row_of, const int* counts, const int* before, int token, int experts,
+                               int top_k) {
+  if (token == 0)
+    for (int e = threadIdx.x; e < experts; e += THREADS) sizes[e] = counts[e];
+  if (threadIdx.x < top_k) row_of[token * top_k + threadIdx.x] = before[threadIdx.x];
+  __threadfence();
+  __syncthreads();
+  let_next_kernel_start();
+}
 
 // grid: TOKENS. Shared memory: EXPERTS ints.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -50,6 +117,18 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
       const int sum = __reduce_add_sync(0xFFFFFFFFu, earlier[j]);
       if (threadIdx.x % 32 == 0) atomicAdd(before + j, sum);
     }
+  if (scales == nullptr) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MOST_CODES; ++i) {
+      const int word = i * THREADS + threadIdx.x;
+      if (word * 4 >= k) break;
+      for (int j = 0; j < top_k; ++j)
+        reinterpret_cast<uint2*>(codes)[static_cast<long long>(before[j]) * (k / 4) + word] = values[i];
+    }
+    publish(sizes, row_of, counts, before, token, experts, top_k);
+    return;
+  }
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < MOST_CODES; ++i) {
@@ -64,8 +143,6 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
   for (int warp = 0; warp < WARPS; ++warp) largest = fmaxf(largest, largest_of[warp]);
   const float scale = scale_of<8>(largest);
   const Divisor divisor = divisor_of(scale);
-  if (token == 0)
-    for (int e = threadIdx.x; e < experts; e += THREADS) sizes[e] = counts[e];
 #pragma unroll
   for (int i = 0; i < MOST_CODES; ++i) {
     const int at = i * THREADS + threadIdx.x;
@@ -77,14 +154,8 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
       word |= (static_cast<uint32_t>(code_of<8>(half_to_float(static_cast<half_bits>(pair[h / 2] >> (h % 2 * 16))), divisor)) & 255u) << (8 * h);
     for (int j = 0; j < top_k; ++j) codes[static_cast<long long>(before[j]) * (k_padded / 4) + at] = word;
   }
-  if (threadIdx.x < top_k) {
-    row_of[token * top_k + threadIdx.x] = before[threadIdx.x];
-    scales[before[threadIdx.x]] = scale;
-  }
-  // The next kernel reads the sizes before this one has ended: only then are they likely those of this launch.
-  __threadfence();
-  __syncthreads();
-  let_next_kernel_start();
+  if (threadIdx.x < top_k) scales[before[threadIdx.x]] = scale;
+  publish(sizes, row_of, counts, before, token, experts, top_k);
 }
 
 // grid: (N / (THREADS * FEATURES) rounded up, TOKENS). N is a multiple of FEATURES.

@@ -1,18 +1,19 @@
 """A layer of experts, from the tokens to the weighted sum of their experts' results.
 
 Five kernels: tokens are quantized and sorted by expert; gate and up projection of each expert;
-SiLU(gate) · up, quantized; down projection; weighted sum. All sizes but the number of tokens are on
-the device, so that a captured graph serves any routing.
+SiLU(gate) · up, quantized; down projection; weighted sum. A sixth chooses the experts by their
+logits. All sizes but the number of tokens are on the device, so that a captured graph serves any
+routing.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.kernels.contract import PackedOperand
-from flexq_bench.kernels.cuda.cublas.dense import Int8Gemm
+from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm, Int8Gemm
 from flexq_bench.kernels.cuda.grouped.gemm import (
     GroupedConfig,
     candidates,
@@ -27,8 +28,8 @@ from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Build
 
 _BUILD = Build.of("grouped/layer.cu")
-_THREADS, _FEATURES = 256, 8  # of a block; of a thread of combine
-_MOST_TOP_K, _MOST_K = 16, 8192
+_THREADS, _WARPS, _FEATURES = 256, 8, 8  # of a block; of a thread of combine
+_MOST_EXPERTS, _MOST_TOP_K, _MOST_K = 512, 16, 8192
 _TYPICAL = (128, 512)  # experts, which decide the number of stages; tokens, for every candidate
 
 
@@ -40,11 +41,16 @@ def builds() -> set[Build]:
     }
 
 
+def layer_builds(fmt: ExpertFormat, configs: tuple[GroupedConfig, GroupedConfig]) -> set[Build]:
+    """Return the builds of a layer with these configurations."""
+    return {_BUILD, *(config.build(fmt) for config in configs)}
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """Packed weights of one linear layer of all experts.
 
-    chunks: of `pack_experts`. scales: FP16 [experts, N]. k: input features.
+    chunks: of `pack_experts`. scales: FP16 [experts, N]; of FP16 weights all 1. k: input features.
     """
 
     fmt: ExpertFormat
@@ -52,12 +58,17 @@ class ExpertWeights:
     scales: torch.Tensor
     k: int
 
+    @property
+    def nbytes(self) -> int:
+        scales = 0 if self.fmt.element else self.scales.numel() * self.scales.element_size()
+        return self.chunks.numel() * self.chunks.element_size() + scales
+
 
 class ExpertLayer:
     """SwiGLU experts. gate_up: [experts, 2·I, K], gates before ups; down: [experts, K, I].
 
     tokens, top_k: of all calls. configs: of both linear layers; None: the default ones.
-    Raises ShapeError if top_k or K are too large.
+    Raises ShapeError if the experts, top_k or K are too many.
     """
 
     def __init__(
@@ -68,32 +79,58 @@ class ExpertLayer:
         top_k: int,
         configs: tuple[GroupedConfig, GroupedConfig] | None = None,
     ) -> None:
-        if top_k > _MOST_TOP_K or gate_up.k > _MOST_K or gate_up.k % _FEATURES:
+        experts, rows, device = len(gate_up.scales), tokens * top_k, gate_up.chunks.device
+        if (
+            experts > _MOST_EXPERTS
+            or top_k > _MOST_TOP_K
+            or gate_up.k > _MOST_K
+            or gate_up.k % _FEATURES
+        ):
             raise ShapeError(
-                f"a layer of experts takes top_k up to {_MOST_TOP_K} and K up to {_MOST_K}, a "
-                f"multiple of {_FEATURES}: got {top_k} and {gate_up.k}"
+                f"a layer of experts takes up to {_MOST_EXPERTS} experts, top_k up to "
+                f"{_MOST_TOP_K} and K up to {_MOST_K}, a multiple of {_FEATURES}: got {experts}, "
+                f"{top_k} and {gate_up.k}"
             )
         self._gate_up, self._down, self._top_k = gate_up, down, top_k
-        experts, rows, device = len(gate_up.scales), tokens * top_k, gate_up.chunks.device
-        values = {"experts": experts, "tokens": tokens, "top_k": top_k}
-        self._configs = configs or (
-            configs_for(gate_up.fmt, values | {"n": gate_up.scales.shape[1], "k": gate_up.k})[0],
-            configs_for(down.fmt, values | {"n": gate_up.k, "k": down.k})[0],
-        )
+        self._configs = configs or default_configs(gate_up, down, tokens, top_k)
 
         def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        padded = -(-gate_up.k // 16) * 16
+        self._is_dense = gate_up.fmt.element != 0
+        padded = 2 * gate_up.k if self._is_dense else -(-gate_up.k // 16) * 16
         self._codes = empty(rows, padded, dtype=torch.int8)
-        self._scales = empty(rows, dtype=torch.float32)
+        self._scales = None if self._is_dense else empty(rows, dtype=torch.float32)
+        self._chosen = empty(tokens, top_k, dtype=torch.int32)
+        self._shares = empty(tokens, top_k, dtype=torch.float32)
         self._sizes = empty(experts, dtype=torch.int32)
         self._row_of = empty(rows, dtype=torch.int32)
         self._hidden = empty(rows, gate_up.scales.shape[1], dtype=torch.float16)
         self._results = empty(rows, gate_up.k, dtype=torch.float16)
-        reader = Int8Gemm()
+        reader = Fp16Gemm() if self._is_dense else Int8Gemm()
         self._inner = Destination(reader, reader.empty_activation(rows, down.k, device), None)
         self._operations = CudaOperations()
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """int32 [experts]: rows of each expert in the last call."""
+        return self._sizes
+
+    def with_weights(self, gate_up: ExpertWeights, down: ExpertWeights) -> ExpertLayer:
+        """Return a layer of other weights of the same shapes, which shares the buffers."""
+        other = copy.copy(self)
+        other._gate_up, other._down = gate_up, down
+        return other
+
+    def mix(
+        self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor, *, normalizes: bool
+    ) -> None:
+        """Apply the experts that logits FP16 [tokens, experts] choose to x FP16 [tokens, K].
+
+        normalizes: shares of a token's experts sum up to 1.
+        """
+        choose_experts(logits, self._chosen, self._shares, normalizes=normalizes)
+        self(x, self._chosen, self._shares, out)
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, out: torch.Tensor
@@ -123,10 +160,13 @@ class ExpertLayer:
         )
         self._multiply(0, self._gate_up, self._codes, self._scales, self._hidden)
         self._operations.silu_mul(self._hidden, self._inner)
-        inner: PackedOperand = self._inner.packed
-        self._multiply(
-            1, self._down, inner.buffers["codes"], inner.buffers["scales"], self._results
-        )
+        inner, rows = self._inner.packed.buffers, len(self._results)
+        if self._is_dense:
+            self._multiply(
+                1, self._down, inner["values"][:rows].view(torch.int8), None, self._results
+            )
+        else:
+            self._multiply(1, self._down, inner["codes"], inner["scales"], self._results)
         load_function(_BUILD, "combine").launch(
             (-(-k // (_THREADS * _FEATURES)), tokens, 1),
             _THREADS,
@@ -139,8 +179,44 @@ class ExpertLayer:
         number: int,
         w: ExpertWeights,
         codes: torch.Tensor,
-        scales: torch.Tensor,
+        scales: torch.Tensor | None,
         y: torch.Tensor,
     ) -> None:
-        config = self._configs[number]
-        grouped_gemm(w.fmt, config, codes, scales, w.chunks, w.scales, self._sizes, y)
+        config, of_rows = self._configs[number], None if self._is_dense else w.scales
+        grouped_gemm(w.fmt, config, codes, scales, w.chunks, of_rows, self._sizes, y)
+
+
+def choose_experts(
+    logits: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, *, normalizes: bool
+) -> None:
+    """Write the experts with the largest logits FP16 [tokens, experts], and their softmax.
+
+    chosen: int32 [tokens, top_k]. shares: FP32, likewise. normalizes: over the chosen ones.
+    """
+    tokens, experts = logits.shape
+    load_function(_BUILD, "choose_experts").launch(
+        (-(-tokens // _WARPS), 1, 1),
+        _THREADS,
+        (logits, chosen, shares, tokens, experts, chosen.shape[1], int(normalizes)),
+        overlap_previous=True,
+    )
+
+
+def default_configs(
+    gate_up: ExpertWeights, down: ExpertWeights, tokens: int, top_k: int
+) -> tuple[GroupedConfig, GroupedConfig]:
+    """Return the default configurations of both linear layers."""
+    first, second = (
+        configs_for(
+            w.fmt,
+            {
+                "experts": len(w.scales),
+                "tokens": tokens,
+                "top_k": top_k,
+                "n": w.scales.shape[1],
+                "k": w.k * (2 if w.fmt.element else 1),
+            },
+        )[0]
+        for w in (gate_up, down)
+    )
+    return first, second

@@ -151,23 +151,32 @@ def test_judged_comparison_measures_few_cases_of_the_same_code(repository, commi
     assert {r.confirmation.verdict for r in results if r not in measured} == {"same"}
 
 
-def test_commit_is_measured_against_itself():
-    assert without_measurement(CASES, "a" * 40, "a" * 40) == {}
+COMMENTED = "# %s\nx = 1\n"
 
 
 @pytest.mark.parametrize(
-    ("path", "is_same"), [("README.md", True), ("k.py", False), ("setup.cfg", False)]
+    ("path", "text", "is_same"),
+    [
+        ("README.md", COMMENTED, True),
+        ("k.py", COMMENTED, True),
+        ("k.cu", "// %s\nint x = 1;\n", True),
+        ("k.py", "x = '%s'\n", False),
+        ("k.cu", "int %s = 1;\n", False),
+        ("setup.cfg", COMMENTED, False),
+        ("%s.md", "text", True),
+        ("%s.py", "x = 1\n", False),
+    ],
 )
-def test_project_is_the_same_if_only_pages_of_text_changed(tmp_path, git, path, is_same):
+def test_project_is_the_same_if_only_texts_and_comments_changed(tmp_path, git, path, text, is_same):
     (tmp_path / FILE).write_text(
         'version = 1\nname = "acme"\nkernels = ["k.py"]\nsuite = "smoke"\n'
     )
     (tmp_path / "k.py").write_text("x = 1\n")
     git(tmp_path, "init", "-q", "-b", "main")
-    for text in ("one", "two"):
-        (tmp_path / path).write_text(f"# {text}\n")
+    for word in ("one", "two"):
+        (tmp_path / path.replace("%s", word)).write_text(text.replace("%s", word))
         git(tmp_path, "add", "--all")
-        git(tmp_path, "commit", "-q", "-m", text)
+        git(tmp_path, "commit", "-q", "-m", word)
     project = open_project(str(tmp_path))
 
     commits = (revision(project, name) for name in ("HEAD~1", "HEAD"))
