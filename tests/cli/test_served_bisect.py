@@ -145,8 +145,10 @@ def test_gate_of_a_projects_engine_stores_series_and_an_alert(gated, engine, dat
 
     assert ran.code == 1, ran.err
     with open_database(str(database)) as opened, opened.session() as session:
-        rows = {row.metric: row for row in queries.list_series(session) if row.project == "engine"}
+        series = [row for row in queries.list_series(session) if row.project == "engine"]
         alerts = queries.alerts(session)
+    rows = {row.metric: row for row in series}
+    assert len(rows) == len(series)  # verdicts are of the series of the results
     assert {"median_tpot", "p99_ttft", "tokens_per_s"} <= set(rows)
     assert (rows["median_tpot"].direction, rows["tokens_per_s"].direction) == ("lower", "higher")
     assert [alert.state for alert in alerts] == ["new"]
