@@ -127,10 +127,11 @@ def served(
     if opened is not None and opened.file.serve is not None and policy == "default":
         policy = str(opened.root / opened.inside / opened.file.serve.policy)
     rules = load_served_policy(policy).with_suites(suite or (), checker)
+    shas = {side: one.sha[:10] for side, one in commits.items()}
     request = ServedRequest(
         *engines,
         Places(gpus_of(gpus), model, ready),
-        labels=(base_label, head_label),
+        labels=(base_label or shas.get("base", ""), head_label or shas.get("head", "")),
         seed=seed,
         key=os.environ.get(_KEY) or None,
         task_data=task_data,

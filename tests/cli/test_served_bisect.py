@@ -39,6 +39,7 @@ concurrency = 4
 requests = 4
 warmup_requests = 4
 cooldown_s = 0.0
+worse_percent = 10.0
 metrics = ["median_tpot", "tokens_per_s"]
 """
 SERVE = """
@@ -157,10 +158,11 @@ def test_gate_of_a_projects_engine_stores_series_and_an_alert(gated, engine, dat
 
 
 @pytest.mark.slow
-def test_gate_of_equal_commits_passes(gated):
+def test_gate_of_equal_commits_passes(gated, engine):
     ran = gated(1)
 
     assert ran.code == 0, ran.out + ran.err
+    assert all(sha[:10] in ran.out for sha in engine[1][:2])
 
 
 @pytest.mark.slow
