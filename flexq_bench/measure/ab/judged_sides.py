@@ -198,10 +198,15 @@ def judged_pair(
 
     same: cases with the same code in both.
     """
-    first = JudgedSide("base", base, judge=judge, is_trusted=True)
-    second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
-    first.opponent = second
-    return CasePair(first, second, same_code=base in same)
+    is_same = base in same
+    # No configuration is chosen for the same code: timing candidates takes longer than its turns.
+    first, second = (
+        JudgedSide(slot, case, {} if is_same else None, judge=judge)
+        for slot, case in (("base", base), ("head", head))
+    )
+    first.is_trusted, second.believes_binary = True, believes_binary
+    first.opponent, second.opponent = second, first
+    return CasePair(first, second, same_code=is_same)
 
 
 def _rescheduled(base: JudgedSide) -> str:
