@@ -18,6 +18,7 @@ from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.ab.same_code import same_code, without_measurement
 from flexq_bench.measure.ab.tree_bytecode import add_bytecode
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
+from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
@@ -66,14 +67,9 @@ def compare_judged(
         return
     with ExitStack() as stack:
         exchanged = stack.enter_context(exchanges("base", "head"))
-        judge = stack.enter_context(judging_device(options.get("device", "cuda"), exchanged))
         folder = stack.enter_context(worktree(repository, first.commit))
         trees = (folder, stack.enter_context(worktree(repository, tree.commit)))
         stack.enter_context(hidden_secrets())
-        for checkout in trees:
-            add_bytecode(checkout)
-        if kind == "none":
-            judge = replace(judge, files=UnchangedFiles(trees))
 
         def side(name: str, slot: str, tree: Path) -> Side:
             environment = stack.enter_context(clean_environment())
@@ -81,12 +77,24 @@ def compare_judged(
             sandbox = Sandbox(environment, kind, [tree, exchange.inputs], [exchange.outputs])
             # Head's code is not trusted with what its processes are forked from.
             program = tree if slot == "base" or runs_code_of_base else None
+            *_, worker = worker_command(tree) if options.get("command") is None else ("",)
             launcher = stack.enter_context(
-                forking_launcher(program, sandbox.wrap, libraries=OWN_LIBRARIES)
+                forking_launcher(
+                    program,
+                    sandbox.wrap,
+                    libraries=OWN_LIBRARIES,
+                    begin=(worker, environment) if worker else None,
+                )
             )
             return Side(name, tree, environment, launcher=launcher, sandbox=sandbox)
 
         sides = side(first.name, "base", trees[0]), side(second.name, "head", trees[1])
+        # Servers import the dependencies meanwhile, and then base's program.
+        for checkout in trees:
+            add_bytecode(checkout)
+        judge = stack.enter_context(judging_device(options.get("device", "cuda"), exchanged))
+        if kind == "none":
+            judge = replace(judge, files=UnchangedFiles(trees))
         steady = replace(sides[0], name=second.name)
         experiment = partial(
             _JudgedExperiment, **options, starts_ahead=False, repository=repository

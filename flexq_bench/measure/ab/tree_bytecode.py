@@ -47,7 +47,9 @@ def _add(source: Path, own: Path) -> None:
         py_compile.compile(str(source), str(cached), doraise=True, quiet=1)
         return
     cached.parent.mkdir(exist_ok=True)
-    cached.write_bytes(_header(source) + code)
+    part = cached.with_suffix(".part")  # a server may be importing the module
+    part.write_bytes(_header(source) + code)
+    part.replace(cached)
 
 
 def _code_of(source: Path) -> bytes | None:
