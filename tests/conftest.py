@@ -8,9 +8,12 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -43,11 +46,76 @@ def build() -> ModuleType:
     return module
 
 
+# The variables by which a CI job names the branch that it measures.
+OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF", "CI_COMMIT_BRANCH", "CI_DEFAULT_BRANCH")
+
+
 @pytest.fixture(autouse=True)
 def outside_of_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables by which a CI job names the branch that it measures are not set."""
-    for name in ("GITHUB_HEAD_REF", "GITHUB_REF", "CI_COMMIT_BRANCH", "CI_DEFAULT_BRANCH"):
+    """No variable says that this is a CI job."""
+    for name in OF_CI:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_protocol() -> Iterator[None]:
+    """Cases on a CPU are measured in a tenth of the time: with fewer samples, after less warm-up.
+
+    In this process; others that measure take the usual protocol.
+    """
+    if "torch" not in sys.modules:  # no collected test measures
+        yield
+        return
+    from flexq_bench.measure import meter
+    from flexq_bench.runs import worker
+
+    usual = meter.PROTOCOL_CPU
+    short = {"min_s": 0.001, "max_s": 0.005}
+    quick = replace(
+        usual,
+        warm_up=replace(usual.warm_up, **short),
+        rewarm=replace(usual.rewarm, **short),
+        min_device_s=0.01,
+        max_overhead=20.0,  # messages take as long as before, beside shorter turns
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (meter, worker):
+            patch.setattr(module, "PROTOCOL_CPU", quick)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_fork_server() -> Iterator[None]:
+    """Forks the processes of external kernels that have no sandbox; it imports torch once.
+
+    A process that the server can't make like a new one is a new one: with another environment, or
+    of another program. Tests of launchers make their own.
+    """
+    if "torch" not in sys.modules:  # no collected test starts such processes
+        yield
+        return
+    from flexq_bench.measure import external_kernels, kernel_processes
+    from flexq_bench.measure.launcher import ForkServer, FreshProcesses, Launcher, Process
+
+    variables = {name: value for name, value in os.environ.items() if name not in OF_CI}
+    variables.pop("FLEXQ_BENCH_DB", None)
+
+    class Shared(ForkServer):
+        has_begun = False
+
+        def start(self, command: Sequence[str], **options: Any) -> Process:
+            if not self.has_begun:
+                self.begin(command[2], variables)
+                self.has_begun = True
+            return super().start(command, **options)
+
+    def unless_wrapped(wrap: Callable[..., Sequence[str]]) -> Launcher:
+        return server if list(wrap(["python"])) == ["python"] else FreshProcesses(wrap)
+
+    with Shared() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(external_kernels, "FreshProcesses", unless_wrapped)
+        patch.setattr(kernel_processes, "forking_launcher", lambda _program: nullcontext(server))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

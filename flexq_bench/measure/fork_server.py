@@ -68,7 +68,10 @@ PRELOADED = (
 # a process first.
 TRIED = ("cuda.bindings.driver",)
 # Variables that processes may have values of their own of: no dependency reads them at its import.
-_OF_EACH_PROCESS = ("PYTHONPATH", "FLEXQ_BENCH_PROJECT_BUILD", "PYTEST_CURRENT_TEST")
+_OF_EACH_PROCESS = (
+    *("PYTHONPATH", "FLEXQ_BENCH_PROJECT_BUILD", "FLEXQ_BENCH_CACHE"),
+    "PYTEST_CURRENT_TEST",
+)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _ENV_START, _ENV_END = 47, 48  # fields of /proc/PID/stat after the program's name (proc(5): 50, 51)
 _MESSAGE_BYTES = 1 << 16

@@ -54,7 +54,7 @@ def gate(cli, tiny_llama, tmp_path):
             path.write_text(policy)
         given = () if data is None else ("--data", str(tiny_llama / data))
         where = ("--model", str(tiny_llama), "--policy", str(path), "--device", "cpu")
-        return cli("gate", "accuracy", *where, *given, *options)
+        return cli("gate", "accuracy", *where, *given, "--no-diagnosis", *options)
 
     return run
 
@@ -68,7 +68,8 @@ def flip_one_group(operand):
     return replace(operand, scales=scales)
 
 
-def test_flexq_passes_with_registry_kernels(gate, monkeypatch):
+@pytest.mark.parametrize("policy", [QUICK, pytest.param(None, marks=pytest.mark.slow)])
+def test_flexq_passes_with_registry_kernels(gate, monkeypatch, policy):
     used = set()
     gemm = BitPlaneGemm.gemm
 
@@ -77,7 +78,7 @@ def test_flexq_passes_with_registry_kernels(gate, monkeypatch):
         gemm(self, x, w, out, **options)
 
     monkeypatch.setattr(BitPlaneGemm, "gemm", noting)
-    ran = gate("--scheme", "flexq-w6ax")
+    ran = gate("--scheme", "flexq-w6ax", policy=policy)
     assert ran.code == ExitCode.PASS, ran.out + ran.error
     assert re.search(r"passed: .*tiny-llama against fp16", ran.out)
     assert used == {"flexq", "flexq[w6a8]"}
@@ -158,7 +159,7 @@ def test_four_bits_fail_in_all_reports(gate, tmp_path):
     files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
     options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
     divergence = '[kl]\ntext = "heldout"\nmean = 0.006\np99 = 0.05\n'
-    ran = gate("--scheme", "w4a4", *options, policy=QUICK + divergence)
+    ran = gate("--scheme", "w4a4", "--diagnosis", *options, policy=QUICK + divergence)
     assert ran.code == ExitCode.REGRESSION
     document = json.loads(files["json"].read_text())
     assert document["exit_code"] == 1
@@ -186,7 +187,7 @@ new = 8
 
 @pytest.mark.parametrize("damage", ["nothing", "kernels at zero, 3 to 3 tokens", "norms x 1.01"])
 def test_damage_that_only_serving_shows_fails(gate, damage):
-    options = ("--scheme", "w8a16", "--through", "kernels", "--no-diagnosis", "--json", "-")
+    options = ("--scheme", "w8a16", "--through", "kernels", "--json", "-")
     with DAMAGES[damage](torch.device("cpu"), frozenset(["w8a16"])):
         ran = gate(*options, policy=LIMITS_ALONE + SERVED)
     checks = {c["check"]: c for c in json.loads(ran.out)["checks"]}
@@ -271,7 +272,7 @@ def test_checkpoint_with_damaged_bytes_fails_and_is_stored(gate, checkpoint, tmp
 def test_damaged_layer_with_valid_hash_fails(gate, checkpoint, damaged, through):
     folder = damaged(checkpoint, lambda w: replace(w, values=w.values.flip(1).contiguous()))
     judged = ("--checkpoint", str(folder), "--through", through)
-    ran = gate(*judged, "--no-diagnosis", policy=LIMITS_ALONE)
+    ran = gate(*judged, policy=LIMITS_ALONE)
     assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
     assert "look first at" not in ran.out + ran.error
 
@@ -286,7 +287,7 @@ def test_wrong_kernel_scale_fails_through_kernels_only(gate, checkpoint, monkeyp
         return PackedOperand(packed.buffers | {"scales": scales}, packed.rows, packed.k)
 
     monkeypatch.setattr(BitPlaneGemm, "pack_weight", spoil)
-    judged = ("--no-diagnosis", "--checkpoint", str(checkpoint), "--through")
+    judged = ("--checkpoint", str(checkpoint), "--through")
     assert gate(*judged, "reference", policy=LIMITS_ALONE).code == ExitCode.PASS
     assert gate(*judged, "kernels", policy=LIMITS_ALONE).code == ExitCode.REGRESSION
 

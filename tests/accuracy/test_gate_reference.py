@@ -98,7 +98,8 @@ def gate(cli, tiny_llama, tmp_path):
         path.write_text(policy)
         where = ("--model", str(model), "--policy", str(path), "--device", "cpu")
         data = ("--data", str(tiny_llama / "heldout.txt"), "--reference", str(reference))
-        return cli("gate", "accuracy", *where, *data, "--json", "-", *options)
+        told = ("--no-diagnosis", "--json", "-")
+        return cli("gate", "accuracy", *where, *data, *told, *options)
 
     return run
 
@@ -126,7 +127,7 @@ def test_damaged_weights_fail_against_the_stored_reference(gate, made, stored_re
 
 def test_wrong_rotary_base_fails_and_is_named(gate, made):
     rope = {"rope_theta": 20000.0, "rope_type": "default"}
-    ran = gate(made(rope_parameters=rope))
+    ran = gate(made(rope_parameters=rope), "--diagnosis")
     assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
     (found,) = json.loads(ran.out)["diagnoses"]
     assert any(line.startswith("rope_parameters: ") for line in found["differing"])
@@ -144,7 +145,7 @@ def test_undamaged_copy_passes_at_the_minimum(gate, made, stored_reference):
 
 
 def test_failing_gate_stores_the_worst_layers_and_tokens(gate, made, tmp_path):
-    ran = gate(made(DAMAGES["a down_proj's sign flipped"]))
+    ran = gate(made(DAMAGES["a down_proj's sign flipped"]), "--diagnosis")
     (found,) = json.loads(ran.out)["diagnoses"]
     first = found["layers"][0]
     assert first["layer"] == "model.layers.1.mlp.down_proj"

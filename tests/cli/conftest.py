@@ -69,12 +69,12 @@ def checkout(
 def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with a floor, the empty kernel and one GEMM, measured once for all tests.
 
-    As of a clean checkout: results of a checkout with changes are never accepted.
+    As of a clean checkout of main, whose results are accepted and exported.
     """
     path = tmp_path_factory.mktemp("measured") / "flexq.sqlite"
     shape = ("--m", "1", "--n", "32", "--k", "32")
     out = ("--db", str(path), "--out", str(path.with_suffix(".parquet")))
-    clean = replace(current_commit(), dirty=False)
+    clean = replace(current_commit(), dirty=False, branch="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flexq_bench.cli.measuring.current_commit", lambda: clean)
         assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0

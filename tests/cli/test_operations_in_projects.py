@@ -132,7 +132,12 @@ def outcomes(cli, folder, tmp_path):
     return ran.code, {case["case"].split()[0]: case for case in cases}
 
 
-@pytest.mark.parametrize("name", CASES)
+OF_ALL = pytest.mark.parametrize(
+    "name", ["cap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("norm", "experts"))]
+)
+
+
+@OF_ALL
 def test_run_judges_operation_in_another_process(cli, repository, name):
     folder = repository(name)
     assert status(cli, folder) in ("ok", "noisy")
@@ -140,9 +145,7 @@ def test_run_judges_operation_in_another_process(cli, repository, name):
     assert status(cli, folder) == "incorrect"
 
 
-@pytest.mark.parametrize(
-    "name", ["cap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("norm", "experts"))]
-)
+@OF_ALL
 def test_gate_fails_for_wrong_head(cli, repository, tmp_path, name):
     folder = repository(name)
     repository.commit("wrong", HEADS["wrong"])

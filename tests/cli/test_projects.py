@@ -120,10 +120,10 @@ def test_bisect_of_project_names_each_slower_commit(cli, seeded, git, good, bad,
     ("head", "code", "outcomes"),
     [
         ("slower", 1, {"regression"}),
-        ("slightly-slower", 1, {"regression"}),
+        pytest.param("slightly-slower", 1, {"regression"}, marks=pytest.mark.slow),
         ("wrong-result", 1, {"regression", "pass"}),
-        ("fast-again", 0, {"pass"}),
-        ("right-again", 0, {"pass"}),  # base is wrong
+        pytest.param("fast-again", 0, {"pass"}, marks=pytest.mark.slow),
+        pytest.param("right-again", 0, {"pass"}, marks=pytest.mark.slow),  # base is wrong
         ("slightly-slower~1", 0, {"pass"}),
     ],
 )

@@ -172,6 +172,7 @@ def test_repository_with_packages_of_our_rooms_is_measured(acme, program):
 
 
 @pytest.mark.slow  # minutes of pairs of processes
+@pytest.mark.timeout(1200)
 def test_repository_with_packages_of_our_rooms_passes_its_gate(acme, program, git):
     (acme / "README").touch()
     git(acme, "add", ".")
