@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from flexq_bench.stats.bootstrap import Interval
@@ -61,7 +61,7 @@ def tail_excess(values: ArrayLike) -> TailExcess:
     return TailExcess(float(influence.mean()), error, min(spread.freedom, clusters - 1))
 
 
-def _clusters(beyond: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int:
+def _clusters(beyond: NDArray[np.bool_]) -> int:
     """Number of runs of True."""
     return int(np.count_nonzero(np.diff(beyond.astype(np.int8), prepend=0) == 1))
 
