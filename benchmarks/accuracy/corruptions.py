@@ -16,7 +16,8 @@ on where --seconds ended the first. damages.py has the corruptions; those of cla
 a copy of the model's folder.
 
 A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
-the mean KL divergence by 10 % of the scheme's own, must be detected, and every change of a folder.
+the mean KL divergence by 10 % of the scheme's own (at least 0.0002 nats), must be detected, and
+every change of a folder.
 Exit code 1: one was not detected; the undamaged original failed a limit; an undamaged quantized
 model failed a limit of fidelity (it may fail others, because a policy may refuse the scheme); or
 two sizes of a corruption had the same effect, so that it has none.
@@ -68,6 +69,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.runs.lifecycle import new_run
 
 MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
+MUST_NATS = 0.0002  # smaller changes of the divergence pass: `kl` of the shipped policies
 WHOLE = 60  # segments of a stratum whose perplexity is compared
 AT_ONCE = 20  # segments of them: a small model computes many together in the time of a few
 TOKENIZER = "tokenizer"
@@ -258,7 +260,7 @@ def row_of(
     must = must or not abs(changes[worst]) < MUST_STRATUM_PERCENT
     must = must or corruption.folder is not None  # every change of a folder must be named
     if kl is not None and clean:
-        must = must or abs(kl / clean - 1) >= MUST_KL
+        must = must or abs(kl - clean) >= max(MUST_KL * clean, MUST_NATS)
     return {
         "corruption": corruption.name,
         "kind": corruption.kind,

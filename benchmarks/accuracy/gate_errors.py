@@ -283,7 +283,7 @@ def at_its_values(
         return table.model_copy(update=means)
     if isinstance(table, TailLimit):
         losses = centred.get(table.text, results).losses
-        excess = tail_excess(losses, seed=0).estimate
+        excess = tail_excess(losses).estimate
         return table.model_copy(update={"percent": max(1e-6, 100 * math.expm1(excess))})
     return None
 

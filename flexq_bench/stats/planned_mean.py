@@ -70,7 +70,7 @@ class TestPlan:
 
     def needed(self, values: Floats) -> NDArray[np.int64]:
         """Number of values like these [..., n], n >= 2, that the test needs, by row."""
-        spread = _Spread.of(values)
+        spread = Spread.of(values)
         count = (self._reach(spread) * spread.deviation / self.effect) ** 2 + 1
         while (few := ~self._detects(spread, self.effect, count)).any():
             count = np.where(few, count * _GROWTH, count)
@@ -86,20 +86,20 @@ class TestPlan:
 
     def detectable(self, values: Floats) -> float:
         """The effect that these values [n], n >= 2, can detect, with the same error rates."""
-        spread, count = _Spread.of(values), np.asarray(values.size, dtype=np.float64)
+        spread, count = Spread.of(values), np.asarray(values.size, dtype=np.float64)
         effect = float(self._reach(spread) * spread.deviation / math.sqrt(values.size))
         while not self._detects(spread, effect, count).all():
             effect *= _GROWTH
         return effect
 
-    def _reach(self, spread: _Spread) -> Any:
+    def _reach(self, spread: Spread) -> Any:
         """Distance of the alternative from the null in standard errors, without skewness."""
         return spread.quantile(_ALPHA_PARTS[1] * self.alpha) + self._missed(spread)
 
-    def _missed(self, spread: _Spread) -> Any:
+    def _missed(self, spread: Spread) -> Any:
         return spread.quantile(_BETA_PARTS[1] * (1 - self.power))
 
-    def _detects(self, spread: _Spread, effect: float, count: Floats) -> NDArray[np.bool_]:
+    def _detects(self, spread: Spread, effect: float, count: Floats) -> NDArray[np.bool_]:
         """Return True if a mean of this effect exceeds the last boundary with the power."""
         mean = effect - self._missed(spread) * spread.deviation / np.sqrt(count)
         limit = spread.quantile(_ALPHA_PARTS[1] * self.alpha)
@@ -174,7 +174,7 @@ def _looks(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return by row of values [..., n] whether the mean is above the null, and below the effect."""
     count, mean = values.shape[-1], values.mean(axis=-1)
-    spread, full = _Spread.of(values), np.asarray(float(values.shape[-1]))
+    spread, full = Spread.of(values), np.asarray(float(values.shape[-1]))
     equal = spread.deviation == 0  # all values are equal: there is no uncertainty
     complete = (count >= MIN_VALUES) & (count >= plan.needed(values))
     ends = complete | last
@@ -201,9 +201,10 @@ def _freedom(count: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
-    """Scatter of values, by row. deviation: times 1 / √n, the standard error of their mean.
+class Spread:
+    """Scatter of autocorrelated values, by row.
 
+    deviation: times 1 / √n, the standard error of their mean.
     skew: standardized third moment of the values. freedom: degrees of freedom of the deviation.
     """
 
@@ -212,7 +213,7 @@ class _Spread:
     freedom: int
 
     @classmethod
-    def of(cls, values: Floats) -> _Spread:
+    def of(cls, values: Floats) -> Spread:
         """Of values [..., n]."""
         count = values.shape[-1]
         away = values - values.mean(axis=-1, keepdims=True)

@@ -15,9 +15,8 @@ from flexq_bench.ci.accuracy_gate.contract import (
     LimitOutcome,
     NotJudgedError,
 )
-from flexq_bench.ci.accuracy_gate.judging import clearly_beyond
 from flexq_bench.ci.report_data import GateOutcome
-from flexq_bench.stats import MIN_VALUES, Interval, tail_excess, tail_size
+from flexq_bench.stats import MIN_VALUES, Interval, tail_excess
 from flexq_bench.workloads.data_files import Amount, DataTable, Text
 
 _REASONS = {
@@ -60,9 +59,9 @@ class TailCheck(Check[TailLimit]):
         share, alpha = context.share(limit.text), context.policy.other_alpha
         spent = None if alpha is None else alpha * share
         bound = math.log1p(limit.percent / 100)
-        excess, outcome = judge_tail(losses, bound, spent, seed=context.seed)
+        found, outcome = judge_tail(losses, bound, spent)
         change, low, high = (
-            100 * math.expm1(min(end, 700.0)) for end in (excess.estimate, excess.low, excess.high)
+            100 * math.expm1(min(end, 700.0)) for end in (found.estimate, found.low, found.high)
         )
         yield LimitOutcome(
             context.scheme,
@@ -79,15 +78,16 @@ class TailCheck(Check[TailLimit]):
 
 
 def judge_tail(
-    losses: NDArray[np.float64], bound: float, alpha: float | None, *, seed: int
+    losses: NDArray[np.float64], bound: float, alpha: float | None
 ) -> tuple[Interval, GateOutcome]:
     """Return the excess of the losses' upper tail, and whether it is beyond the bound, in nats.
 
     losses: [segments], in the text's order. alpha: probability that an excess of the bound fails;
     None: any beyond it.
     """
-    excess = tail_excess(losses, seed=seed)
-    if excess.estimate <= bound:
-        return excess, GateOutcome.PASS
-    fails = clearly_beyond(excess, bound, tail_size(losses.size), alpha)
-    return excess, GateOutcome.FAIL if fails else GateOutcome.AMBIGUOUS
+    excess = tail_excess(losses)
+    outcome = GateOutcome.PASS
+    if excess.estimate > bound:
+        fails = alpha is None or excess.estimate - bound > excess.reach(alpha)
+        outcome = GateOutcome.FAIL if fails else GateOutcome.AMBIGUOUS
+    return excess.interval, outcome
