@@ -5,7 +5,7 @@
 Weights are synthetic. Of the blocks only --distinct are drawn and used in turn: an unquantized
 model needs not fit, and between two uses of a block more is read than the L2 cache holds (printed
 as between_mb). touched: experts with tokens in a block, their mean in one step; of read_mb and
-over_read only these count. Needs a Hopper GPU.
+over_read only these count. Configurations are the default ones. Needs a Hopper GPU.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.experts import PackedExperts
 from flexq_bench.decode.loading import compile_layers, load, release
 from flexq_bench.decode.rounded_weights import RoundedWeights
+from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import token_bytes
+from flexq_bench.measure import Tuning
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.models import get_model
 
@@ -40,18 +42,15 @@ _STEPS, _LENGTH = 60, 512  # timed steps; tokens of a sequence
 _DEVICE = torch.device("cuda")
 
 
-def heuristic(*_: object) -> None:
-    """No tuning: each kernel's default configuration."""
-    return
-
-
-def loaded(name: str, scheme: str, distinct: int, batches: tuple[int, ...]) -> Model:
+def loaded(
+    name: str, scheme: str, distinct: int, tuner: StepTuner, batches: tuple[int, ...]
+) -> Model:
     """A model of the catalog whose blocks are `distinct` ones in turn."""
     whole = of_catalog(get_model(name))
     few = replace(whole, dimensions=replace(whole.dimensions, layers=distinct))
     source = RoundedWeights(SyntheticWeights(few, 0), resolve(scheme))
-    compile_layers(source, _DEVICE, heuristic, batches)
-    model = load(source, _DEVICE, _LENGTH + 64, heuristic, batches)
+    compile_layers(source, _DEVICE, tuner, batches)
+    model = load(source, _DEVICE, _LENGTH + 64, tuner, batches)
     blocks = tuple(model.blocks[i % distinct] for i in range(whole.dimensions.layers))
     return replace(model, architecture=whole, blocks=blocks)
 
@@ -109,9 +108,10 @@ def main() -> None:
     rate = read_rate()
     first: dict[int, float] = {}  # milliseconds of the first scheme
     for scheme in given.schemes.split(","):
-        model = loaded(given.model, scheme, given.distinct, batches)
+        tuner = StepTuner(_DEVICE, CudaOperations(), Tuning.NONE, frozenset(batches))
+        model = loaded(given.model, scheme, given.distinct, tuner, batches)
         for batch in batches:
-            engine = Engine(model, CudaOperations(), heuristic, slots=batch, capacity=_LENGTH + 64)
+            engine = Engine(model, CudaOperations(), tuner, slots=batch, capacity=_LENGTH + 64)
             begin_sequences(engine, batch)
             bucket = engine.bucket(_LENGTH)
             touched = statistics.mean(touched_experts(engine, batch, bucket))
