@@ -150,7 +150,7 @@ class PlannedPower:
 
 
 class PolicyIdentity(Protocol):
-    """What decisions say of their policy. version: of the file format; fingerprint: SHA-256."""
+    """Identity of a policy in decisions. version: of the file format; fingerprint: SHA-256."""
 
     @property
     def name(self) -> str: ...

@@ -21,7 +21,7 @@ _MAX_TOP = 1024  # log-probabilities of a token that are kept
 
 
 class Outcome(StrEnum):
-    """What became of a request."""
+    """Outcome of a request."""
 
     OK = "ok"
     EMPTY = "empty"  # a text without a visible character

@@ -51,7 +51,7 @@ class PairedSuite:
 
 @dataclass(slots=True)
 class PairedAnswers:
-    """What was asked of a suite, and answered. scored: by engine and question's index.
+    """Questions of a suite and their answers so far. scored: by engine and question's index.
 
     order: in which questions are asked. looks: numbers of questions at which the tests look.
     decision: of the score; faults: of each kind of faulty answers. failure: one line on why an

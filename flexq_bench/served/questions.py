@@ -30,7 +30,7 @@ _FAULTS = (Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome.MALFORMED)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How questions are asked. samples: answers to each question; more than one needs a
+    """Settings of requests. samples: answers to each question; more than one needs a
     temperature above 0. chat: prompts are messages of a user. logprobs: of so many tokens.
     """
 
@@ -46,7 +46,7 @@ class Asking:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What results depend on, as stored with them."""
+        """Settings that results depend on, as stored with them."""
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

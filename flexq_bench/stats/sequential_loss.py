@@ -114,17 +114,6 @@ def decide_loss(
     return Decision.OPEN
 
 
-def run_losses(test: LossTest, losses: ArrayLike, *, samples: int = 1) -> tuple[Decision, int]:
-    """Return the decision on losses [n] that come one after another, and the questions it took."""
-    values = np.asarray(losses, dtype=np.float64)
-    looks = look_counts(values.size)
-    for count in looks:
-        decision = decide_loss(test, values[:count], looks=looks, samples=samples)
-        if decision is not Decision.OPEN:
-            return decision, count
-    return Decision.OPEN, values.size
-
-
 def _spent(error: float, time: float) -> float:
     """The part of an error probability that may be spent until a share of the questions."""
     return float(2 * special.ndtr(special.ndtri(error / 2) / math.sqrt(time)))
