@@ -8,7 +8,7 @@ concurrency = 32                 # optional: requests at once
 allow_not_judged = ["KL of *"]   # optional: patterns of checks that need not be judged
 
 [[accuracy]]                     # none or more
-suite = "gsm8k.jsonl"            # a file beside the policy, or a task of lm-eval
+suite = "gsm8k.jsonl"            # a file beside the policy
 checker = "number"               # of lines that name none: exact, number, choice, regex, code
 detect_points = 3.0              # optional, as all that follow: the least loss to detect
 accept_points = 0.0              # a loss that is accepted
@@ -197,7 +197,7 @@ class ServedPolicy:
 class ServedRequest:
     """Engines to compare. labels: names of both in results; empty: as they were given.
 
-    key: sent to both as a bearer token. task_data: folder with data of lm-eval's tasks. project,
+    key: sent to both as a bearer token. project,
     commits: if both are commits of a project, its name and theirs by side. alerting: a commit that
     makes the project's engine slower opens an alert.
     """
@@ -208,7 +208,6 @@ class ServedRequest:
     labels: tuple[str, str] = ("", "")
     seed: int = 0
     key: str | None = None
-    task_data: Path | None = None
     project: str = ""
     commits: Mapping[str, CommitInfo] = field(default_factory=dict)
     alerting: bool = False
@@ -415,7 +414,7 @@ class _Course:
         for name in names:
             if ignores_seed(turns, name, limits=self._limits, key=self.request.key):
                 self.notes.append(
-                    f"{name} ignores the seed: two equal requests had different answers, so its "
+                    f"{name} ignores the seed: equal requests had different answers, so its "
                     "samples can't be repeated"
                 )
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -100,10 +99,6 @@ def served(
     head_label: Annotated[
         str, typer.Option(metavar="NAME", help="Name of head in results. Default: as given.")
     ] = "",
-    task_data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Data of lm-eval's tasks. Default: downloaded."),
-    ] = None,
     output: JunitReportOptions,
     seed: SeedOption = 0,
     db: DbOption = None,
@@ -134,7 +129,6 @@ def served(
         labels=(base_label or shas.get("base", ""), head_label or shas.get("head", "")),
         seed=seed,
         key=os.environ.get(_KEY) or None,
-        task_data=task_data,
         project="" if opened is None else opened.name,
         commits=commits,
         alerting=alert,
