@@ -137,10 +137,10 @@ class CompletionRequest(GenerationRequest):
     def prompts(self, vocabulary: Vocabulary) -> list[list[int]]:
         if isinstance(self.prompt, str):
             return [vocabulary.tokens(self.prompt)]
-        rows = self.prompt
+        rows: Sequence[Any] = self.prompt
         if rows and isinstance(rows[0], int):
-            rows = [rows]  # type: ignore[list-item]
-        return [vocabulary.tokens(row) if isinstance(row, str) else list(row) for row in rows]  # type: ignore[arg-type]
+            rows = [rows]
+        return [vocabulary.tokens(row) if isinstance(row, str) else list(row) for row in rows]
 
     def new_tokens(self, free: int) -> int:
         return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
