@@ -404,7 +404,7 @@ def test_every_package_of_the_service_is_in_the_table_of_rooms():
 def test_the_service_is_few_packages_and_few_loose_files():
     service = ROOT / "flexq_bench"
 
-    assert len([path for path in service.iterdir() if (path / "__init__.py").is_file()]) <= 17
+    assert len([path for path in service.iterdir() if (path / "__init__.py").is_file()]) <= 19
     loose = [path.name for path in service.glob("*.py") if not path.name.startswith("__")]
     assert len(loose) <= 5
 
