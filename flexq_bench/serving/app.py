@@ -144,8 +144,9 @@ class _Server:
             prompts = asked.prompts(vocabulary)
         except UsageError as error:
             raise RequestError(400, str(error)) from error
-        if not prompts:
-            raise RequestError(400, "there is no prompt", parameter="prompt")
+        if not 0 < len(prompts) * asked.n <= self._engine.most:
+            message = f"{len(prompts)} prompts times n={asked.n}: ask for 1 to {self._engine.most}"
+            raise RequestError(400, message, parameter="prompt")
         sampling = asked.sampling()
         ends = frozenset[int]() if asked.ignore_eos else vocabulary.ends
         generations = []

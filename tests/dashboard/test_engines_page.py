@@ -38,7 +38,7 @@ def compared(engine: str, *limits: GateLimit, hour: int = 10, **changes: Any) ->
         "verdict": worst,
         "exit_code": int(worst == "fail"),
         "limits": limits,
-        "created_at": f"2025-11-21T{hour}:00:05+00:00",
+        "created_at": f"2025-11-21T{hour:02}:00:05+00:00",
     }
     return a_gate(engine, **(fields | changes))
 
