@@ -64,7 +64,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What completions and chat share. null is the same as a parameter that is left out."""
+    """Parameters of both completions and chat. null is the same as a parameter that is left out."""
 
     model_config = ConfigDict(extra="allow")
 

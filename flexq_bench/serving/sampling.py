@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen.
+    """Parameters of the choice of tokens.
 
     temperature: 0 is greedy. top_p: smallest set of tokens with this probability. top_k: most
     likely tokens to draw from, 0: all. seed: of the draws; None: random. logprobs: number of
