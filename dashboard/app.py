@@ -16,6 +16,7 @@ from flexq_bench.dashboard.views.accuracy import page as accuracy
 from flexq_bench.dashboard.views.alert import page as alert
 from flexq_bench.dashboard.views.compare import page as compare
 from flexq_bench.dashboard.views.decode import page as decode
+from flexq_bench.dashboard.views.engines import page as engines
 from flexq_bench.dashboard.views.fleet import page as fleet
 from flexq_bench.dashboard.views.history import page as history
 from flexq_bench.dashboard.views.home import page as home
@@ -48,7 +49,7 @@ installed.find_by(_installed_kernels)
 # linked above the title of each of its pages, but for details, to which only links lead.
 views = (
     *(home, triage, alert, leaderboard, kernels, history, measurement),
-    *(ship, pareto, accuracy, decode),
+    *(ship, pareto, accuracy, decode, engines),
     *(results, fleet, sweep, compare, paper),
 )
 by_section = {name: [v.page for v in views if v.page.section == name] for name in SECTIONS}

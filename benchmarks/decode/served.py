@@ -3,7 +3,8 @@
     python benchmarks/decode/served.py MODEL --scheme flexq-w6ax --clients 1,32 --requests 128
 
 The same requests (random prompts, lognormal lengths, no early end) are streamed by clients over
-HTTP, and then served by `decode --serve`'s engine in this process, whose tokens they must equal.
+HTTP, and then served by `decode --serve`'s engine in this process. Tokens of one client must equal
+those of requests served one at a time; with more, batches differ, and with them rounding errors.
 """
 
 from __future__ import annotations
@@ -119,9 +120,14 @@ async def load(
 
 
 def bare(
-    options: argparse.Namespace, prompts: list[list[int]], requests: list[ServingRequest]
-) -> tuple[list[list[int]], float]:
-    """Tokens and seconds of the engine alone, as `decode --serve` runs it."""
+    options: argparse.Namespace,
+    prompts: list[list[int]],
+    requests: list[ServingRequest],
+    alone: int,
+) -> tuple[list[list[int]], list[list[int]], float]:
+    """Tokens and seconds of the engine, as `decode --serve` runs it; and tokens of the first
+    `alone` requests, one at a time.
+    """
     scheme = decoding.requested_schemes(options.model, options.scheme, None, calibrated=False)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     checkpoints = decoding.quantized(
@@ -134,7 +140,12 @@ def bare(
         for row, prompt in zip(table, prompts, strict=True):
             row[: len(prompt)] = torch.tensor(prompt)
         run = serve(prepared.engine, requests, table.to(device), _STEP_TOKENS)
-        return [answer.tolist() for answer in run.answers], run.seconds
+        singles = [
+            serve(prepared.engine, [requests[i]], table[i : i + 1].to(device), _STEP_TOKENS)
+            for i in range(alone)
+        ]
+        tokens = [answer.tolist() for answer in run.answers]
+        return tokens, [single.answers[0].tolist() for single in singles], run.seconds
 
 
 def described(name: str, answers: list[Streamed], seconds: float) -> dict[str, Any]:
@@ -169,23 +180,21 @@ def main() -> None:
         torch.randint(vocabulary, (request.prompt_tokens,), generator=generator).tolist()
         for request in requests
     ]
-    rows: list[dict[str, Any]] = []
-    first: list[Streamed] = []
+    streamed: dict[int, list[Streamed]] = {}
     with served(options) as url:
         for clients in map(int, options.clients.split(",")):
             few = min(len(requests), 8 * clients)
             answers, seconds = asyncio.run(load(url, prompts[:few], requests[:few], clients))
-            rows.append(described(str(clients), answers, seconds))
-            say(options.scheme, json.dumps(rows[-1]))
-            first = answers if len(answers) >= len(first) else first
-    tokens, seconds = bare(options, prompts[: len(first)], requests[: len(first)])
-    count = sum(map(len, tokens))
-    say(options.scheme, f"bare engine: {count / seconds:.1f} tokens/s")
-    equal = sum(a.tokens == b for a, b in zip(first, tokens, strict=True))
-    same = sum(
-        x == y for a, b in zip(first, tokens, strict=True) for x, y in zip(a.tokens, b, strict=True)
-    )
-    say(options.scheme, f"equal answers {equal}/{len(first)}, tokens {same}/{count}")
+            streamed[clients] = answers
+            say(options.scheme, json.dumps(described(str(clients), answers, seconds)))
+    most = max(map(len, streamed.values()))
+    alone = len(streamed.get(1, ()))
+    tokens, singles, seconds = bare(options, prompts[:most], requests[:most], alone)
+    say(options.scheme, f"bare engine: {sum(map(len, tokens)) / seconds:.1f} tokens/s")
+    for clients, answers in streamed.items():
+        expected = singles if clients == 1 else tokens[: len(answers)]
+        equal = sum(a.tokens == b for a, b in zip(answers, expected, strict=True))
+        say(options.scheme, f"{clients} clients: {equal} of {len(answers)} answers are equal")
 
 
 if __name__ == "__main__":

@@ -61,6 +61,7 @@ from flexq_bench.db.queries.models import (
     score_values,
     scored_models,
     scored_schemes,
+    suite_gates,
 )
 from flexq_bench.db.queries.nightly import (
     ChangePointRow,

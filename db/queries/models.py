@@ -339,6 +339,17 @@ def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:
     return _gate_rows(session, query)
 
 
+def suite_gates(session: Session, suite: str, *, limit: int) -> list[GateRow]:
+    """Return the newest gate verdicts of runs of a suite, on any model, newest first."""
+    query = (
+        _of_model(GateRow, AccuracyGate, None)
+        .where(Run.suite == suite)
+        .order_by(AccuracyGate.created_at.desc(), AccuracyGate.id.desc())
+        .limit(limit)
+    )
+    return _gate_rows(session, query)
+
+
 def _gate_rows(session: Session, query: Select[Any]) -> list[GateRow]:
     return [
         GateRow(**{**row, "limits": tuple(GateLimit(**limit) for limit in row["limits"])})

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,6 +86,7 @@ async def _not_found(request: Request, error: HTTPException) -> Response:
 class _Server:
     def __init__(self, model: ServedModel, engine: EngineThread) -> None:
         self._model, self._engine = model, engine
+        self._mailbox: _Mailbox | None = None  # made in the event loop
 
     async def health(self, _: Request) -> Response:
         if self._engine.failure is not None:
@@ -126,7 +128,12 @@ class _Server:
             chat=kind is ChatRequest,
             numbers=asked.return_tokens_as_token_ids,
         )
-        answers = _Answers(self._engine, self._model.vocabulary, self._generations(asked), asked)
+        if self._mailbox is None:
+            self._mailbox = _Mailbox()
+        answers = _Answers(
+            *(self._engine, self._mailbox, self._model.vocabulary),
+            *(self._generations(asked), asked),
+        )
         head = {
             "id": f"{'chatcmpl' if kind is ChatRequest else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -144,8 +151,9 @@ class _Server:
             prompts = asked.prompts(vocabulary)
         except UsageError as error:
             raise RequestError(400, str(error)) from error
-        if not prompts:
-            raise RequestError(400, "there is no prompt", parameter="prompt")
+        if not 0 < len(prompts) * asked.n <= self._engine.most:
+            message = f"{len(prompts)} prompts times n={asked.n}: ask for 1 to {self._engine.most}"
+            raise RequestError(400, message, parameter="prompt")
         sampling = asked.sampling()
         ends = frozenset[int]() if asked.ignore_eos else vocabulary.ends
         generations = []
@@ -235,19 +243,49 @@ class _Choice:
         return text, tokens
 
 
+_Item = tuple[int, Event | InfrastructureError]
+
+
+class _Mailbox:
+    """Items from the engine's thread for queues of the event loop, which one wake-up delivers.
+
+    A pass has a token for every sequence, and a wake-up of the loop is a system call.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[tuple[asyncio.Queue[_Item], _Item]] = deque()
+        self._is_due = False
+
+    def put(self, destination: asyncio.Queue[_Item], item: _Item) -> None:
+        """Deliver an item soon; called in the engine's thread."""
+        self._items.append((destination, item))
+        if not self._is_due:
+            self._is_due = True
+            with contextlib.suppress(RuntimeError):  # the server ends
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_due = False  # first: an item that comes from now on is delivered by the next call
+        while self._items:
+            destination, item = self._items.popleft()
+            destination.put_nowait(item)
+
+
 class _Answers:
     """The answers to one HTTP request. Raises RequestError if they can't be queued."""
 
     def __init__(
         self,
         engine: EngineThread,
+        mailbox: _Mailbox,
         vocabulary: Vocabulary,
         generations: Sequence[Generation],
         asked: GenerationRequest,
     ) -> None:
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[tuple[int, Event | InfrastructureError]] = asyncio.Queue()
+        self._mailbox = mailbox
+        self._events: asyncio.Queue[_Item] = asyncio.Queue()
         self.choices = [_Choice(i, g, vocabulary, asked) for i, g in enumerate(generations)]
         self.has_logprobs = asked.reported is not None
         # A prompt counts once, also if it has several answers.
@@ -264,8 +302,7 @@ class _Answers:
             raise RequestError(503, str(error)) from error
 
     def _receive(self, index: int, event: Event | InfrastructureError) -> None:
-        with contextlib.suppress(RuntimeError):  # the server ends
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+        self._mailbox.put(self._events, (index, event))
 
     async def pieces(self) -> AsyncIterator[_Piece]:
         """Yield the pieces of all answers as they come. Raises RequestError if the engine fails."""

@@ -67,7 +67,8 @@ class _Request:
 class EngineThread:
     """Continuous batching of requests as they come, on an engine whose passes are prepared.
 
-    max_waiting: requests that wait for a slot. on_failure: called once if a pass fails.
+    max_waiting: requests that wait for a slot; `most` are served or wait. on_failure: called once
+    if a pass fails.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class EngineThread:
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine, self._step_tokens = engine, step_tokens
-        self._most = engine.slots + max_waiting
+        self.most = engine.slots + max_waiting
         self._scheduler = Scheduler([], engine.slots, step_tokens)
         self._on_failure = on_failure
         self._prompts = torch.zeros(
@@ -112,8 +113,8 @@ class EngineThread:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            if len(self._requests) >= self._most:
-                raise QueueFullError(f"{self._most} requests are served or wait: try again later")
+            if len(self._requests) >= self.most:
+                raise QueueFullError(f"{self.most} requests are served or wait: try again later")
             number = next(self._numbers)
             self._requests[number] = _Request(generation, receive)
         self._changes.put(lambda: self._scheduler.add(number, lengths))

@@ -1,4 +1,4 @@
-"""What a server needs of a model: its tokenizer, and the tokens that end an answer."""
+"""Loading of a served model's tokenizer, and of the tokens that end an answer."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -14,6 +15,10 @@ from flexq_bench.serving.text import Vocabulary
 MAX_TOP_LOGPROBS = 20
 _MAX_CHOICES = 128
 _COMPLETION_TOKENS = 16  # of a completion without max_tokens, as in OpenAI's API
+_MIN_TEMPERATURE = (
+    1e-3  # below, quotients of logits overflow; the likeliest token is all that is left
+)
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity
 # Parameters that do not change an answer, or not with these values.
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -59,7 +64,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """What completions and chat share. null is the same as a parameter that is left out."""
+    """Parameters of both completions and chat. null is the same as a parameter that is left out."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -67,7 +72,7 @@ class GenerationRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=0)
     temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, le=2**31)
     n: int = Field(1, ge=1, le=_MAX_CHOICES)
     stop: str | Annotated[list[str], Field(max_length=16)] = []
     seed: int | None = None
@@ -116,7 +121,8 @@ class GenerationRequest(BaseModel):
         raise NotImplementedError
 
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_p, max(0, self.top_k), self.seed, self.reported)
+        temperature = 0.0 if self.temperature < _MIN_TEMPERATURE else self.temperature
+        return Sampling(temperature, self.top_p, max(0, self.top_k), self.seed, self.reported)
 
 
 class CompletionRequest(GenerationRequest):
@@ -137,10 +143,10 @@ class CompletionRequest(GenerationRequest):
     def prompts(self, vocabulary: Vocabulary) -> list[list[int]]:
         if isinstance(self.prompt, str):
             return [vocabulary.tokens(self.prompt)]
-        rows = self.prompt
+        rows: Sequence[Any] = self.prompt
         if rows and isinstance(rows[0], int):
-            rows = [rows]  # type: ignore[list-item]
-        return [vocabulary.tokens(row) if isinstance(row, str) else list(row) for row in rows]  # type: ignore[arg-type]
+            rows = [rows]
+        return [vocabulary.tokens(row) if isinstance(row, str) else list(row) for row in rows]
 
     def new_tokens(self, free: int) -> int:
         return _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
@@ -195,8 +201,12 @@ def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": content or ""}
 
 
+def _finite(logprob: float | None) -> float | None:
+    return logprob if logprob is None or math.isfinite(logprob) else _LEAST_LOGPROB
+
+
 class Wording:
-    """The form of answers, of completions or chat. names: tokens are given by their numbers."""
+    """The form of answers, of completions or chat. numbers: tokens are given by their ids."""
 
     def __init__(self, vocabulary: Vocabulary, *, chat: bool, numbers: bool) -> None:
         self._vocabulary, self._chat, self._numbers = vocabulary, chat, numbers
@@ -236,9 +246,9 @@ class Wording:
             return {"content": [self._described(chosen) for chosen, _ in tokens], "refusal": None}
         return {
             "tokens": [self._name(chosen.token) for chosen, _ in tokens],
-            "token_logprobs": [chosen.logprob for chosen, _ in tokens],
+            "token_logprobs": [_finite(chosen.logprob) for chosen, _ in tokens],
             "top_logprobs": [
-                {self._name(token): value for token, value in chosen.top} or None
+                {self._name(token): _finite(value) for token, value in chosen.top} or None
                 for chosen, _ in tokens
             ],
             "text_offset": [offset for _, offset in tokens],
@@ -250,7 +260,8 @@ class Wording:
 
     def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
         text = self._vocabulary.text([token], special=True)
-        return {"token": self._name(token), "logprob": logprob, "bytes": list(text.encode())}
+        value = _finite(logprob)
+        return {"token": self._name(token), "logprob": value, "bytes": list(text.encode())}
 
     def _name(self, token: int) -> str:
         if self._numbers:

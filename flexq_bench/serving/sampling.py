@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen.
+    """Parameters of the choice of tokens.
 
     temperature: 0 is greedy. top_p: smallest set of tokens with this probability. top_k: most
     likely tokens to draw from, 0: all. seed: of the draws; None: random. logprobs: number of
@@ -121,7 +121,8 @@ def _inverted(weights: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tenso
     """First places [B, 1] at which the cumulative weights exceed a uniform share of their sum."""
     cumulative = weights.double().cumsum(dim=1)
     levels = _column([sampler.draw() for sampler in samplers], cumulative) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, levels, right=True)
+    places = torch.searchsorted(cumulative, levels, right=True)
+    return places.clamp(max=weights.shape[1] - 1)  # beyond the end if logits are no numbers
 
 
 def _described(

@@ -109,6 +109,7 @@ def test_without_packaging_only_that_is_named():
         ("ray", "run smoke --cluster local", "--cluster", "fleet"),
         ("streamlit", "dashboard", "dashboard", "dashboard"),
         ("uvicorn", "serve-api", "serve-api", "serve"),
+        ("uvicorn", "serve-model x", "serve-model", "serve"),
         ("apprise", "notify", "notify", "notify"),
         ("matplotlib", "sweep --n 8 --k 8 --plot x.png", "sweep --plot", "plots"),
         ("matplotlib", "explain 1 --png x.png", "explain --png", "plots"),

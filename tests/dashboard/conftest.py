@@ -151,6 +151,7 @@ open_accuracy = _opening("accuracy")
 open_pareto = _opening("pareto")
 open_ship = _opening("ship")
 open_decode = _opening("decode")
+open_engines = _opening("engines")
 open_fleet = _opening("fleet")
 
 

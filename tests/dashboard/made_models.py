@@ -87,7 +87,7 @@ def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
         "policy_version": 1,
         "policy_hash": "ef" * 32,
         "verdict": outcome,
-        "exit_code": {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}[outcome],
+        "exit_code": {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}.get(outcome, 1),
         "limits": (limit,),
         **_origin(run),
     } | changes

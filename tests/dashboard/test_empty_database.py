@@ -15,6 +15,7 @@ from page_content import words
         ("compare", {"kind": "commits"}, ["run smoke"]),
         ("compare", {"kind": "kernels"}, ["run smoke"]),
         ("decode", {}, ["decode llama-7b"]),
+        ("engines", {}, ["gate served --base"]),
         ("fleet", {}, ["No worker is alive", "worker"]),
         ("history", {}, ["run smoke"]),
         ("kernels", {}, ["run smoke"]),

@@ -11,7 +11,7 @@ from made_models import a_decode, a_gate, a_score
 from made_results import COMMIT, a_record, a_run, records_of
 
 PAGES = (
-    *("accuracy", "alert", "compare", "decode", "fleet", "history", "home", "kernels"),
+    *("accuracy", "alert", "compare", "decode", "engines", "fleet", "history", "home", "kernels"),
     *("leaderboard", "measurement", "paper", "pareto", "results", "ship", "sweep", "triage"),
 )
 CPU = {"backend": "cpu", "gpu": "A CPU"}

@@ -108,6 +108,7 @@ def test_ended_server_ends_answers_and_leaves_nothing(port, cache, number):
     assert process.returncode in ((0,) if number == signal.SIGINT else (-number,))
     assert "Traceback" not in errors
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
 
 

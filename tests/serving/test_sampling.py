@@ -74,3 +74,10 @@ def test_scores_are_log_probabilities_of_given_tokens():
     )
     assert scored[2].top[0][0] == int(rows[2].argmax())
     assert len(scored[2].top) == 2
+
+
+def test_logits_that_are_no_numbers_give_a_token():
+    logits = torch.full((1, 7), torch.nan).half()
+
+    assert 0 <= choose(logits, [Sampler(Sampling(1.0, seed=0))])[0].token < 7
+    assert 0 <= choose(logits, [Sampler(Sampling(1.0, top_p=0.5, seed=0))])[0].token < 7

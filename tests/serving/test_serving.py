@@ -51,13 +51,13 @@ def test_answer_ends_at_an_end_token_of_the_generation_config(
 
 
 def test_32_clients_at_once_get_what_each_gets_alone(served):
-    prompts = [f"{PROMPTS[i % 4]} {i}" for i in range(32)]
-    alone = [served.complete(prompt).choices[0].text for prompt in prompts]
+    prompts = [f"{prompt} {i}" for prompt in PROMPTS for i in range(2)] * 4
+    alone = [served.complete(prompt).choices[0].text for prompt in prompts[:8]]
 
     with ThreadPoolExecutor(32) as pool:
         together = list(pool.map(lambda p: served.complete(p).choices[0].text, prompts))
 
-    assert together == alone
+    assert together == alone * 4
 
 
 def test_streamed_completion_equals_the_whole(served):
@@ -209,6 +209,8 @@ def test_models_and_health_are_listed(served):
         ({"temperature": float("1e9")}, openai.BadRequestError, "temperature"),
         ({"prompt": []}, openai.BadRequestError, "prompt"),
         ({"prompt": ""}, openai.BadRequestError, "prompt"),
+        ({"prompt": ["a"] * 1000}, openai.BadRequestError, "prompt"),
+        ({"extra_body": {"top_k": 10**400}}, openai.BadRequestError, "top_k"),
         ({"prompt": [99999]}, openai.BadRequestError, "prompt"),
         ({"prompt": {"a": 1}}, openai.BadRequestError, "prompt"),
         ({"logprobs": 99}, openai.BadRequestError, "logprobs"),
@@ -247,6 +249,20 @@ def test_half_a_surrogate_pair_is_refused(served):
     body = json.dumps({"model": "tiny", "prompt": "\ud800"}).encode()
 
     assert refused(served, "/v1/completions", body)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"temperature": 1e-300},
+        {"temperature": 100, "top_p": 1e-300},
+        {"temperature": 1, "extra_body": {"top_k": 2**31}},
+        {"temperature": 1, "seed": 10**300},
+        {"temperature": 1, "stop": ["", "x" * 10_000]},
+    ],
+)
+def test_extreme_parameters_end_no_engine(served, parameters):
+    assert served.complete("a", max_tokens=4, **parameters).usage.completion_tokens == 4
 
 
 def test_neutral_parameters_are_accepted(served):

@@ -1,0 +1,1 @@
+"""The page Engines: its chart and rows."""
