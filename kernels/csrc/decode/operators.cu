@@ -289,7 +289,7 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
     if constexpr (PACKING == HALVES) {
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
     } else if constexpr (PACKING == ROW_CODES) {
-      const int word = in_mma_order ? vector / 32 * 32 + mma_word(vector % 32) : vector;
+      const int lane = threadIdx.x % 32, word = vector - lane + (in_mma_order ? mma_word(lane) : lane);
       if (at < stride)
         reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[word] = code_word(value[i], row_divisor);
     } else {
