@@ -3,8 +3,7 @@
 `TuningMemory.choose` is called for each measured case (flexq_bench/measure/prepared.py) and each
 layer of a decoded model (flexq_bench/decode/tuning.py), with the kernel's `candidates` and a
 function that times them (flexq_bench/measure/tuning.py). Without tuning (`--no-tune`, `gemm` with
-config None), the kernel's own `default_config` chooses: see kernels/cuda/imma/
-configuration_choice.py and kernels/cuda/shape_interpolation.py.
+config None), the kernel's own `default_config` chooses: see kernels/cuda/timed_choice.py.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heuristic import named, random_shapes, say, warm_meter, write_times
+from heuristic import random_shapes, say, warm_meter, write_times
 
 from flexq_bench.kernels.contract import Config
+from flexq_bench.kernels.cuda.timed_choice import name_of
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
@@ -97,7 +98,7 @@ def measure(
                     default, timed = prepared.config, times_of(prepared)
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)
-                    times = {named(config): us for us, config in timed}
+                    times = {name_of(config): us for us, config in timed}
                     row = Timed(kernel, gemm, floors[bits], times, default_us, others_us[m])
                     results.append(row)
                     share = f"{floors[bits] / best_us:.0%} of the floor"

@@ -1,4 +1,4 @@
-"""Loss of the configurations chosen without tuning, and the tables and fits behind the choice.
+"""Loss of the configurations chosen without tuning, and the tables behind the choice.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N] [--in-turn]
@@ -7,9 +7,7 @@
         [--seed 1] [--seconds N] [--out times.json.gz] [--in-turn]
     python benchmarks/kernels/heuristic.py complete PATTERN times.json.gz [--kernel NAME]
         [--seconds N]
-    python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
-    python benchmarks/kernels/heuristic.py cases times.json.gz... [--kernel NAME] [--most 80]
-    python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME] [--most 80]
     python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
     python benchmarks/kernels/heuristic.py without PATTERN times.json.gz...
 
@@ -22,10 +20,9 @@ that none is the fastest by chance; its times are written, too, if a file is nam
 both time each shape at one number of tokens only, the next of the list. `complete` times the
 candidates whose names match a regular expression and which a case of the file lacks, cases in
 random order, and adds them to the file. `table` writes the kernel's table in
-kernels/cuda/*/timed_shapes, without the layers of papers, so that they are shapes that the choice
-was not fitted to. `cases` writes its table for many tokens in kernels/cuda/imma/timed_cases: cases
-with times of three quarters of the candidates, at most 80 for each number of tokens. `fit` prints
-costs for kernels/cuda/imma/candidates.toml that fit the times of each configuration. `select`
+kernels/cuda/timed_cases, without the layers of papers, so that they are shapes that the choice was
+not fitted to; for many tokens cases with times of three quarters of the candidates, at most --most
+for each number of tokens. `select`
 prints a greedy selection of candidates among all timed ones. `without` prints how much slower the
 fastest configuration would be without those whose names begin with a regular expression, for
 example ClusterConfig.
@@ -44,38 +41,24 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
-from untuned_loss import (
-    OF_CASES,
-    OF_TABLES,
-    TILE_TOKENS,
-    AnyFewConfig,
-    loss_again,
-    own_configs,
-    report_rows,
-)
+from untuned_loss import OF_TABLES, chosen, loss_again, own_configs, report_rows
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.imma.configuration_choice import MAX_NATURAL, choose_untuned
+from flexq_bench.kernels.cuda.imma.configuration_choice import MAX_NATURAL
 from flexq_bench.kernels.cuda.imma.configurations import (
-    AnyImmaConfig,
+    MMA_TOKENS,
     ClusterConfig,
+    ImmaConfig,
     TiledConfig,
 )
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.imma.time_estimates import Cases, read_us, waves_of, write_cases
-from flexq_bench.kernels.cuda.shape_interpolation import (
-    Losses,
-    choose_by_timed_shapes,
-    settings_of,
-    write_losses,
-)
+from flexq_bench.kernels.cuda.timed_choice import MANY_TOKENS, PER_UNIT, TimedCases, name_of
 from flexq_bench.kernels.cuda.weight_only.gemm import WeightOnlyConfig
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.kernels.runtime.gpu import Device, current_device
@@ -93,10 +76,6 @@ PAPERS = ("paper-fig10", "paper-fp6")
 MAX_BANDWIDTH_ERROR = 0.05  # relative: drivers of one kind of GPU report clocks that differ by 2 %
 COMPLETED_ROUNDS = 3  # of `complete`, which times few configurations of a case
 MAX_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
-
-COST_RANGE = 0.05, 20.0  # in microseconds
-MIN_OUTLIER_ERROR = 0.15  # of a time's logarithm: outliers beyond
-MIN_TIMES = 10  # of a configuration, for a fit to them
 MIN_TIMED_SHARE = 0.75  # a share: of a case's candidates, that must have been timed
 
 Times = dict[GemmWorkload, dict[Config, float]]
@@ -141,7 +120,7 @@ def stored(path: Path) -> dict[str, Any]:
 
 def rows_of(gemm: GemmWorkload, times: Iterable[tuple[Config, float]]) -> Iterator[list[object]]:
     for config, microseconds in times:
-        yield [gemm.m, gemm.n, gemm.k, named(config), microseconds]
+        yield [gemm.m, gemm.n, gemm.k, name_of(config), microseconds]
 
 
 def drawn_cases(
@@ -207,7 +186,7 @@ def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
     for shape, names in read_names([path]).items():
         gemm = GemmWorkload(*shape)
         for config in resolve(kernel, "cuda").candidates(gemm):
-            if re.match(pattern, named(config)) and named(config) not in names:
+            if re.match(pattern, name_of(config)) and name_of(config) not in names:
                 lacking.setdefault(gemm, []).append(config)
     order = random.Random(0).sample(list(lacking), len(lacking))
 
@@ -224,7 +203,7 @@ def complete(path: Path, kernel: str, pattern: str, seconds: float) -> None:
 
 def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
     """The times of all files, and the GPU of each case; where two have the same, the last one's."""
-    by_name = {named(config): config for config in own_configs(kernel)[0]}
+    by_name = {name_of(config): config for config in own_configs(kernel)[0]}
     times: Times = {}
     devices: Devices = {}
     for path in paths:
@@ -237,24 +216,6 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, Devices]:
             if name in by_name:  # a configuration may be gone since
                 times.setdefault(gemm, {})[by_name[name]] = microseconds
     return times, devices
-
-
-def named(config: Config) -> str:
-    """Return the name in files: settings at their default are left out, so fields may be added."""
-    settings = ", ".join(f"{name}={value}" for name, value in settings_of(config))
-    return f"{type(config).__name__}({settings})"
-
-
-def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, device: Device) -> Config:
-    """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
-    implementation = resolve(kernel, "cuda")
-    if isinstance(implementation, ImmaGemm):
-        of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose_untuned(
-            of_imma, gemm, device, implementation.choice, implementation.tiles, unseen=True
-        )
-    of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_by_timed_shapes(of_floats, gemm, device, own_configs(kernel)[1], unseen=True)
 
 
 def report(times: Times, devices: Devices, kernel: str) -> None:
@@ -274,101 +235,100 @@ def say_losses(losses: Mapping[int, Sequence[float]]) -> None:
         say(f"| {m} | {len(lost)} | {statistics.mean(lost):.1%} | {within:.1%} | {worst:.1%} |")
 
 
-def losses(
-    times: Times,
-    devices: Devices,
-    few: Sequence[AnyFewConfig],
-    tiled: Sequence[TiledConfig],
-    most: int,
-) -> Losses:
-    """Return losses of these configurations at shapes where those for few tokens were timed.
-
-    A shape's largest number of tokens of at most `most` counts.
-
-    Layers of papers only where nothing else was timed.
-    """
-    configs = (*few, *tiled)
+def few_cases(
+    times: Times, devices: Devices, few: Sequence[Config], others: Sequence[Config], most: int
+) -> TimedCases:
+    """Return cases where configurations for few tokens were timed, a shape's largest number of
+    tokens of at most `most` as that number. Layers of papers only where nothing else was timed."""
+    configs = (*few, *others)
     papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
-    rows: dict[tuple[int, int], tuple[Device, np.ndarray]] = {}
+    rows: dict[tuple[int, int], GemmWorkload] = {}
     for gemm in sorted(times, key=lambda gemm: gemm.m):
         if gemm.m <= most and any(c in times[gemm] for c in few):
-            us = np.array([times[gemm].get(c, np.nan) for c in configs])
-            rows[gemm.n, gemm.k] = devices[gemm], us / np.nanmin(us) - 1
-    rows = {shape: row for shape, row in rows.items() if shape not in papers} or rows
-    lost = np.array([row for _, row in rows.values()])
-    of_rows = tuple(device for device, _ in rows.values())
-    return Losses(tuple(map(settings_of, configs)), tuple(rows), of_rows, lost)
+            rows[gemm.n, gemm.k] = gemm
+    rows = {shape: gemm for shape, gemm in rows.items() if shape not in papers} or rows
+    return cases_of(times, devices, configs, [*rows.values()], most)
 
 
-def write_table(times: Times, devices: Devices, kernel: str) -> None:
-    configs, timed = own_configs(kernel)
-    few = [c for c in configs if isinstance(c, AnyFewConfig)]
-    tiled = [c for c in configs if isinstance(c, TiledConfig)]
-    tables: dict[int, Losses] = {}
-    for tiles in sorted({c.col_tiles for c in few}):
-        most = TILE_TOKENS * tiles
-        others = tiled if most == MAX_NATURAL else []
-        of_tiles = [c for c in few if c.col_tiles == tiles]
-        tables[tiles] = losses(times, devices, of_tiles, others, most)
-    tables = {tiles: table for tiles, table in tables.items() if table.shapes}
-    Path(str(timed.file)).write_text(write_losses(tables))
-    say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
-
-
-def write_cases_of(times: Times, devices: Devices, kernel: str, most: int) -> None:
-    """Write the table of cases for many tokens, of the same random shapes for all of them."""
-    implementation = resolve(kernel, "cuda")
-    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
+def many_cases(times: Times, devices: Devices, kernel: ImmaGemm, most: int) -> TimedCases:
+    """Return cases for many tokens, of the same random shapes for all of them."""
     shapes = sorted({(gemm.n, gemm.k) for gemm in times})
     random.Random(0).shuffle(shapes)
     order = {shape: place for place, shape in enumerate(shapes)}
-    chosen_cases: list[GemmWorkload] = []
+    kept: list[GemmWorkload] = []
     of_m: Counter[int] = Counter()
     for gemm in sorted(times, key=lambda gemm: (gemm.m, order[gemm.n, gemm.k])):
-        in_order = implementation.choice.in_mma_order(gemm.m, gemm.k)
-        candidates = implementation.choice.for_gemm(gemm, devices[gemm].sms, in_mma_order=in_order)
+        in_order = kernel.choice.in_mma_order(gemm.m, gemm.k)
+        candidates = kernel.choice.for_gemm(gemm, devices[gemm].sms, in_mma_order=in_order)
         candidates = [c for c in candidates if not is_for_few_outputs(c)]
         timed = sum(c in times[gemm] for c in candidates)
         if in_order and of_m[gemm.m] < most and timed >= MIN_TIMED_SHARE * len(candidates):
-            chosen_cases.append(gemm)
+            kept.append(gemm)
             of_m[gemm.m] += 1
-    configs = tuple(c for c in implementation.choice.costs if not isinstance(c, TiledConfig))
-    us = [[times[gemm].get(c, math.nan) for c in configs] for gemm in chosen_cases]
-    of_cases = tuple(devices[gemm] for gemm in chosen_cases)
-    table = Cases(configs, tuple(chosen_cases), of_cases, np.array(us))
-    Path(str(implementation.choice.many.file)).write_text(write_cases(table))
-    say(f"{len(chosen_cases)} cases")
+    configs = tuple(c for c in kernel.choice.costs if not isinstance(c, TiledConfig))
+    return cases_of(times, devices, configs, kept)
+
+
+def cases_of(
+    times: Times,
+    devices: Devices,
+    configs: Sequence[Config],
+    gemms: Sequence[GemmWorkload],
+    tokens: int | None = None,
+) -> TimedCases:
+    """Return the times of these cases. tokens: of all of them; None: their own."""
+    us = [[times[gemm].get(config, math.nan) for config in configs] for gemm in gemms]
+    cases = tuple(GemmWorkload(tokens or gemm.m, gemm.n, gemm.k) for gemm in gemms)
+    of_cases = tuple(devices[gemm] for gemm in gemms)
+    rows = np.array(us).reshape(-1, len(configs))
+    return TimedCases(tuple(map(name_of, configs)), cases, of_cases, rows)
+
+
+def write_table(times: Times, devices: Devices, kernel: str, most: int) -> None:
+    """Write the groups of a kernel's table that the files have; the others stay."""
+    configs, timed = own_configs(kernel)
+    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    tiled = [c for c in configs if isinstance(c, TiledConfig)]
+    tables: dict[int, TimedCases] = {}
+    for tiles in sorted({c.col_tiles for c in few}):
+        tokens = MMA_TOKENS * tiles
+        others = tiled if tokens == MAX_NATURAL else []
+        of_tiles = [c for c in few if c.col_tiles == tiles]
+        tables[tokens] = few_cases(times, devices, of_tiles, others, tokens)
+    implementation = resolve(kernel, "cuda")
+    if isinstance(implementation, ImmaGemm):
+        tables[MANY_TOKENS] = many_cases(times, devices, implementation, most)
+    tables = {group: table for group, table in tables.items() if table.cases}
+    Path(str(timed.file)).write_text(write_tables(timed.tables | tables))
+    say(", ".join(f"{group}: {len(table.cases)} cases" for group, table in tables.items()))
+
+
+def write_tables(tables: Mapping[int, TimedCases]) -> str:
+    """Format tables as read_tables of timed_choice.py reads them."""
+    groups = []
+    for tokens, table in tables.items():
+        parts: dict[tuple[Device, tuple[int, ...]], list[list[int]]] = {}
+        for gemm, device, us in zip(table.cases, table.devices, table.us, strict=True):
+            timed = np.flatnonzero(~np.isnan(us))
+            row = [gemm.m, gemm.n, gemm.k, *(round(PER_UNIT * x) for x in us[timed].tolist())]
+            parts.setdefault((device, tuple(timed.tolist())), []).append(row)
+        listed = ", ".join(
+            f'{{"device": {json.dumps(device)}, "configs": {json.dumps(timed)}, '
+            f'"rows": {_lines(rows)}}}'
+            for (device, timed), rows in parts.items()
+        )
+        configs = _lines(table.configs)
+        groups.append(f'{{"tokens": {tokens}, "configs": {configs}, "parts": [{listed}]}}')
+    return f"[{', '.join(groups)}]\n"
+
+
+def _lines(items: Iterable[Any]) -> str:
+    joined = ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
+    return f"[\n{joined}\n]"
 
 
 def is_for_few_outputs(config: Config) -> bool:
     return isinstance(config, ClusterConfig) and config.for_few_outputs
-
-
-def estimated_us(costs: np.ndarray, waves: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Estimate times as cost_us of time_estimates.py, from arrays whose last axis is one
-    configuration's costs or the fields of its Waves. floor: of reading, in microseconds."""
-    start, alone, each = np.moveaxis(costs, -1, 0)
-    whole, resident, last, steps, starts = np.moveaxis(waves, -1, 0)
-    busy = whole * np.maximum(alone, each * resident)
-    busy = busy + (last > 0) * np.maximum(alone, each * last)
-    return np.asarray(((starts * start + steps * busy) ** 4 + floor**4) ** 0.25)
-
-
-def fit_to_times(
-    known: np.ndarray, waves: np.ndarray, floor: np.ndarray, us: np.ndarray
-) -> np.ndarray:
-    """Fit the costs of one configuration to the logarithms of its times, by least squares near the
-    known costs; errors from MIN_OUTLIER_ERROR on count by their absolute value."""
-    logs, known = np.log(us), np.log(np.clip(known, *COST_RANGE))  # a known cost may be 0
-
-    def error(tried: np.ndarray) -> float:
-        off = np.abs(np.log(estimated_us(np.exp(tried), waves, floor)) - logs)
-        capped = np.minimum(off, MIN_OUTLIER_ERROR)
-        return float(np.mean(capped * (2 * off - capped)) + 1e-3 * np.mean((tried - known) ** 2))
-
-    begun = (known, known + np.array([-1.0, 0.2, 0.2]))
-    results = [minimize(error, x, method="Nelder-Mead") for x in begun]
-    return np.asarray(np.exp(min(results, key=lambda r: r.fun).x))
 
 
 def select(paths: Sequence[Path], within: float) -> None:
@@ -382,8 +342,8 @@ def select(paths: Sequence[Path], within: float) -> None:
         us = np.array([[timed.get(name, np.inf) for name in names] for timed in times.values()])
         us = us[np.isfinite(us).any(axis=1)]
         say(f"{group}: of {len(names)} configurations, over {len(us)} shapes and numbers of tokens")
-        for chosen, lost in greedy(us / us.min(axis=1, keepdims=True) - 1, within):
-            say(f"  {lost:7.2%}  {names[chosen]}")
+        for added, lost in greedy(us / us.min(axis=1, keepdims=True) - 1, within):
+            say(f"  {lost:7.2%}  {names[added]}")
 
 
 def read_names(paths: Sequence[Path]) -> dict[tuple[int, int, int], dict[str, float]]:
@@ -421,23 +381,6 @@ def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
         yield chosen, float(best.mean())
 
 
-def fit(times: Times, devices: Devices, kernel: str) -> None:
-    """Say the costs of each configuration for many tokens that fit its times best."""
-    implementation = resolve(kernel, "cuda")
-    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    for config, cost in implementation.choice.costs.items():
-        own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
-        if len(own) < MIN_TIMES:
-            continue
-        waves = [
-            astuple(waves_of(config, cost, g, devices[g].sms, implementation.tiles)) for g in own
-        ]
-        floor = [read_us(gemm.n, gemm.k, devices[gemm].memory_gbps) for gemm in own]
-        known = np.array([cost.start_us, cost.alone_us, cost.each_us])
-        fitted = fit_to_times(known, np.array(waves), np.array(floor), np.array([*own.values()]))
-        say(f"{config}: ({', '.join(f'{us:.3g}' for us in fitted)})")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -454,10 +397,10 @@ def main() -> None:
         verb.add_argument("pattern")
     completing.add_argument("times", type=Path)
     completing.add_argument("--seconds", type=float, default=400)
-    for name, count in (("report", "*"), ("table", "+"), ("cases", "+"), ("fit", "+")):
+    for name, count in (("report", "*"), ("table", "+")):
         verbs.add_parser(name).add_argument("times", type=Path, nargs=count)
     leaving_out.add_argument("times", type=Path, nargs="+")
-    verbs.choices["cases"].add_argument("--most", type=int, default=80)
+    verbs.choices["table"].add_argument("--most", type=int, default=80)
     selecting = verbs.add_parser("select")
     selecting.add_argument("times", type=Path, nargs="+")
     selecting.add_argument("--within", type=float, default=0.002)
@@ -475,15 +418,13 @@ def main() -> None:
         complete(options.times, kernel, options.pattern, options.seconds)
     elif options.verb == "without":
         without(options.pattern, options.times)
-    elif options.verb == "cases":
-        write_cases_of(*read(options.times, kernel), kernel, options.most)
     elif options.verb == "report" and not options.times:
-        every = dict.fromkeys((*OF_TABLES, *OF_CASES))
-        for line in report_rows([options.kernel] if options.kernel else [*every]):
+        for line in report_rows([options.kernel] if options.kernel else OF_TABLES):
             say(line)
+    elif options.verb == "table":
+        write_table(*read(options.times, kernel), kernel, options.most)
     else:
-        of_times = {"report": report, "table": write_table, "fit": fit}[options.verb]
-        of_times(*read(options.times, kernel), kernel)
+        report(*read(options.times, kernel), kernel)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,21 @@ import math
 import operator
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of, choose_untuned
-from flexq_bench.kernels.cuda.imma.configurations import ImmaConfig, TiledConfig
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.imma.time_estimates import load_cases
-from flexq_bench.kernels.cuda.shape_interpolation import (
-    TimedShapes,
-    choose_by_timed_shapes,
-    load_losses,
-    settings_of,
+from flexq_bench.kernels.cuda.timed_choice import (
+    TimedChoice,
+    choose_for_few_tokens,
+    name_of,
 )
-from flexq_bench.kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from flexq_bench.kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyGemm
 from flexq_bench.kernels.registry import resolve
+from flexq_bench.kernels.runtime.gpu import Device
 from flexq_bench.workloads.gemm import GemmWorkload
 
 OF_TABLES = (  # a kernel for each table
@@ -39,12 +37,8 @@ OF_TABLES = (  # a kernel for each table
     "w8a16",
     "w4a16",
 )
-OF_CASES = ("flexq-imma-w6a6", "dual-w6a8", "atom-w4a4", "dgq-w4a8", "group-w4a8")
-TILE_TOKENS = 8  # of a column tile
 DRAWN = 20  # shapes, of which the worst is expected
 FINALISTS, ROUNDS = 5, 7  # fastest candidates timed again with the choice, and how often
-
-AnyFewConfig = ImmaConfig | WeightOnlyConfig
 
 
 class Timeable(Protocol):
@@ -55,8 +49,8 @@ class Timeable(Protocol):
     def time_in_turn(self, configs: Sequence[Config], rounds: int) -> list[list[float]]: ...
 
 
-def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
-    """Return a kernel's configurations, and the timed shapes that score those for few tokens."""
+def own_configs(kernel: str) -> tuple[list[Config], TimedChoice]:
+    """Return a kernel's configurations, and the timed cases by which it chooses."""
     implementation = resolve(kernel, "cuda")
     if isinstance(implementation, ImmaGemm):
         return [*implementation.every_config()], implementation.choice.timed
@@ -64,42 +58,35 @@ def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
     return [c for tiles in COL_TILES for c in implementation.configs(tiles)], implementation.timed
 
 
-def left_out(kernel: str) -> dict[int, list[float]]:
-    """Losses of the choice at each shape of a kernel's table of timed shapes, which is left out of
-    it; by column tiles."""
-    configs, timed = own_configs(kernel)
-    known = {settings_of(c): c for c in configs if isinstance(c, AnyFewConfig | TiledConfig)}
-    lost: dict[int, list[float]] = {}
-    for col_tiles, table in load_losses(timed).items():
-        for (n, k), device, row in zip(
-            table.shapes, table.devices, table.lost.tolist(), strict=True
-        ):
-            there = {
-                known[settings]: loss
-                for settings, loss in zip(table.configs, row, strict=True)
-                if settings in known and not math.isnan(loss)
-            }
-            gemm = GemmWorkload(TILE_TOKENS * col_tiles, n, k)
-            choice = choose_by_timed_shapes([*there], gemm, device, timed, unseen=True)
-            lost.setdefault(col_tiles, []).append(there[choice])
-    return lost
-
-
-def left_out_cases(kernel: str) -> dict[int, list[float]]:
-    """Losses of the choice for many tokens at each case of a kernel's table, by the largest number
-    of tokens with the same candidates. All cases of its shape are left out."""
+def chosen(kernel: str, configs: Sequence[Any], gemm: GemmWorkload, device: Device) -> Config:
+    """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
     implementation = resolve(kernel, "cuda")
-    assert isinstance(implementation, ImmaGemm), f"{kernel} has no kernel for many tokens"
-    table = load_cases(implementation.choice.many)
-    lost: dict[int, list[float]] = {}
-    for gemm, device, row in zip(table.cases, table.devices, table.us.tolist(), strict=True):
-        there = {c: us for c, us in zip(table.configs, row, strict=True) if not math.isnan(us)}
-        chosen = choose_untuned(
-            [*there], gemm, device, implementation.choice, implementation.tiles, unseen=True
-        )
-        assert not isinstance(chosen, ImmaConfig), "few tokens are in no table of cases"
-        lost.setdefault(bucket_of(gemm.m), []).append(there[chosen] / min(there.values()) - 1)
-    return dict(sorted(lost.items()))
+    if isinstance(implementation, ImmaGemm):
+        return choose_untuned(configs, gemm, device, implementation.choice, unseen=True)
+    found: Config = choose_for_few_tokens(
+        own_configs(kernel)[1], configs, gemm, device, unseen=True
+    )
+    return found
+
+
+def left_out(kernel: str, every: int = 1) -> dict[tuple[int, int], list[float]]:
+    """Losses of the choice at the cases of a kernel's tables, by group and by the largest number of
+    tokens with the same candidates. All cases of its shape are left out. every: case to judge."""
+    configs, timed = own_configs(kernel)
+    by_name = {name_of(config): config for config in configs}
+    lost: dict[tuple[int, int], list[float]] = {}
+    for group, table in timed.tables.items():
+        names = [
+            (column, by_name[name]) for column, name in enumerate(table.configs) if name in by_name
+        ]
+        for gemm, device, us in [*zip(table.cases, table.devices, table.us.tolist(), strict=True)][
+            ::every
+        ]:
+            there = {config: us[column] for column, config in names if not math.isnan(us[column])}
+            us_chosen = there[chosen(kernel, [*there], gemm, device)]
+            loss = us_chosen / min(there.values()) - 1
+            lost.setdefault((group, bucket_of(gemm.m)), []).append(loss)
+    return dict(sorted(lost.items(), key=lambda item: (item[0][0] == 0, item[0])))
 
 
 def expected_worst(losses: Sequence[float], drawn: int = DRAWN) -> float:
@@ -114,9 +101,7 @@ def report_rows(kernels: Sequence[str]) -> Iterator[str]:
     yield f"| kernel | M | shapes | mean loss | 95 % within | worst | worst of {DRAWN} |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for kernel in kernels:
-        few = {TILE_TOKENS * tiles: losses for tiles, losses in left_out(kernel).items()}
-        many = left_out_cases(kernel) if kernel in OF_CASES else {}
-        for m, losses in (*few.items(), *many.items()):
+        for (_, m), losses in left_out(kernel).items():
             shares = statistics.mean(losses), np.quantile(losses, 0.95), max(losses)
             cells = [f"{share:.1%}" for share in (*shares, expected_worst(losses))]
             yield f"| {' | '.join([kernel, str(m), str(len(losses)), *cells])} |"

@@ -36,13 +36,13 @@ def split_count(units: int, longest: int, sms: int) -> int:
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
     """Return True if attention can write the next layer's packed activations.
 
-    Codes with a scale per group require heads that consist of whole groups.
+    Codes with a scale per group require heads, or heads of a KV head, that consist of whole groups.
     """
-    if shape.heads // shape.kv_heads * shape.head_dim > _MAX_EXCHANGED:
+    group = shape.heads // shape.kv_heads * shape.head_dim
+    if group > _MAX_EXCHANGED:
         return False
-    return packing.kind == "halves" or (
-        packing.kind == "group-codes" and shape.head_dim % _GROUP == 0
-    )
+    whole = group % _GROUP == 0 and 0 in (shape.head_dim % _GROUP, _GROUP % shape.head_dim)
+    return packing.kind == "halves" or (packing.kind == "group-codes" and whole)
 
 
 def attention_build(

@@ -53,6 +53,7 @@ _SUM_THREADS = 512  # of a block that reduces a row of attention: its threads ho
 _SPLIT_THREADS, _FEW_TOKENS = 256, 32  # norm of a row by several blocks: threads; largest M
 _MAX_VECTORS = 3  # per thread of a norm by one block
 _PICK_THREADS = 1024  # csrc/decode/pick.cu
+_PICK_BLOCKS, _PICK_MANY = 8, 1 << 14  # of a sequence, from so many logits on
 _HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, one head each
 
 
@@ -196,11 +197,14 @@ class CudaOperations(PromptAttention):
         history: torch.Tensor,
     ) -> None:
         batch, vocabulary = logits.shape
+        has_clusters = current_gpu().capability >= (9, 0)
+        blocks = _PICK_BLOCKS if has_clusters and vocabulary >= _PICK_MANY else 1
         load_function(_PICK_BUILD, PICK).launch(
-            (batch, 1, 1),
+            (blocks, batch, 1),
             _PICK_THREADS,
             (logits, tokens, positions, history, vocabulary, history.shape[1]),
             overlap_previous=True,
+            cluster=blocks,
         )
 
     def _produce(

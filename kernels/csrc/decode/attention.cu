@@ -44,12 +44,16 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LOWEST = -3.0e38f;  // finite lower bound of scores
 static_assert(WARPS >= 4, "WARPS must be at least 4: two of them write the new token");
 
-// A head's partial sums of one block, sent to the block that finishes the head: rank head % splits.
+// A head's partial sums of one block, sent to the block that finishes its unit: rank unit % splits.
 struct PartialHead {
   float4 sums[HEAD_DIM / WIDTH];
   float4 stats;  // largest score, sum of weights
 };
-constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + MOST_SPLITS - 1;  // PartialHeads that a block receives
+// Adjacent heads that one warp finishes: those of a group of codes.
+constexpr int UNIT = PACKING == GROUP_CODES && HEAD_DIM < GROUP ? GROUP / HEAD_DIM : 1;
+static_assert(GROUP_HEADS % UNIT == 0, "the heads of a KV head must be whole groups");
+// PartialHeads that a block receives.
+constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + (MOST_SPLITS - 1) * UNIT;
 
 struct Shared {
   float sums[WARPS][GROUP_HEADS * HEAD_DIM];
@@ -76,19 +80,21 @@ __device__ inline void score_new_token(Shared& shared, float scale) {
   }
 }
 
-// Reduce the splits of a head and write its output, by one warp.
+// Reduce the splits of a unit of heads, of which `head` is the first, and write their output, by one warp.
 __device__ inline void finish(const PartialHead* partial_heads, int head, int splits, int token, int stride,
                               void* packed, float* scales, int scale_stride, int in_mma_order) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int vector = 0; vector < (HEAD_DIM / WIDTH + 31) / 32; ++vector) {
-    const int index = vector * 32 + lane, at = min(index, HEAD_DIM / WIDTH - 1);
+  for (int vector = 0; vector < (UNIT * HEAD_DIM / WIDTH + 31) / 32; ++vector) {
+    const int index = vector * 32 + lane, last = UNIT * HEAD_DIM / WIDTH - 1;
+    const int at = min(index, last) % (HEAD_DIM / WIDTH);
+    const PartialHead* of_head = partial_heads + min(index, last) / (HEAD_DIM / WIDTH) * splits;
     float4 stats[MOST_SPLITS], sum[MOST_SPLITS];
 #pragma unroll
     for (int s = 0; s < MOST_SPLITS; ++s) {
       stats[s] = make_float4(LOWEST, 0.0f, 0.0f, 0.0f);
       sum[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (s < splits) stats[s] = partial_heads[s].stats, sum[s] = partial_heads[s].sums[at];
+      if (s < splits) stats[s] = of_head[s].stats, sum[s] = of_head[s].sums[at];
     }
     float top = stats[0].x, total = 0.0f, value[WIDTH] = {};  // the first split has the new token, so top is finite
 #pragma unroll
@@ -108,7 +114,7 @@ __device__ inline void finish(const PartialHead* partial_heads, int head, int sp
       uint2* to = reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + head * HEAD_DIM);
       if (index < HEAD_DIM / WIDTH) to[index] = narrow(value);
     } else {
-      const int step = head * (HEAD_DIM / GROUP) + vector;
+      const int step = head * HEAD_DIM / GROUP + vector;
       write_group(value, static_cast<int8_t*>(packed) + row,
                   scales + static_cast<long long>(step) * scale_stride + token, step, in_mma_order, true);
     }
@@ -132,8 +138,8 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
   const int last = position - 1;
   const unsigned char *head_keys = keys + first_row * CODE_BYTES, *head_values = values + first_row * CODE_BYTES;
-  // Number of heads that this block finishes: those with head % splits == split.
-  [[maybe_unused]] const int finished = (GROUP_HEADS - split + splits - 1) >> __popc(splits - 1);
+  // Number of units that this block finishes: those with unit % splits == split.
+  [[maybe_unused]] const int finished = (GROUP_HEADS / UNIT - split + splits - 1) >> __popc(splits - 1);
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1) {
     if (threadIdx.x == 0) mbarrier_init_for_cluster(shared_address(&shared.mbarrier));
@@ -225,7 +231,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
     mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier),
-                              finished * splits * static_cast<int>(sizeof(PartialHead)));
+                              finished * UNIT * splits * static_cast<int>(sizeof(PartialHead)));
 #endif
   if (writes_keys) {
     const uint4 halves = lane < WRITERS ? reinterpret_cast<const uint4*>(shared.key)[lane] : uint4{};
@@ -309,8 +315,8 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
       if (vector == 0) weights[to] = make_float2(top, all);
     } else {
-      const unsigned rank = head & (splits - 1);
-      PartialHead& to = shared.partial_heads[head - rank + split];
+      const unsigned unit = head / UNIT, rank = unit & (splits - 1);
+      PartialHead& to = shared.partial_heads[(unit - rank) * UNIT + head % UNIT * splits + split];
       if (splits == 1) {
         to.sums[vector] = out;
         if (vector == 0) to.stats = stats;
@@ -331,8 +337,8 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #if __CUDA_ARCH__ >= 900
       if (splits > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
 #endif
-      const int head = kv_head * GROUP_HEADS + n * splits + split;
-      finish(shared.partial_heads + n * splits, head, splits, sequence, stride, packed, scales, scale_stride,
+      const int head = kv_head * GROUP_HEADS + (n * splits + split) * UNIT;
+      finish(shared.partial_heads + n * splits * UNIT, head, splits, sequence, stride, packed, scales, scale_stride,
              in_mma_order);
     }
   }

@@ -8,7 +8,8 @@
 //                             sums float [M, HEADS, SPLITS, HEAD_DIM], weights float2 [M, HEADS, SPLITS]
 //   PACKING  0  FP16          half [>= M, STRIDE]
 //            1  group codes   int8 [M, 128 * STEPS], scales float [STEPS, M_PAD]: csrc/imma/pack.cu
-//            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/cublas/rows.cu
+//            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/cublas/rows.cu; STRIDE is a multiple of 128
+//                             in the order of imma/mma_order.cuh
 // STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
 // codes are those of the unfused kernels. If d is null, r is x and is not written.
 //
@@ -288,9 +289,9 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
     if constexpr (PACKING == HALVES) {
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
     } else if constexpr (PACKING == ROW_CODES) {
+      const int lane = threadIdx.x % 32, word = vector - lane + (in_mma_order ? mma_word(lane) : lane);
       if (at < stride)
-        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) =
-            code_word(value[i], row_divisor);
+        reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[word] = code_word(value[i], row_divisor);
     } else {
       const int step = vector / 32;
       write_group(value[i], static_cast<int8_t*>(packed) + row,

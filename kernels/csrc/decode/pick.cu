@@ -3,8 +3,9 @@
 //   tokens     int [B]: the first of a row's largest logits; NaN is larger than any number, as in torch
 //   positions  int [B]: incremented, at most CAPACITY - 1
 //   history    long long [>= B, CAPACITY]: the token, at the new position
-// grid: B. Reads 16 bytes at a time where rows are multiples of 16 bytes.
+// grid: (blocks of a cluster, B). Reads 16 bytes at a time where rows are multiples of 16 bytes.
 #include "decode/math.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/memory.cuh"
 
@@ -33,14 +34,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 decode_pick(const half_bits* logits, int* tokens, int* positions, long long* history, int vocabulary,
             int capacity) {
   __shared__ uint64_t warp_best[WARPS];
+  __shared__ float4 block_best;  // its first two words, as load_cluster reads them
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int sequence = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int sequence = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const half_bits* row = logits + static_cast<long long>(sequence) * vocabulary;
+  const int first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
   uint64_t best = 0;
   const int wide = vocabulary % WIDTH == 0 ? vocabulary / WIDTH : 0;
 #pragma unroll 4
-  for (int at = threadIdx.x; at < wide; at += THREADS) {
+  for (int at = first; at < wide; at += stride) {
     const uint4 eight = load_written(reinterpret_cast<const uint4*>(row) + at);
     const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
@@ -49,14 +52,25 @@ decode_pick(const half_bits* logits, int* tokens, int* positions, long long* his
       best = larger(best, sort_key(static_cast<half_bits>(word), at * WIDTH + i));
     }
   }
-  for (int at = wide * WIDTH + threadIdx.x; at < vocabulary; at += THREADS)
+  for (int at = wide * WIDTH + first; at < vocabulary; at += stride)
     best = larger(best, sort_key(row[at], at));
   best = warp_largest(best);
   if (lane == 0) warp_best[warp] = best;
   __syncthreads();
-  if (warp > 0) return;
   best = warp_largest(warp_best[lane]);
-  if (lane > 0) return;
+#if __CUDA_ARCH__ >= 900
+  if (gridDim.x > 1) {
+    if (threadIdx.x == 0)
+      block_best = make_float4(__uint_as_float(static_cast<uint32_t>(best)),
+                               __uint_as_float(static_cast<uint32_t>(best >> 32)), 0.0f, 0.0f);
+    __syncwarp();
+    cluster_sync();
+    const float4 other = load_cluster(shared_address(&block_best), lane % gridDim.x);
+    best = warp_largest(static_cast<uint64_t>(__float_as_uint(other.y)) << 32 | __float_as_uint(other.x));
+    cluster_sync();  // a block may exit once no other reads its shared memory
+  }
+#endif
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
   const int token = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
   const int position = min(positions[sequence] + 1, capacity - 1);
   tokens[sequence] = token;

@@ -2,15 +2,9 @@
 
 With tuning, kernels/autotune.py times what `ImmaGemm.candidates` returns: `Candidates.for_gemm`
 lists the configurations for a GEMM, and ImmaGemm drops those that the GPU can't run. Without, the
-kernel's `default_config` calls `choose_untuned`, which selects one of the same list:
-
-- up to MAX_NATURAL tokens, or among configurations for few tokens alone: the least loss,
-  interpolated between timed shapes (kernels/cuda/shape_interpolation.py);
-- else the least estimated time (time_estimates.py).
-
-The numbers are data: candidates.toml has the candidates with their costs, timed_shapes/*.json and
-timed_cases/*.json the tables. `python benchmarks/kernels/heuristic.py` measures, fits, writes the
-tables, and reports the loss of the choice.
+kernel's `default_config` calls `choose_untuned`, which selects one of the same list
+by timed cases (kernels/cuda/timed_choice.py), for many tokens also by the model of cost_model.py.
+candidates.toml has the candidates with their costs.
 """
 
 from __future__ import annotations
@@ -36,8 +30,8 @@ from flexq_bench.kernels.cuda.imma.configurations import (
     TileFormat,
     WgmmaConfig,
 )
-from flexq_bench.kernels.cuda.imma.time_estimates import Cost, TimedCases
-from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.cuda.imma.cost_model import Cost, place_of
+from flexq_bench.kernels.cuda.timed_choice import Place, TimedChoice, choose_for_few_tokens
 from flexq_bench.kernels.runtime.gpu import Device
 from flexq_bench.workloads.gemm import GemmWorkload
 
@@ -55,24 +49,24 @@ MAX_LONG_UNTILED = 24  # instead of both MAX_UNTILED and MAX_NATURAL
 LONG_COL_TILES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Candidates:
-    """Configurations of one kernel, and the data by which `choose` selects one.
+    """Configurations of one kernel, and the data by which `choose_untuned` selects one.
 
-    few: by column tiles, for up to MAX_FEW tokens. many: all others, in the order of candidates.
-    timed: losses of those for few tokens, and of TiledConfig up to MAX_NATURAL tokens. long_k: K
-    from which on MAX_LONG_UNTILED holds, and LONG_COL_TILES are candidates.
+    few: by column tiles, for up to MAX_FEW tokens. costs: of all others, in the order of
+    candidates. timed: cases of both, of TiledConfig up to MAX_NATURAL tokens. long_k: K from which
+    on MAX_LONG_UNTILED holds, and LONG_COL_TILES are candidates.
     """
 
     few: Mapping[int, Sequence[ImmaConfig]]
-    many: TimedCases
-    timed: TimedShapes
+    costs: Mapping[ManyConfig, Cost]
+    timed: TimedChoice
+    tiles: TileFormat
     long_k: float = math.inf
 
-    @property
-    def costs(self) -> Mapping[ManyConfig, Cost]:
-        """Costs of the configurations for many tokens."""
-        return self.many.costs
+    def place_for_many(self, config: ManyConfig, gemm: GemmWorkload, device: Device) -> Place:
+        """Return the place of a configuration of `costs` (timed_choice.py)."""
+        return place_of(config, self.costs[config], gemm, device, self.tiles)
 
     def in_mma_order(self, m: int, k: int) -> bool:
         """Return True if m tokens of K = k are in warpgroup MMA order, on GPUs that support it."""
@@ -140,24 +134,20 @@ def choose_untuned(
     gemm: GemmWorkload,
     device: Device,
     candidates: Candidates,
-    tiles: TileFormat = SIX_BITS,
     *,
     unseen: bool = False,
 ) -> AnyImmaConfig:
-    """Return the configuration to run. configs: those that the GPU can run.
-
-    unseen: as if this N and K had not been timed.
+    """Return the configuration to run. configs: those that the GPU can run. unseen: as of
+    TimedChoice.choose.
     """
     few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
     if few and (not many or gemm.m <= MAX_NATURAL):
         tiled = (c for c in many if isinstance(c, TiledConfig))
         of_table: list[ImmaConfig | TiledConfig] = [*few, *tiled]
-        return choose_by_timed_shapes(of_table, gemm, device, candidates.timed, unseen=unseen)
-    return min(
-        many,
-        key=lambda config: candidates.many.estimated_us(config, gemm, device, tiles, unseen=unseen),
-    )
+        return choose_for_few_tokens(candidates.timed, of_table, gemm, device, unseen=unseen)
+    place = candidates.place_for_many
+    return candidates.timed.choose(many, gemm, device, place, unseen=unseen)
 
 
 _FOLDER = resources.files("flexq_bench.kernels.cuda.imma")
@@ -174,8 +164,8 @@ def _few(weights: str) -> dict[int, tuple[ImmaConfig, ...]]:
     }
 
 
-def _many(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> TimedCases:
-    """Read the configurations of a kernel. each_wave: kinds with start_us per wave."""
+def _many(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> dict[ManyConfig, Cost]:
+    """Read the costs of a kernel's configurations. each_wave: kinds with start_us per wave."""
     costs: dict[ManyConfig, Cost] = {}
     for name, rows in _DATA["many_tokens"][kernel].items():
         columns = _DATA["columns"][name]
@@ -183,22 +173,30 @@ def _many(kernel: str, *, each_wave: frozenset[str] = frozenset()) -> TimedCases
             settings = dict(zip(columns, row[: len(columns)], strict=True))
             cost = dict(zip(_DATA["columns"]["cost"], row[len(columns) :], strict=True))
             costs[MANY_KINDS[name](**settings)] = Cost(**cost, each_wave=name in each_wave)
-    return TimedCases(kernel, costs)
+    return costs
 
 
 _EACH_WAVE = frozenset({"wgmma"})
-FLEXQ = Candidates(
-    _few("six_bits"), _many("flexq"), TimedShapes("imma", "flexq"), long_k=MIN_LONG_K
+_FLEXQ, _DGQ = TimedChoice("flexq"), TimedChoice("dgq")
+FLEXQ = Candidates(_few("six_bits"), _many("flexq"), _FLEXQ, SIX_BITS, long_k=MIN_LONG_K)
+ATOM = Candidates(
+    _few("four_bits"), _many("atom"), TimedChoice("atom"), TileFormat(4, int8_tail=True)
 )
-ATOM = Candidates(_few("four_bits"), _many("atom"), TimedShapes("imma", "atom"))
 GROUP_SCALED = Candidates(
     _few("four_bits"),
     _many("group", each_wave=_EACH_WAVE),
-    TimedShapes("imma", "group-scaled", base="dual-grained"),
+    TimedChoice("group", like=_DGQ),
+    TileFormat(4, a_grouped=False),
 )
 TWO_LEVEL = Candidates(
-    _few("six_bits"), _many("dual"), TimedShapes("imma", "two-level", base="flexq")
+    _few("six_bits"),
+    _many("dual"),
+    TimedChoice("dual", like=_FLEXQ),
+    TileFormat(6, dual_grained=True, a_grouped=False),
 )
 DUAL_GRAINED = Candidates(
-    _few("four_bits"), _many("dgq", each_wave=_EACH_WAVE), TimedShapes("imma", "dual-grained")
+    _few("four_bits"),
+    _many("dgq", each_wave=_EACH_WAVE),
+    _DGQ,
+    TileFormat(4, dual_grained=True, a_grouped=False),
 )

@@ -425,11 +425,6 @@ MANY_KINDS: dict[str, type[ManyConfig]] = {
 }
 
 
-def settings_of_kind(config: ManyConfig) -> tuple[str, dict[str, int]]:
-    """Return the name of a configuration's kind in MANY_KINDS, and its settings."""
-    return next(name for name, kind in MANY_KINDS.items() if kind is type(config)), asdict(config)
-
-
 def _tile_grid(config: TiledConfig | WgmmaConfig, m: int, n: int) -> tuple[int, int, int]:
     """Return the grid: blocks along tokens, k_split each, and blocks along rows."""
     return -(-m // config.tokens) * config.k_split, -(-n // config.rows), 1

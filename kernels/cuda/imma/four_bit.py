@@ -10,7 +10,13 @@ from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.kernels.contract import KernelSpec, PackedOperand, checked_scales
+from flexq_bench.kernels.contract import (
+    Config,
+    KernelSpec,
+    PackedOperand,
+    Packing,
+    checked_scales,
+)
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.cublas.rows import INT8_ROWS
 from flexq_bench.kernels.cuda.imma.configuration_choice import GROUP_SCALED, MAX_FEW
@@ -48,6 +54,12 @@ class TokenScaledGemm(ImmaGemm):
         b = packed.buffers
         in_mma_order = self.in_mma_order(packed.rows, packed.k)
         INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
+        if "static" in x.buffers:
+            return None
+        in_mma_order = self.in_mma_order(x.rows, x.k)
+        return Packing("row-codes", 8, x.buffers["codes"], x.buffers["scales"], in_mma_order)
 
     def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]

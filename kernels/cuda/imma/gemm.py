@@ -180,7 +180,7 @@ class ImmaGemm(CheckedGemm):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose_untuned(self.fitting(gemm), gemm, current_device(), self.choice, self.tiles)
+        return choose_untuned(self.fitting(gemm), gemm, current_device(), self.choice)
 
     def builds(self) -> Sequence[Build]:
         return [

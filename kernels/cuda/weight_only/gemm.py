@@ -24,7 +24,7 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.cublas.rows import CODES_AS_HALVES
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
-from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes, choose_by_timed_shapes
+from flexq_bench.kernels.cuda.timed_choice import TimedChoice, choose_for_few_tokens
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function
@@ -32,8 +32,8 @@ from flexq_bench.kernels.runtime.nvrtc import Block, Build
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 
-INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
-INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
+INT8_WEIGHTS = TimedChoice("int8-weights")
+INT4_WEIGHTS = TimedChoice("int4-weights")
 STEP_K = 128  # of a tile
 MMA_ROWS, MMA_TOKENS = 16, 8
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
@@ -179,9 +179,9 @@ def tile_scales_and_offsets(
 
 
 class WeightOnlyGemm(HalfActivationKernel):
-    """A kernel of KERNELS. timed: table of timed shapes, from which default_config chooses."""
+    """A kernel of KERNELS. timed: cases from which default_config chooses."""
 
-    timed: TimedShapes
+    timed: TimedChoice
     k_multiple = 8  # rows of X are aligned to 16 bytes
 
     def __init__(self, label: str, weight: str, activation: str = "fp16") -> None:
@@ -327,7 +327,7 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        return choose_by_timed_shapes(can_run, gemm, current_device(), self.timed)
+        return choose_for_few_tokens(self.timed, can_run, gemm, current_device())
 
     def builds(self) -> Sequence[Build]:
         """Return all builds of the usual kernels; of the others only the largest one."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from flexq_bench.kernels.cuda.cublas.dense import padded
-from flexq_bench.kernels.cuda.shape_interpolation import TimedShapes
+from flexq_bench.kernels.cuda.timed_choice import TimedChoice
 from flexq_bench.kernels.cuda.weight_only.gemm import (
     MMA_ROWS,
     STEP_K,
@@ -21,8 +21,8 @@ from flexq_bench.kernels.cuda.weight_only.gemm import (
 )
 from flexq_bench.workloads.case import kernel_label
 
-MINIFLOATS = TimedShapes("weight_only", "minifloats")
-FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k
+MINIFLOATS = TimedChoice("minifloats")
+FINE_MINIFLOATS = TimedChoice("fine-minifloats")  # a scale per 128 k
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
 # Bits of the four weights of a quad: exponent and upper mantissa bit; sign.
