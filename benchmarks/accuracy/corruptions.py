@@ -324,7 +324,7 @@ def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float,
 
 
 def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Judge all that is not stored; the rows in order, which are stored, too."""
+    """Judge all that is not stored; each row is stored as soon as it is there."""
     ends = time.monotonic() + options.seconds
     bench = Bench(options, judged_policy(options))
     stored = {}
@@ -363,13 +363,13 @@ def key_of(judgement: tuple[Corruption, float, str]) -> tuple[str, float, str]:
 def in_processes(
     count: int, every: Sequence[tuple[Any, ...]], judge: Callable[..., Any]
 ) -> Iterator[Any]:
-    """Call `judge` with each of the arguments, in forks of this process; results in order."""
+    """Call `judge` with each of the arguments, in forks of this process; results as they come."""
     if count == 1:
         yield from (judge(*arguments) for arguments in every)
         return
     _IN_FORKS[:] = [(judge, every)]  # forks have a copy; a model can't be pickled
     with multiprocessing.get_context("fork").Pool(count) as pool:
-        yield from pool.imap(_judge_one, range(len(every)))
+        yield from pool.imap_unordered(_judge_one, range(len(every)))
 
 
 _IN_FORKS: list[tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]] = []

@@ -15,7 +15,7 @@ BASE, HEAD = "base", "head"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where engines run. gpus: indices or UUIDs; none: CUDA_VISIBLE_DEVICES is left as it is.
+    """Places of engines. gpus: indices or UUIDs; none: CUDA_VISIBLE_DEVICES is left as it is.
 
     model: to ask for; None: the first one that an engine lists.
     """

@@ -25,7 +25,7 @@ End = Literal["stop", "length"]
 
 
 class QueueFullError(InfrastructureError):
-    """As many requests wait as the server takes."""
+    """Raised where as many requests wait as the server takes."""
 
 
 @dataclass(frozen=True, slots=True)

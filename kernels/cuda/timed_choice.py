@@ -52,7 +52,7 @@ class FewConfig(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a configuration is at a case. cost: logarithm of its estimated time; None: no model,
+    """Place of a configuration at a case. cost: logarithm of its estimated time; None: no model,
     so that it comes last if it was not timed. coordinates: in units of their length scales."""
 
     cost: float | None
