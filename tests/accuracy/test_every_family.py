@@ -42,6 +42,12 @@ FAMILIES = (
     *("qwen3_next", "qwen3_5_text", "gemma3n_text", "gemma4_text", "falcon_h1", "nemotron_h"),
     *("lfm2", "lfm2_moe", "jamba", "bamba", "mamba", "mamba2"),
 )
+# Each layout once: gated and fused layers, learned positions, Conv1D, norms of two kinds, separate
+# and packed experts, latent attention, states. test_families.py has other tests of a dozen.
+FAST = (
+    *("llama", "phi3", "gpt2", "opt", "falcon", "gemma3n_text", "qwen2_moe", "gpt_oss"),
+    *("llama4_text", "deepseek_v3", "granitemoe", "qwen3_next", "mamba2", "lfm2", "nemotron_h"),
+)
 REFUSED = {"inkling_text": "unknown layout", "xlnet": "unknown layout"}
 
 
@@ -116,7 +122,9 @@ def write(path, out):
     return quantize_checkpoint(source, resolve("w8a16"), out, device=CPU, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind", [*FAST, *(pytest.param(k, marks=pytest.mark.slow) for k in FAMILIES if k not in FAST)]
+)
 def test_family_is_evaluated_quantized_stored_and_run(saved, tmp_path, kind):
     original, path = saved(kind)
     assert own_loss(load_model(str(path), device=CPU).model) == pytest.approx(

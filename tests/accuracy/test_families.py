@@ -98,6 +98,18 @@ PARTLY_DENSE = {
     ),
 }
 MIXTURES = list(FAMILIES)[4:]
+# Their experts are named and packed as Mixtral's or as Qwen2's beside a shared one.
+LIKE_OTHERS = ("Qwen3MoeForCausalLM", "OlmoeForCausalLM")
+
+
+def of_each_layout(architectures):
+    """The architectures as cases; those whose layout another one has are slow."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ())
+        for name in architectures
+    ]
+
+
 GATED = {"intermediate_size": 96, "num_key_value_heads": 2}
 # The same of architectures whose maps differ from those above in what a scale passes through, and
 # of those that share such a map.
@@ -189,7 +201,7 @@ def write_checkpoint(path, scheme, out, dtype=torch.float32):
     return quantize_checkpoint(source, resolve(scheme), out, device=CPU, dtype=dtype)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", of_each_layout(FAMILIES))
 def test_exactly_the_layers_of_blocks_are_quantized(family, architecture):
     original, path = family(architecture)
     expected = logits(original)
@@ -244,7 +256,7 @@ def test_folded_scales_cancel_out(family, architecture):
 @pytest.mark.parametrize("scheme", ["gptq-w4a16", "awq-w4a16"])
 @pytest.mark.parametrize(
     "architecture",
-    ["GPT2LMHeadModel", "PhiForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"],
+    of_each_layout(["GPT2LMHeadModel", "PhiForCausalLM", "MixtralForCausalLM", "OlmoeForCausalLM"]),
 )
 def test_swapped_rows_are_found_and_learned_rounding_is_not(family, architecture, scheme):
     original = with_linear_layers(family(architecture)[0])
@@ -262,7 +274,7 @@ def test_swapped_rows_are_found_and_learned_rounding_is_not(family, architecture
     assert [finding.name for finding in findings] == [f"weights.{name}"]
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", of_each_layout(FAMILIES))
 def test_checkpoint_equals_the_quantized_model(family, tmp_path, architecture):
     _, path = family(architecture)
     written = write_checkpoint(path, "flexq-w6ax", tmp_path / "out")
@@ -309,7 +321,7 @@ def test_separated_layers_are_stored_in_own_format(family, tmp_path, architectur
     assert open_checkpoint(written.folder).content_hash == written.content_hash
 
 
-@pytest.mark.parametrize("architecture", MIXTURES)
+@pytest.mark.parametrize("architecture", of_each_layout(MIXTURES))
 def test_down_proj_of_every_expert_has_8_bit_activations(family, architecture):
     model = quantized(family(architecture)[1], "flexq-w6ax")
 

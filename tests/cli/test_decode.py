@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flexq_bench.checkpoints.reader import open_checkpoint
+from flexq_bench.cli import decoding
+from flexq_bench.cli.app import main
 from flexq_bench.db.exchange import read_records
 from flexq_bench.db.records import DecodeRecord
 from flexq_bench.decode import measurement as measuring
@@ -28,6 +30,18 @@ def model(tmp_path_factory: pytest.TempPathFactory, llama_config: Callable) -> P
     return folder
 
 
+@pytest.fixture
+def quantized_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are quantized in this process: one of their own takes seconds to start."""
+
+    def quantize(name: str, options: Sequence[str]) -> float:
+        assert main(["quantize", name, *options]) == 0
+        return 0.0
+
+    monkeypatch.setattr(decoding, "_quantize", quantize)
+
+
+@pytest.mark.usefixtures("quantized_here")
 def test_model_is_decoded_under_each_scheme(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,13 @@ def test_rewritten_commits_leave_the_history_and_their_alert_ends(
 
 @pytest.mark.parametrize(
     ("level", "state", "reason"),
-    [(120.0, "new", "moved to"), (100.0, "ended", "is no longer on the line of history")],
+    [
+        (120.0, "new", "moved to"),
+        # The test above ends an alert as well.
+        pytest.param(
+            *(100.0, "ended", "is no longer on the line of history"), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_rebase_moves_or_ends_the_alert(cli, origin, git, commit, measured, level, state, reason):
     for number, us in enumerate([100.0] * 20 + [120.0] * 3):

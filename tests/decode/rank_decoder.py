@@ -1,11 +1,13 @@
-"""One rank of a small model: python rank_decoder.py RANK RANKS MEETING OUT SCHEME...
+"""The ranks of a small model: python rank_decoder.py RANKS MEETING OUT CASE...
 
-Saves the logits of two prompts and the tokens decoded after them, by scheme.
+Saves the logits of two prompts and the tokens decoded after them, by case, in OUT.0 and so on.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ CPU = torch.device("cpu")
 NEW = 12
 
 
+@cache
 def a_model(kind: str) -> Any:
     """Halves of heads and feed-forward end at groups of 128."""
     if kind == "opt":
@@ -43,9 +46,24 @@ def decoded(kind: str, scheme: str, ranks: Ranks = ALONE) -> tuple[torch.Tensor,
     return engine.logits(ids), engine.generate(ids, NEW).tokens
 
 
-if __name__ == "__main__":
-    rank, count, meeting, out, *cases = sys.argv[1:]
-    torch.set_num_threads(1)
-    ranks = ProcessRanks(CPU, int(rank), int(count), Path(meeting))
+def decode_cases(rank: int, count: int, meeting: str, out: str, cases: list[str]) -> None:
+    ranks = ProcessRanks(CPU, rank, count, Path(meeting))
     results = {case: decoded(*case.split(), ranks) for case in cases}
     torch.save(results, f"{out}.{rank}")
+
+
+if __name__ == "__main__":
+    count, meeting, out, *cases = sys.argv[1:]
+    torch.set_num_threads(1)
+    for case in cases:
+        a_model(case.split()[0])  # once: the ranks are forks of this process
+    forks = multiprocessing.get_context("fork")
+    ranks = [
+        forks.Process(target=decode_cases, args=(rank, int(count), meeting, out, cases))
+        for rank in range(int(count))
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))

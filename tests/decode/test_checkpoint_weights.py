@@ -58,6 +58,7 @@ QUICK = {
     "dgq-w4a8": "group_steps=3,row_steps=3",
     "dual-w6a8": "row_steps=3",
     "awq": "steps=4,clip_steps=2",
+    "autoround": "steps=20",
 }
 # Beside the examples of the registry: in formats that a kernel has.
 ALSO = ("gptq-w4a16[symmetric=true]", "awq-w4a16[symmetric=true]", "atom-w4a4")

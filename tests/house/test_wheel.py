@@ -65,7 +65,8 @@ def hugging_face(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("ours_first", [True, False])
+# The wheel's one package, tested above, is why the order makes no difference.
+@pytest.mark.parametrize("ours_first", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_wheel_and_hugging_face_kernels_leave_each_other_alone(
     wheel, hugging_face, tmp_path, ours_first
 ):
