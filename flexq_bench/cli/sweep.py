@@ -131,7 +131,7 @@ def sweep(
     db: DbOption = None,
     output: RecordFileOptions,
 ) -> None:
-    """Measure kernels on combinations of M, N and K, a model's layers, a run's cases, or a trace.
+    """Measure kernels on M, N and K, a model's layers, a run's cases, or a trace.
 
     --config takes any language model that transformers knows, also the text decoder of a multimodal
     model, and builds it without weights; experts count once, and the output head and routers are

@@ -30,7 +30,7 @@ VERBS = {
     "sweep": Verb(
         "sweep",
         "sweep",
-        "Measure kernels on combinations of M, N and K, a model's layers, or the cases of a run.",
+        "Measure kernels on M, N and K, a model's layers, a run's cases, or a trace.",
     ),
     "status": Verb(
         "status",

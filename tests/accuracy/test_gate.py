@@ -115,6 +115,7 @@ def test_gate_without_text_is_missing(gate):
     assert "heldout: no text: give --data heldout=FILE" in ran.error
 
 
+@pytest.mark.slow
 def test_unknown_task_is_missing_and_other_checks_run(gate):
     pytest.importorskip("lm_eval", reason="tasks need lm-eval: pip install 'flexq-bench[accuracy]'")
     task = '[[task]]\nname = "piqqa"\nmetric = "acc"\nmargin_points = 2\n'
@@ -146,6 +147,7 @@ def test_formats_without_a_kernel_are_not_judged(gate):
     assert "no kernel reads int6/32 weights" in checks["parity of kernels"]["reason"]
 
 
+@pytest.mark.slow
 def test_other_kernels_for_the_formats_can_be_named(gate):
     named = 'kernels = ["flexq-w6a6"]\ntolerance'
     ran = gate("--json", "-", policy=ONE_SEGMENT.replace("tolerance", named))

@@ -168,6 +168,7 @@ def test_parity_takes_the_kernels_of_the_formats(gate, tiny_llama):
 ABSOLUTE = POLICY.partition("[parity]")[0].replace("percent = 1", "at_most = 14.3\nincrease = 5")
 
 
+@pytest.mark.slow
 def test_absolute_limit_is_of_the_same_tokens_with_early_stops(gate, tiny_llama):
     """A loss of 50 % is decided after 60 segments, of which the perplexity is another one."""
     values = set()

@@ -103,6 +103,7 @@ def test_calibrated_checkpoint_passes_and_damaged_copy_fails(quantize, damaged, 
     assert checks[1]["outcome"] == "fail"
 
 
+@pytest.mark.slow
 def test_fidelity_of_unrepeatable_quantization_is_not_judged(quantize, fidelity, tmp_path):
     def changed(name, change):
         folder = tmp_path / name

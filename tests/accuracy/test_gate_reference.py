@@ -125,6 +125,7 @@ def test_damaged_weights_fail_against_the_stored_reference(gate, made, stored_re
     assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
 
 
+@pytest.mark.slow
 def test_wrong_rotary_base_fails_and_is_named(gate, made):
     rope = {"rope_theta": 20000.0, "rope_type": "default"}
     ran = gate(made(rope_parameters=rope), "--diagnosis")

@@ -97,6 +97,7 @@ def test_undamaged_model_passes_on_shipped_texts(gate, weights):
     assert 1 < coverage["general"]["documents"] < coverage["general"]["of_documents"]
 
 
+@pytest.mark.slow
 def test_damage_to_digits_fails_maths_most(gate, weights, tiny_llama):
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     exchange(weights, [tokenizer(digit).input_ids[0] for digit in "0123456789"])
@@ -135,6 +136,7 @@ def test_damage_to_one_kind_of_text_alone_fails_there(gate, weights, tiny_llama,
     assert all(name.endswith(f"of {text}") for name in failing)
 
 
+@pytest.mark.slow
 def test_damage_to_rare_tokens_alone_fails_the_rare_text(gate, weights, tiny_llama):
     times = sum(counts_of_tokens(tiny_llama).values())
     rarest = [token for token in np.argsort(times).tolist() if times[token]][:12]

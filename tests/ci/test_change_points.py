@@ -86,6 +86,7 @@ def test_level_change_with_the_device_is_a_note(a_night, database, commits, sha,
     assert noted == ["2025-11-12"]
 
 
+@pytest.mark.slow
 def test_step_with_the_device_is_stored_when_the_device_returns(
     a_night, database, commits, sha, compared
 ):

@@ -90,19 +90,18 @@ def measured(three_results: Path, database: Path) -> Path:
 
 
 @pytest.fixture
-def cli(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def cli(database: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Ran]]:
     def run(*arguments: str) -> Ran:
         capsys.readouterr()
         code = main(arguments)
         captured = capsys.readouterr()
         return Ran(code, captured.out, captured.err)
 
-    return run
+    yield run
+    external_kernels.forget()  # those that commands of this process adopted
 
 
 @pytest.fixture
-def made_times(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def made_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of kernels of projects are made from their sources."""
     make_times(monkeypatch)
-    yield
-    external_kernels.forget()

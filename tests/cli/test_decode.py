@@ -117,6 +117,7 @@ def test_undecodable_schemes_are_refused_before_quantizing(
     assert not (tmp_path / "cache" / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_quantization_error_is_printed_once(
     cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_quantization_error_is_printed_once(
     assert ran.error.count("flexq-bench:") <= 1
 
 
+@pytest.mark.slow
 def test_interrupted_decode_resumes(
     cli: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

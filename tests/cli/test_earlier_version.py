@@ -55,6 +55,7 @@ def test_earlier_database_opens_with_all_runs(cli, earlier):
     assert cli("db", "export", str(earlier.with_name("again.jsonl"))).code == 0
 
 
+@pytest.mark.slow
 def test_earlier_interrupted_run_resumes(cli, earlier, monkeypatch):
     with_commit = runs(cli)[INTERRUPTED]["commit"]
     here = provenance.current_commit()

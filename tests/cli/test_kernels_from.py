@@ -113,6 +113,7 @@ def records(text):
     return {record["kernel"]: record for record in map(json.loads, text.splitlines())}
 
 
+@pytest.mark.slow
 def test_kernel_that_ends_its_process_fails_alone(cli, a_file):
     ran = cli("sweep", "--kernels-from", a_file(ENDS), *SHAPE, "--json", "-")
 

@@ -79,6 +79,7 @@ def alerts_of(cli):
     return json.loads(cli("alerts", "list", "--state", "all", "--json").out)
 
 
+@pytest.mark.slow
 def test_rewritten_commits_leave_the_history_and_their_alert_ends(
     cli, origin, git, commit, measured, main_line, database
 ):
@@ -234,6 +235,7 @@ def test_older_clone_does_not_move_the_line_back(
     assert main_line() == [first, second]
 
 
+@pytest.mark.slow
 def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
     for seed in range(20):
         measured(commit(f"change {seed}"), noisy(100, seed))

@@ -155,6 +155,7 @@ def test_gate_fails_for_wrong_head(cli, repository, tmp_path, name):
     assert (code, found[f"acme.{name}"]["outcome"]) == (1, "regression")
 
 
+@pytest.mark.slow
 def test_gate_takes_reference_of_base(cli, repository, tmp_path):
     folder = repository("cap")
     repository.commit("wrong", HEADS["wrong"], HEADS["wrong reference"])

@@ -68,6 +68,7 @@ def test_kernels_from_and_project_exclude_each_other(cli, acme):
     assert "--kernels-from and --project don't go together" in ran.err
 
 
+@pytest.mark.slow
 def test_compare_lacks_results_of_source_that_does_not_load(
     cli, acme, compared, tmp_path, git, monkeypatch
 ):
@@ -243,6 +244,7 @@ def test_equal_project_names_of_two_repositories_are_reported(cli, acme, seeded)
 
 
 @pytest.mark.usefixtures("made_times")
+@pytest.mark.slow
 def test_unmeasurable_commit_of_project_is_notified_once(cli, git, tmp_path, database):
     root = tmp_path / "theirs"
     root.mkdir()

@@ -119,6 +119,7 @@ def test_a_layer_whose_groups_two_gpus_would_cut_is_refused():
         RankWeights(source, Rank(0)).block(0, CPU)
 
 
+@pytest.mark.slow
 def test_decode_of_two_devices_is_recorded_as_theirs():
     model = str(Path(__file__).parents[2] / "examples" / "models" / "tiny-llama")
     setup = Setup(model, (CachedScheme("fp16"),), "cpu", gpus=2)

@@ -188,6 +188,7 @@ def test_code_that_cannot_be_compared_is_refused_at_once(table, gpus, compare_wo
     assert (job.state, job.reason, len(workers.started)) == ("refused", "does not build", 1)
 
 
+@pytest.mark.slow
 def test_frozen_comparison_is_ended_and_retried(table, gpus, compare_work, clock):
     frozen = []
 

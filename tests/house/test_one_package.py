@@ -82,6 +82,7 @@ def hugging_face(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_checkout_imports_hugging_face_kernels(hugging_face):
     script = "import kernels, transformers.integrations.hub_kernels; print(kernels.__file__)"
 

@@ -88,6 +88,7 @@ def test_a_function_of_one_gpu_is_not_given_two(monkeypatch):
         meter._check_supported(spec, all_reduce(64))
 
 
+@pytest.mark.slow
 def test_ranks_that_die_fail_one_case_only(monkeypatch):
     meter = Meter("cpu", tuning=Tuning.NONE)
     try:

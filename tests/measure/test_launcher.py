@@ -315,6 +315,7 @@ def test_caches_keep_what_the_first_process_wrote(processes, tmp_path):
     assert seen == [[("entry", "compiled")]] * 3
 
 
+@pytest.mark.slow
 def test_processes_keep_variables_that_the_wrapper_of_a_server_sets(processes):
     processes.write("own", "import os, sys; print(os.environ['PWD'], 'torch' in sys.modules)")
     wrap = ("env", "PWD=/elsewhere")  # as bubblewrap does

@@ -111,6 +111,7 @@ def test_rotated_model_computes_the_same(name, architecture, changes, build, tex
     assert max(layer_errors(model, rotated, text[0], folds).values()) < 1e-5
 
 
+@pytest.mark.slow
 def test_few_bits_lose_less_if_rotated(shipped_llama):
     model, ids = shipped_llama
     reference = record_reference(model, ids, context=256)

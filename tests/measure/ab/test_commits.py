@@ -180,7 +180,16 @@ def with_worker(repository):
     return commit
 
 
-@pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS[::-1], LAYOUTS[:1] * 2])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        LAYOUTS,
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (LAYOUTS[::-1], LAYOUTS[:1] * 2)
+        ),
+    ],
+)
 def test_older_commits_run_the_worker_of_their_layout(compare, with_worker, layouts):
     base = with_worker(layouts[0], us=100)
     head = with_worker(layouts[1], us=104)

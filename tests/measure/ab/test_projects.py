@@ -43,6 +43,7 @@ def theirs(tmp_path, git, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_project_comparison_does_not_wait_for_its_own_lock(theirs, monkeypatch):
     monkeypatch.setattr(
         "flexq_bench.measure.ab.course.device_alone", partial(device_alone, wait_s=1.0)
@@ -69,6 +70,7 @@ def test_head_that_imports_from_the_checkout_is_refused(theirs, git, monkeypatch
     assert f"ImportError: no_such_thing is found in {theirs}/no_such_thing.py" in compared.detail
 
 
+@pytest.mark.slow
 def test_judged_project_starts_no_worker_ahead(theirs, started, monkeypatch):
     monkeypatch.setattr("flexq_bench.measure.ab.course.can_start_beside", lambda _device: True)
     project = open_project(str(theirs))
