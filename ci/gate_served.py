@@ -63,6 +63,7 @@ from flexq_bench.runs.lifecycle import OpenRun, open_run
 from flexq_bench.served import SUITE
 from flexq_bench.served.client import Limits
 from flexq_bench.served.engines import EngineSpec
+from flexq_bench.served.errors import EngineError
 from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
 from flexq_bench.served.paired import PairedAnswers, PairedSuite, ask_both, begin, ignores_seed
 from flexq_bench.served.questions import FAULTS, Asking, QuestionFile, QuestionSuite, faults_of
@@ -189,8 +190,9 @@ class ServedPolicy:
         """Return the policy with these suites in place of its own; none: as it is."""
         if not files:
             return self
-        suites = tuple(SuiteTable(suite=file, checker=checker) for file in files)
-        return replace(self, table=self.table.model_copy(update={"accuracy": suites}), folder=None)
+        paths = [str(Path(file).expanduser().absolute()) for file in files]  # not beside the policy
+        suites = tuple(SuiteTable(suite=path, checker=checker) for path in paths)
+        return replace(self, table=self.table.model_copy(update={"accuracy": suites}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +268,7 @@ def run_served_gate(
         store_history(database, *request.commits.values())  # the line that verdicts belong to
     with (
         open_run(database, origin.run, origin.commit) as run,
-        taking_turns(request.base, request.head, request.places) as turns,
+        taking_turns(request.base, request.head, replace(request.places, key=request.key)) as turns,
         progress(course.planned) as on_question,
     ):
         limits = list(course.judge(turns, run, origin, on_question))
@@ -299,13 +301,13 @@ class _Course:
         others = len(FAULTS) * (table.faults is not None) + (table.kl is not None)
         self._other_alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, others * count)
         top = None if table.kl is None else table.kl.top
-        self._suites = [(suite, self._paired(suite, alpha, top)) for suite in table.accuracy]
+        self._suites = [self._paired(suite, alpha, top) for suite in table.accuracy]
         self._limits = Limits(total_s=table.timeout_s, idle_s=table.timeout_s)
 
     @property
     def planned(self) -> int:
         """The most answered questions, of both engines."""
-        return 2 * sum(paired.planned for _, paired in self._suites)
+        return 2 * sum(paired.planned for paired in self._suites)
 
     def _paired(self, table: SuiteTable, alpha: float, top: int | None) -> PairedSuite:
         test = LossTest(
@@ -317,7 +319,8 @@ class _Course:
             more = policy.faults.detect_points / 100
             faults = LossTest(more, 0.0, self._other_alpha, policy.power)
         asking = table.asking(self.request.seed, policy.concurrency, top)
-        return PairedSuite(self._suite(table), asking, test, faults, table.questions)
+        suite = self._suite(table)
+        return PairedSuite(suite, asking, test, faults, table.questions, table.at_least)
 
     def _suite(self, table: SuiteTable) -> QuestionSuite:
         folder = self.policy.folder
@@ -334,7 +337,7 @@ class _Course:
         """Ask and judge suite after suite; what was answered is stored as it is known."""
         table, asked = self.policy.table, []
         failure = ""
-        for suite, paired in self._suites:
+        for paired in self._suites:
             answers = begin(paired, seed=self.request.seed)
             answers.failure = failure  # of an earlier suite: its engine is not waited for again
             asked.append(answers)
@@ -350,7 +353,8 @@ class _Course:
             finally:
                 self._store(answers, turns, run, origin)
             failure = answers.failure
-            yield judge_accuracy(answers, at_least=suite.at_least)
+            self._note_retries(answers)
+            yield judge_accuracy(answers)
             yield from judge_faults(answers)
             if table.kl is not None and paired.asking.logprobs is not None:
                 yield judge_divergence(answers, mean=table.kl.mean, alpha=self._other_alpha)
@@ -400,7 +404,7 @@ class _Course:
         """Store the verdicts on a project's commits, with their alerts, as of kernels."""
         night = record_night(
             session,
-            report.comparisons,
+            report.sound,
             ServedDevice(origin.device, self.request.project),
             {one.sha: one for one in self.request.commits.values()},
             alerting=self.request.alerting,
@@ -409,10 +413,24 @@ class _Course:
         self.notes += [f"alert {alert} opened" for alert in night.opened]
         self.notes += [change.text for change in night.changed]
 
+    def _note_retries(self, answers: PairedAnswers) -> None:
+        for name in (BASE, HEAD):
+            asked = [one for scored in answers.scored[name].values() for one in scored.answers]
+            if again := sum(one.retries > 0 for one in asked):
+                self.notes.append(
+                    f"{name}: {again} of {len(asked)} requests of {answers.paired.suite.name} were "
+                    "sent again (rate-limited, or the connection was lost before an answer)"
+                )
+
     def _note_seeds(self, turns: Turns) -> None:
         names = (HEAD,) if turns.share_a_place else (BASE, HEAD)
         for name in names:
-            if ignores_seed(turns, name, limits=self._limits, key=self.request.key):
+            try:
+                ignored = ignores_seed(turns, name, limits=self._limits, key=self.request.key)
+            except EngineError as error:  # what was judged stays
+                self.notes.append(f"whether it ignores the seed is not known: {error}")
+                return
+            if ignored:
                 self.notes.append(
                     f"{name} ignores the seed: equal requests had different answers, so its "
                     "samples can't be repeated"

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
@@ -23,9 +24,16 @@ CODE = "code"
 _MAX_TEXT = 50_000  # characters of an answer that are looked at
 _CODE_S = 20.0
 _LIMITS = SandboxLimits(memory_bytes=1 << 31, files_bytes=1 << 26, processes=64)
-_NUMBER = re.compile(r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?")
+_REGEX_S = 2.0  # for one answer
+# A sign is none within a word or a range; it may be before a currency.
+_NUMBER = re.compile(
+    r"(?:(?<!\w)(?P<sign>[-+−])[$€£]?)?"
+    r"(?P<size>(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|\.\d+)"
+    r"(?:/(?P<divisor>\d+))?"
+)
 _ANNOUNCED = re.compile(r"####|\\boxed\s*\{|answer\s*(?:is|:|=)", re.IGNORECASE)
-_LETTER = re.compile(r"\(?\b([A-J])\b\)?[.):]?")
+# An article, or a person who speaks, is no choice.
+_LETTER = re.compile(r"\b(?![AI][ \t]+(?!is\b|because\b)[a-z]|I['’])([A-J])\b")
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
 Check = Callable[[str, tuple[str, ...]], bool]
@@ -60,8 +68,34 @@ def check_choice(text: str, answers: tuple[str, ...]) -> bool:
 
 
 def check_regex(text: str, answers: tuple[str, ...]) -> bool:
-    """Return True if one of the answers, as regular expressions, occurs in the text."""
-    return any(re.search(answer, text) for answer in answers)
+    """Return True if one of the answers, as regular expressions, occurs in the text.
+
+    False also if the search takes longer than 2 s: some patterns take forever on some texts.
+    """
+    try:
+        with _time_limit(_REGEX_S):
+            return any(re.search(answer, text) for answer in answers)
+    except TimeoutError:
+        return False
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after this time, if it runs in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
 
 
 TEXT_CHECKS: Mapping[str, Check] = {
@@ -140,6 +174,7 @@ class CodeRunner:
 def _numbers(text: str) -> list[Decimal]:
     found = []
     for match in _NUMBER.finditer(text[-_MAX_TEXT:]):
-        with suppress(InvalidOperation):
-            found.append(Decimal(match[0].replace(",", "").replace("−", "-")))
+        with suppress(ArithmeticError):
+            number = Decimal(match["size"].replace(",", "")) / Decimal(match["divisor"] or 1)
+            found.append(-number if match["sign"] in ("-", "−") else number)
     return found

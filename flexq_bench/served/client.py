@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -43,7 +43,6 @@ class Outcome(StrEnum):
 _ANSWERS = (Outcome.OK, Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome.MALFORMED)
 
 
-_TRANSIENT = (Outcome.RATE_LIMITED, Outcome.CONNECTION_LOST)
 _RETRY_S = 0.25
 
 
@@ -128,7 +127,8 @@ class Answer:
     sent_at: of a monotonic clock (time.perf_counter). chunk_s: arrival of each part of the text
     since then; of an answer that is not streamed, of the whole. end_s: of the last byte, or of the
     failure. prompt_tokens, completion_tokens: as the engine counts them; None: not reported.
-    detail: one line on what is no `ok`. status: of HTTP; None: no answer.
+    detail: one line on what is no `ok`. status: of HTTP; None: no answer. retries: how often it was
+    sent again.
     """
 
     outcome: Outcome
@@ -142,6 +142,13 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] = ()
     detail: str = ""
     status: int | None = None
+    retries: int = 0
+
+    @property
+    def may_retry(self) -> bool:
+        """True if the engine did not take the request. One that fails in its answer did."""
+        is_lost = self.outcome is Outcome.CONNECTION_LOST and self.status is None
+        return is_lost or self.outcome is Outcome.RATE_LIMITED
 
 
 class _BadAnswerError(Exception):
@@ -245,10 +252,10 @@ async def send_all(
                 continue
             answer = await client.send(request)
             for attempt in range(retries):
-                if answer.outcome not in _TRANSIENT:
+                if not answer.may_retry:
                     break
                 await asyncio.sleep(_RETRY_S * 2**attempt)
-                answer = await client.send(request)
+                answer = replace(await client.send(request), retries=attempt + 1)
             failed = 0 if answer.outcome.is_answer else failed + 1
             answers[index] = answer
             on_answer(index, answer)
@@ -328,6 +335,8 @@ class _Reading:
                 if value.strip() == b"[DONE]":
                     return True
                 self._take(_json(value), at)
+        if rest.strip() == b"data: [DONE]":  # without a line's end
+            return True
         if rest.strip():
             raise _BadAnswerError(f"the last event has no end: {_shown(rest)}")
         return False
@@ -379,6 +388,9 @@ class _Reading:
             if new is not None and new < self._request.max_tokens:
                 tokens = f"{new} of {self._request.max_tokens} tokens"
                 return self._answer(Outcome.CUT_OFF, tokens)
+            if new is None and self._finish != "length":
+                why = f"finish reason {self._finish or 'not given'}, and no number of tokens"
+                return self._answer(Outcome.CUT_OFF, why)
             return self._answer(Outcome.OK)
         if not text.strip():
             return self._answer(Outcome.EMPTY, f"finish reason {self._finish or 'not given'}")
@@ -476,10 +488,16 @@ def _top(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
     for token, logprob in pairs:
         real = _real(logprob)
         if real is not None and len(found) < _MAX_TOP:
-            found[str(token)] = real
+            name = str(token)  # parts of characters may share one
+            found[name] = max(real, found.get(name, real))
     return found
 
 
 def _real(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and not math.isnan(value) else None  # type: ignore[arg-type]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        real = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return None
+    return None if math.isnan(real) else real

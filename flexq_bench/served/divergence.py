@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from flexq_bench.served.client import Answer, TokenLogprob
 
@@ -26,21 +26,28 @@ def answer_divergence(base: Answer, head: Answer) -> tuple[float, int] | None:
 
 
 def token_divergence(base: TokenLogprob, head: TokenLogprob) -> float | None:
-    """KL(base || head) in nats over the tokens that both report and the rest of the vocabulary.
+    """A lower bound of KL(base || head) in nats over the vocabulary; None: one reports nothing.
 
-    A lower bound of that over all tokens, since it joins the rest into one (Cover and Thomas 2006,
-    section 2.7). None: one reports nothing.
+    Tokens that both report count one by one. Those that only base reports are joined, and so is the
+    rest of the vocabulary (Cover and Thomas 2006, section 2.7). Head gives the former what makes
+    the divergence least, but none of them more than the least likely token that it reports.
     """
     if not base.top or not head.top:
         return None
-    shared = [token for token in base.top if token in head.top]
-    ours, theirs = (_with_rest(side.top, shared) for side in (base, head))
-    pairs = zip(ours, theirs, strict=True)
+    ours, theirs = _probabilities(base.top), _probabilities(head.top)
+    shared = [token for token in ours if token in theirs]
+    only_base = math.fsum(p for token, p in ours.items() if token not in theirs)
+    rest = max(0.0, 1.0 - math.fsum(ours.values()))
+    free = max(0.0, 1.0 - math.fsum(theirs[token] for token in shared))
+    unreported = max(0.0, 1.0 - math.fsum(theirs.values()))
+    most = min(unreported, (len(ours) - len(shared)) * min(theirs.values()))
+    given = min(most, free * only_base / (only_base + rest)) if only_base else 0.0
+    pairs = [(ours[token], theirs[token]) for token in shared]
+    pairs += [(only_base, given), (rest, free - given)]
     return max(0.0, math.fsum(p * math.log(p / max(q, _LEAST)) for p, q in pairs if p > _LEAST))
 
 
-def _with_rest(top: Mapping[str, float], shared: Sequence[str]) -> list[float]:
-    known = [math.exp(min(top[token], 0.0)) for token in shared]
-    total = math.fsum(known)
-    known = [p / total for p in known] if total > 1 else known  # rounded by the engine
-    return [*known, max(0.0, 1.0 - total)]
+def _probabilities(top: Mapping[str, float]) -> dict[str, float]:
+    known = {token: math.exp(min(logprob, 0.0)) for token, logprob in top.items()}
+    total = max(1.0, math.fsum(known.values()))  # above 1 if the engine rounds
+    return {token: p / total for token, p in known.items()}

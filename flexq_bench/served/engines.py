@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from flexq_bench.errors import UsageError, one_line
@@ -116,16 +117,18 @@ def started(
     model: str | None = None,
     ready_within_s: float = READY_S,
     folder: Path | None = None,
+    key: str | None = None,
 ) -> Iterator[RunningEngine]:
     """Start an engine unless it runs, wait until it answers, and end it with all its processes.
 
     gpu: index or UUID, the value of `{gpu}`; a command without `{gpu}` gets it as
     CUDA_VISIBLE_DEVICES. model: to ask for; None: the first of /v1/models. folder: the working
-    directory. Raises EngineError if its port is taken, or it dies or is not ready in time.
+    directory. key: a bearer token. Raises EngineError if its port is taken, or it dies or is not
+    ready in time.
     """
     if not spec.is_started_here:
         begun = time.monotonic()
-        found = _await_ready(spec, spec.url, model, ready_within_s, lambda: "")
+        found = _await_ready(spec, spec.url, model, ready_within_s, lambda: "", key)
         yield RunningEngine(spec.name, spec.url, found, time.monotonic() - begun, lambda: "", None)
         return
     port = _free_port(spec)
@@ -141,7 +144,7 @@ def started(
                 reason = process.exit_reason()
                 return reason and f"{reason}: {last_line(path)}"
 
-            found = _await_ready(spec, url, model, ready_within_s, died)
+            found = _await_ready(spec, url, model, ready_within_s, died, key)
             yield RunningEngine(spec.name, url, found, time.monotonic() - begun, died, path)
         finally:
             _end(process, mark)
@@ -225,13 +228,14 @@ def _await_ready(
     model: str | None,
     within_s: float,
     died: Callable[[], str],
+    key: str | None,
 ) -> str:
     """Return the model's name once the engine lists it and says that it is healthy."""
     end, state = time.monotonic() + within_s, "nothing listens"
     while True:
         if reason := died():
             raise EngineError(f"{spec.name}: the engine died with {reason}")
-        names, state = _ready_models(url)
+        names, state = _ready_models(url, key)
         if names:
             if reason := died():  # another program answers at its port
                 raise EngineError(f"{spec.name}: the engine died with {reason}")
@@ -245,12 +249,14 @@ def _await_ready(
         time.sleep(_POLL_S)
 
 
-def _ready_models(url: str) -> tuple[list[str], str]:
+def _ready_models(url: str, key: str | None) -> tuple[list[str], str]:
     """Return the names of an engine's models, empty if it is not ready, and its state."""
-    status, body = _get(f"{url}/v1/models")
+    status, body = _get(f"{url}/v1/models", key)
+    if status in (401, 403):
+        return [], f"/v1/models answers {status}: is the API key right?"
     if status != 200:
         return [], f"/v1/models {body if status == 0 else f'answers {status}'}"
-    health, _ = _get(f"{url}/health")
+    health, _ = _get(f"{url}/health", key)
     if health == 503 or health == 0:
         return [], "/health says that it is loading" if health else "/health does not answer"
     try:
@@ -265,13 +271,20 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _get(url: str) -> tuple[int, str]:
+def _get(url: str, key: str | None) -> tuple[int, str]:
     """Return the status and body of a GET; status 0: no answer, the body is the reason."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     opener = urllib.request.build_opener(_NoRedirect, urllib.request.ProxyHandler({}))
     try:
-        reply: IO[bytes]
-        with opener.open(url, timeout=_PROBE_S) as reply:
-            return 200, reply.read(_MAX_BODY).decode("utf-8", "replace")
+        reply: http.client.HTTPResponse
+        with opener.open(urllib.request.Request(url, headers=headers), timeout=_PROBE_S) as reply:
+            body, end = bytearray(), time.monotonic() + _PROBE_S
+            while len(body) < _MAX_BODY and time.monotonic() < end:
+                part = reply.read1(1 << 16)  # what is there: a body may come byte by byte
+                if not part:
+                    break
+                body += part
+            return 200, body.decode("utf-8", "replace")
     except urllib.error.HTTPError as error:
         with error:
             return error.code, ""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from flexq_bench.db.records import GateLimit
-from flexq_bench.served.divergence import answer_divergence
 from flexq_bench.served.paired import PairedAnswers
 from flexq_bench.served.questions import FAULTS, faults_of
 from flexq_bench.served.turns import BASE, HEAD
@@ -16,6 +15,7 @@ from flexq_bench.stats import Interval, item_difference, mean_difference_interva
 from flexq_bench.stats.planned_mean import Decision
 from flexq_bench.stats.sequential_loss import Floats
 
+_LEAST_REPORTED = 0.9  # of the answers for which base gives log-probabilities, also by head
 FAIL, NOT_JUDGED, AMBIGUOUS, PASS = "fail", "not judged", "ambiguous", "pass"  # of GATE_OUTCOMES
 
 
@@ -25,13 +25,15 @@ class _Verdict:
     reason: str
 
 
-def judge_accuracy(answers: PairedAnswers, *, at_least: float | None = None) -> GateLimit:
-    """Judge the loss of a suite's score. at_least: the least accepted score of head, of 1."""
+def judge_accuracy(answers: PairedAnswers) -> GateLimit:
+    """Judge the loss of a suite's score, and head's score itself if there is a least one."""
     paired, losses = answers.paired, answers.losses
     test, name = paired.test, f"accuracy of {paired.suite.name}"
     limit = f"less than {100 * test.detect:g} points"
     if test.accept:
         limit += f", {100 * test.accept:g} accepted"
+    if paired.at_least is not None:
+        limit += f", at least {100 * paired.at_least:g} %"
     coverage = _coverage(answers)
     if losses.size == 0:
         reason = _missing(answers) or "nothing was asked"
@@ -39,8 +41,14 @@ def judge_accuracy(answers: PairedAnswers, *, at_least: float | None = None) -> 
     base, head = (np.array([pair[side].score for pair in answers.both]) for side in (0, 1))
     interval = _interval(base, head, paired.asking.seed)
     verdict = _accuracy_verdict(answers, losses)
-    if at_least is not None and head.mean() < at_least and verdict.outcome != NOT_JUDGED:
-        verdict = _Verdict(FAIL, f"is {100 * head.mean():.3g}, at least {100 * at_least:g} are due")
+    if paired.at_least is not None and verdict.outcome != NOT_JUDGED:
+        verdict = _with_floor(verdict, answers.floor, head, paired.at_least)
+    if verdict.outcome == PASS and base.mean() < test.detect:
+        reason = (
+            f"base is right on {100 * base.mean():.3g} %, so it can't lose {100 * test.detect:g} "
+            "points: see its answers, the checker and `stop`"
+        )
+        verdict = _Verdict(NOT_JUDGED, reason)
     return GateLimit(
         check=name,
         limit=limit,
@@ -68,6 +76,16 @@ def _accuracy_verdict(answers: PairedAnswers, losses: Floats) -> _Verdict:
         return _Verdict(PASS, counts)
     shown = 100 * answers.paired.test.detectable(losses)
     return _Verdict(AMBIGUOUS, f"{counts}: {losses.size:,} questions show {shown:.3g} points")
+
+
+def _with_floor(verdict: _Verdict, floor: Decision, head: Floats, at_least: float) -> _Verdict:
+    """Return the verdict, or that on the least score if it is worse."""
+    reason = f"is {100 * head.mean():.3g}, at least {100 * at_least:g} are due"
+    if floor is Decision.ABOVE:
+        return _Verdict(FAIL, reason)
+    if floor is Decision.OPEN and verdict.outcome == PASS:
+        return _Verdict(AMBIGUOUS, f"{reason}, which is within its interval")
+    return verdict
 
 
 def judge_faults(answers: PairedAnswers) -> Iterator[GateLimit]:
@@ -120,13 +138,10 @@ def judge_divergence(answers: PairedAnswers, *, mean: float, alpha: float) -> Ga
     alpha: of failing a head that is at the limit.
     """
     name, limit = f"KL of {answers.paired.suite.name}", f"at most {mean:g} nats"
-    values = []
-    for base, head in answers.both:
-        found = answer_divergence(base.answers[0], head.answers[0])
-        if found is not None:
-            values.append(found[0] / found[1])
+    compared = answers.divergences.values()
+    values = [found[0] / found[1] for found in compared if found is not None]
     coverage = f"{len(values):,} questions"
-    if len(values) < 2:
+    if len(values) < max(2.0, _LEAST_REPORTED * len(compared)):
         reason = _missing(answers) or "an engine gives no log-probabilities of the likeliest tokens"
         return _not_judged(name, limit, reason, coverage)
     zeros = np.zeros(len(values))

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from flexq_bench.served.client import Answer, Client, Limits, Request
+from flexq_bench.served.divergence import answer_divergence
 from flexq_bench.served.errors import EngineError
 from flexq_bench.served.questions import (
     FAULTS,
@@ -22,7 +23,13 @@ from flexq_bench.served.questions import (
 )
 from flexq_bench.served.turns import BASE, HEAD, Turns
 from flexq_bench.stats.planned_mean import Decision
-from flexq_bench.stats.sequential_loss import Floats, LossTest, decide_loss, look_counts
+from flexq_bench.stats.sequential_loss import (
+    Floats,
+    LossTest,
+    decide_floor,
+    decide_loss,
+    look_counts,
+)
 
 _OPEN = Decision.OPEN
 _SEED_PROBES = 12  # some samples are equal by chance
@@ -35,7 +42,7 @@ class PairedSuite:
     """A suite, how it is asked, and the test of its scores.
 
     faults: the test of the increase of the share of each kind of faulty answers; None: none is
-    judged. most: questions; None: all.
+    judged. most: questions; None: all. at_least: head's least accepted score; None: any.
     """
 
     suite: QuestionSuite
@@ -43,6 +50,7 @@ class PairedSuite:
     test: LossTest
     faults: LossTest | None = None
     most: int | None = None
+    at_least: float | None = None
 
     @property
     def planned(self) -> int:
@@ -55,8 +63,9 @@ class PairedAnswers:
     """Questions of a suite and their answers so far. scored: by engine and question's index.
 
     order: in which questions are asked. looks: numbers of questions at which the tests look.
-    decision: of the score; faults: of each kind of faulty answers. failure: one line on why an
-    engine ended it; empty: none did.
+    decision: of the loss of score; floor: of the least score; faults: of each kind of faulty
+    answers. divergences: of questions for which base gives log-probabilities, see
+    `answer_divergence`. failure: one line on why an engine ended it; empty: none did.
     """
 
     paired: PairedSuite
@@ -64,10 +73,23 @@ class PairedAnswers:
     looks: tuple[int, ...]
     scored: dict[str, dict[int, Scored]] = field(default_factory=lambda: {BASE: {}, HEAD: {}})
     decision: Decision = Decision.OPEN
+    floor: Decision = Decision.OPEN
     faults: dict[str, Decision] = field(
         default_factory=lambda: dict.fromkeys(FAULTS, Decision.OPEN)
     )
+    divergences: dict[int, tuple[float, int] | None] = field(default_factory=dict)
     failure: str = ""
+
+    def compare(self, indices: Sequence[int]) -> None:
+        """Compare the predictions of these questions, and drop them, which are most of the data."""
+        for i in indices:
+            base, head = (self.scored[name][i].answers[0] for name in (BASE, HEAD))
+            if any(token.top for token in base.logprobs):
+                self.divergences[i] = answer_divergence(base, head)
+            for scored in self.scored.values():
+                if any(answer.logprobs for answer in scored[i].answers):
+                    kept = tuple(replace(answer, logprobs=()) for answer in scored[i].answers)
+                    scored[i] = replace(scored[i], answers=kept)
 
     @property
     def both(self) -> list[tuple[Scored, Scored]]:
@@ -94,6 +116,10 @@ class PairedAnswers:
             return
         if self.decision is Decision.OPEN:
             self.decision = decide_loss(self.paired.test, losses, looks=self.looks, samples=samples)
+        floor = self.paired.at_least
+        if floor is not None and self.floor is Decision.OPEN:
+            scores = [_score(head) for _, head in self.both]
+            self.floor = decide_floor(self.paired.test, scores, floor=floor, looks=self.looks)
         for kind, known in self.faults.items():
             if self.paired.faults is not None and known is Decision.OPEN:
                 more = self.more_faults(kind)
@@ -105,7 +131,8 @@ class PairedAnswers:
     def is_decided(self) -> bool:
         """True if nothing more need be asked: head fails, or nothing is open."""
         of_faults = [] if self.paired.faults is None else list(self.faults.values())
-        decisions = (self.decision, *of_faults)
+        of_floor = [] if self.paired.at_least is None else [self.floor]
+        decisions = (self.decision, *of_floor, *of_faults)
         return Decision.ABOVE in decisions or Decision.OPEN not in decisions
 
     def unanswered(self, name: str) -> str:
@@ -152,6 +179,7 @@ def ask_both(
         except EngineError as error:
             answers.failure = str(error)
             return
+        answers.compare(indices)
         answers.look()
         if answers.is_decided:
             return

@@ -132,13 +132,15 @@ class QuestionFile(QuestionSuite):
     def __init__(self, name: str, path: Path, checker: str | None = None) -> None:
         text = read_text(str(path), "a file of questions", most_bytes=_MAX_BYTES)
         self.name = name
-        self._questions: list[_Question] = []
+        known: dict[str, _Question] = {}  # a repeated one says nothing more
         for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 try:
-                    self._questions.append(_question(line, checker))
+                    question = _question(line, checker)
                 except UsageError as error:
                     raise UsageError(f"{path}, line {number}: {error}") from error
+                known.setdefault(repr(question), question)
+        self._questions = list(known.values())
         if not 0 < len(self._questions) <= _MAX_QUESTIONS:
             raise UsageError(f"{path} has {len(self._questions):,} questions: give 1 to 1,000,000")
         self.count = len(self._questions)

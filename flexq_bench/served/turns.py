@@ -17,13 +17,14 @@ BASE, HEAD = "base", "head"
 class Places:
     """Places of engines. gpus: indices or UUIDs; none: CUDA_VISIBLE_DEVICES is left as it is.
 
-    model: to ask for; None: the first one that an engine lists.
+    model: to ask for; None: the first one that an engine lists. key: a bearer token for both.
     """
 
     gpus: tuple[str, ...] = ()
     model: str | None = None
     ready_within_s: float = READY_S
     folder: Path | None = None
+    key: str | None = None
 
 
 class Turns:
@@ -64,6 +65,7 @@ class Turns:
                 model=self._places.model,
                 ready_within_s=self._places.ready_within_s,
                 folder=self._places.folder,
+                key=self._places.key,
             )
         )
         self._running[name] = running, stack
@@ -83,9 +85,12 @@ class Turns:
 
     def end(self) -> None:
         """End the engines that were started here."""
-        while self._running:
+        if self._running:
             _, (_, stack) = self._running.popitem()
-            stack.close()
+            try:
+                stack.close()
+            finally:  # the other one, too, if this is interrupted
+                self.end()
 
 
 @contextmanager

@@ -114,6 +114,25 @@ def decide_loss(
     return Decision.OPEN
 
 
+def decide_floor(
+    test: LossTest, scores: ArrayLike, *, floor: float, looks: Sequence[int]
+) -> Decision:
+    """Decide at a look whether the mean of scores [n], from 0 to 1, is at least `floor`.
+
+    ABOVE: it is less, with the test's alpha; BELOW: it is not, with its power. The exact bounds of
+    a share (Clopper and Pearson 1934, Biometrika 26:404), at a part of the error for each look.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    right, count = float(values.sum()), values.size
+    wrong, looked = count - right, len(looks)
+    alpha, beta = test.alpha / looked, (1 - test.power) / looked
+    high = float(special.betaincinv(right + 1, wrong, 1 - alpha)) if wrong else 1.0
+    if high < floor:
+        return Decision.ABOVE
+    low = float(special.betaincinv(right, wrong + 1, beta)) if right else 0.0
+    return Decision.BELOW if low >= floor else Decision.OPEN
+
+
 def _spent(error: float, time: float) -> float:
     """The part of an error probability that may be spent until a share of the questions."""
     return float(2 * special.ndtr(special.ndtri(error / 2) / math.sqrt(time)))

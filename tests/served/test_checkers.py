@@ -20,6 +20,14 @@ from flexq_bench.served.checkers import CodeRunner, check_answers, is_right
         ("number", "\\boxed{-3} is negative", "-3", True),
         ("number", "The answer is 7", "8", False),
         ("number", "none", "8", False),
+        ("number", "The answer is 3/4", "0.75", True),
+        ("number", "The answer is 3/4", "1/4", False),
+        ("number", "the temperature is -$1,200.50", "-1200.5", True),
+        ("number", "It takes 3-4 hours", "4", True),
+        ("number", "The answer is 1/0", "0", False),
+        ("choice", "A cat is an animal, so B", "B", True),
+        ("choice", "I think that it's C", "C", True),
+        ("choice", "A is right", "A", True),
         ("choice", "(B) since A is wrong", "B", True),
         ("choice", "A is tempting, but the answer is C.", "C", True),
         ("choice", "Definitely", "D", False),
@@ -29,6 +37,10 @@ from flexq_bench.served.checkers import CodeRunner, check_answers, is_right
 )
 def test_text_is_checked(checker: str, text: str, answer: str, right: bool):
     assert is_right(checker, text, (answer,)) is right
+
+
+def test_pattern_that_takes_forever_is_no_match():
+    assert not is_right("regex", "a" * 200, ("(a+)+b",))
 
 
 @pytest.mark.parametrize(("checker", "answer"), [("number", "x"), ("choice", "Z"), ("regex", "(")])

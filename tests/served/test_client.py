@@ -161,6 +161,59 @@ def test_usage_and_logprobs_of_wrong_types_are_left_out():
     assert answer.logprobs[0].top == {}
 
 
+def test_number_that_no_float_holds_is_left_out():
+    logprobs = {"tokens": ["a"], "token_logprobs": [10**400]}
+    body = json.dumps({"choices": [{"text": "hello", "logprobs": logprobs}]}).encode()
+
+    answer = _replied(lambda writer: writer.write(_OK + body))
+
+    assert (answer.outcome, answer.logprobs[0].logprob) == (Outcome.OK, None)
+
+
+def test_end_marker_without_a_lines_end_is_an_end():
+    event = json.dumps({"choices": [{"text": "hello"}]}).encode()
+
+    answer = _replied(
+        lambda writer: writer.write(_OK + b"data: " + event + b"\r\n\r\ndata: [DONE]"), stream=True
+    )
+
+    assert answer.outcome is Outcome.OK
+
+
+@pytest.mark.parametrize(("end", "outcome"), [("length", Outcome.OK), ("stop", Outcome.CUT_OFF)])
+def test_fixed_length_without_usage_is_known_by_its_end(end: str, outcome: Outcome):
+    body = json.dumps({"choices": [{"text": "hello", "finish_reason": end}]}).encode()
+    request = Request("Say hello", 40, fixed_length=True)
+
+    answer = asyncio.run(_reply(lambda writer: writer.write(_OK + body), request))
+
+    assert answer.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("first", "retries"),
+    [
+        (Answer(Outcome.RATE_LIMITED, status=429), 1),
+        (Answer(Outcome.CONNECTION_LOST), 1),
+        (Answer(Outcome.CONNECTION_LOST, status=200), 0),
+        (Answer(Outcome.SERVER_ERROR, status=500), 0),
+    ],
+)
+def test_only_request_that_was_not_taken_is_sent_again(first: Answer, retries: int):
+    class Flaky(Client):
+        answers = iter((first, Answer(Outcome.OK, "7")))
+
+        async def send(self, request: Request) -> Answer:
+            return next(self.answers)
+
+    (answer,) = asyncio.run(
+        send_all(Flaky("", ""), [Request("How many?", 8)], concurrency=1, retries=2)
+    )
+
+    assert answer.retries == retries
+    assert answer.outcome is (Outcome.OK if retries else first.outcome)
+
+
 def test_requests_after_many_failures_are_not_sent(command: Command):
     async def ask(url: str) -> list[Answer]:
         async with Client(url, "test-model") as client:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.served.engines import engine, started
+from flexq_bench.served import turns as turns_module
+from flexq_bench.served.engines import EngineSpec, RunningEngine, engine, started
 from flexq_bench.served.errors import EngineError
 
 Command = Callable[[str], str]
@@ -119,3 +123,51 @@ def test_environment_gpu_and_braces_reach_command(tmp_path: Path):
 
     assert """['{"b": 1}'] x3""" in str(error.value)
     assert os.environ.get("A") is None
+
+
+def test_key_is_sent_when_readiness_is_asked():
+    class Guarded(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.headers.get("Authorization") == "Bearer secret"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "m"}]}' if known else b"")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Guarded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        spec = engine("base", f"http://127.0.0.1:{server.server_port}")
+        with started(spec, key="secret") as running:
+            assert running.model == "m"
+        with (
+            pytest.raises(EngineError, match=r"401: is the API key right"),
+            started(spec, ready_within_s=0.1),
+        ):
+            pass
+        server.shutdown()
+
+
+def test_both_engines_end_if_the_end_of_one_is_interrupted(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    ended = []
+
+    @contextmanager
+    def interrupted(spec: EngineSpec, **_: object) -> Iterator[RunningEngine]:
+        yield RunningEngine(spec.name, spec.url, "m", 0.0, lambda: "", None)
+        ended.append(spec.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turns_module, "started", interrupted)
+    base, head = (engine(name, "http://127.0.0.1:1") for name in ("base", "head"))
+
+    turns = turns_module.Turns(base, head, turns_module.Places())
+    turns.engine("base")
+    turns.engine("head")
+
+    with pytest.raises(KeyboardInterrupt):
+        turns.end()
+
+    assert sorted(ended) == ["base", "head"]

@@ -191,11 +191,17 @@ def test_quantiles_are_of_all_requests_with_an_interval():
     assert pooled.low < pooled.estimate < pooled.high
 
 
-def test_failed_requests_have_no_times():
-    segment = Segment((times(), FAILED))
+def test_failed_requests_count_as_the_slowest():
+    slow, fails = times(ttft=0.5, tpot=0.05), RequestTimes(0.0, 0.2, None, None, None, 0, "lost")
+    answered, dropped, late = (Segment((times(), times(), one)) for one in (slow, fails, FAILED))
 
-    assert segment.failed == 1
-    assert segment_value(metric("median_ttft"), segment, LatencyLimits()) == pytest.approx(100)
+    def value(name, segment):
+        return segment_value(metric(name), segment, LatencyLimits())
+
+    assert (dropped.failed, late.failed) == (1, 1)
+    assert value("mean_ttft", answered) > value("mean_ttft", dropped) > 100
+    assert value("p99_ttft", late) > value("p99_ttft", answered)
+    assert value("mean_tpot", late) == pytest.approx(10)
     assert math.isnan(segment_value(metric("mean_e2e"), Segment((FAILED,)), LatencyLimits()))
 
 
@@ -305,6 +311,7 @@ def test_engine_that_refuses_a_part_fails_by_its_requests(power):
     assert (failed.outcome, failed.base) == ("fail", 0)
     assert failed.value == pytest.approx(30, abs=12)
     assert all("requests failed" in limit.reason for limit in others)
+    assert report.sound == ()
 
 
 def test_engine_that_does_not_start_is_a_stated_outcome():

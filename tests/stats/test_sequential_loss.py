@@ -7,7 +7,7 @@ import pytest
 
 from flexq_bench.stats.paired import loss_p_value
 from flexq_bench.stats.planned_mean import Decision
-from flexq_bench.stats.sequential_loss import LossTest, decide_loss, look_counts
+from flexq_bench.stats.sequential_loss import LossTest, decide_floor, decide_loss, look_counts
 
 
 def _losses(lost: int, won: int, count: int) -> np.ndarray:
@@ -53,6 +53,16 @@ def test_accepted_loss_moves_the_boundary():
     assert decide_loss(LossTest(0.06), losses, looks=(1000,)) is Decision.ABOVE
     accepting = LossTest(0.08, accept=0.05)
     assert decide_loss(accepting, losses, looks=(1000,)) is Decision.BELOW
+
+
+@pytest.mark.parametrize(
+    ("right", "decision"),
+    [(0, Decision.ABOVE), (500, Decision.ABOVE), (600, Decision.OPEN), (1000, Decision.BELOW)],
+)
+def test_floor_is_decided_beyond_its_interval(right: int, decision: Decision):
+    scores = np.arange(1000) < right
+
+    assert decide_floor(LossTest(0.05), scores, floor=0.6, looks=(500, 1000)) is decision
 
 
 def test_looks_end_with_all_questions():

@@ -91,9 +91,9 @@ def compare_engines(
         report = judge_speed(
             [table], turns, seed=seed, rules=rules, labels={BASE: base, HEAD: head}
         )
-    if report.problem:
-        kind = BrokenRevisionError if report.problem.startswith(HEAD) else InfrastructureError
-        raise kind(report.problem)
+    if problem := report.problem or report.measured[0].failed_often:
+        kind = BrokenRevisionError if problem.startswith(HEAD) else InfrastructureError
+        raise kind(problem)
     (compared,) = report.comparisons
     return replace(compared, case=case)
 

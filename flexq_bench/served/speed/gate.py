@@ -75,6 +75,18 @@ class Measured:
             for blocks in self.placements
         ]
 
+    def failed_share(self, side: str) -> float:
+        """Return the share of an engine's requests that failed; 0 if there is none."""
+        segments = self.segments(side)
+        return sum(one.failed for one in segments) / max(1, sum(len(one.times) for one in segments))
+
+    @property
+    def failed_often(self) -> str:
+        """Say that an engine failed so many requests that the others say little; empty: none."""
+        side = max((HEAD, BASE), key=self.failed_share)
+        share = self.failed_share(side)
+        return f"{side}: {100 * share:.0f} % of requests failed" if share > _MAX_FAILED else ""
+
     def failures(self) -> tuple[int, int, int]:
         """Return requests that only base answered, those that only head did, and all."""
         pairs = [
@@ -97,6 +109,13 @@ class SpeedReport:
     measured: tuple[Measured, ...]
     model: str = ""
     problem: str = ""
+
+    @property
+    def sound(self) -> tuple[CaseComparison, ...]:
+        """Comparisons of loads of which both engines answered nearly all requests."""
+        loads = [one for one in self.measured for _ in one.table.judged]
+        pairs = zip(loads, self.comparisons, strict=True)
+        return tuple(compared for load, compared in pairs if not load.failed_often)
 
 
 def judge_speed(
@@ -310,10 +329,7 @@ def _limits(
     """Return the outcomes of a table: of failed requests, then of each metric."""
     table = measured.table
     only_base, only_head, count = measured.failures()
-    failed = {
-        side: sum(one.failed for one in measured.segments(side)) / max(count, 1)
-        for side in (BASE, HEAD)
-    }
+    failed = {side: measured.failed_share(side) for side in (BASE, HEAD)}
     fails = loss_p_value(only_base, only_head) < _FAILED_ALPHA
     none = not count
     limits = [
@@ -332,7 +348,6 @@ def _limits(
             unit="%",
         )
     ]
-    too_many = max(failed.values()) > _MAX_FAILED
     for one, result in results:
         now, of = result.confirmation, one.metric
         sides = [
@@ -344,8 +359,8 @@ def _limits(
         base, head = (None if side is None else side.estimate for side in sides)
         known = math.isfinite(now.log_ratio)
         outcome, reason = _outcome(result, one.limit), now.reason
-        if too_many:
-            outcome, reason = "not judged", f"{100 * max(failed.values()):.0f} % of requests failed"
+        if measured.failed_often:
+            outcome, reason = "not judged", measured.failed_often
         elif problem and outcome != "fail":
             outcome, reason = "not judged", problem
         ends = sorted((of.change_percent(now.low), of.change_percent(now.high))) if known else None

@@ -114,7 +114,7 @@ def pooled_interval(
     """Return a metric over all segments of an engine, with its bootstrap interval over segments.
 
     Requests of one segment shared the engine, so whole segments are resampled. A quantile is that
-    of all requests, if no request failed; otherwise, and for other metrics, the mean of the
+    of all requests if each segment has as many; otherwise, and for other metrics, the mean of the
     segments' values. None: there is no value.
     """
     rows = [_latencies(of, segment) for segment in segments] if of.part else []
@@ -130,10 +130,21 @@ def pooled_interval(
 
 
 def _latencies(of: Metric, segment: Segment) -> list[float]:
-    """Return the metric's part of each request that has one, ms."""
+    """Return the metric's part of each request that has one, ms.
+
+    A failed request counts as the slowest of those that were answered, or by the time until it
+    failed if that is longer, so that an engine is not faster for the requests that it drops.
+    """
     read: Callable[[RequestTimes], float | None] = {
         "ttft": lambda one: one.ttft_s,
         "tpot": lambda one: one.tpot_s,
         "e2e": lambda one: one.e2e_s,
     }[of.part]
-    return [_MS * value for one in segment.times if (value := read(one)) is not None]
+    known = [_MS * value for one in segment.times if (value := read(one)) is not None]
+    if not known:
+        return []
+    slowest = max(known)
+    until = [0.0 if of.part == "tpot" else _MS * (one.end_s - one.due_s) for one in segment.times]
+    return known + [
+        max(slowest, time) for one, time in zip(segment.times, until, strict=True) if not one.is_ok
+    ]
