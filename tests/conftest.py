@@ -34,6 +34,24 @@ os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
 
 
+# Rooms whose tests run over grids of models, schemes and formats.
+OF_GRIDS = {"accuracy", "checkpoints", "decode", "kernels", "schemes"}
+FAST_CASES = 6
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave six cases of a grid among the fast tests, drawn by their names; the others are slow."""
+    grids: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.relative_to(Path(__file__).parent).parts[0] in OF_GRIDS:
+            grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in grids.values():
+        fast = [case for case in cases if not case.get_closest_marker("slow")]
+        for case in sorted(fast, key=lambda case: zlib.crc32(case.nodeid.encode()))[FAST_CASES:]:
+            case.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def build() -> ModuleType:
     """Builders of what a database holds: build.a_record(m=8), build.a_run(), build.a_commit(3)."""
