@@ -177,7 +177,7 @@ def test_call_without_a_workload_is_listed_with_its_reason(call, reason, tmp_pat
         b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": NaN, "dur": 1}]}',
         b'{"traceEvents": 3}',
         b"\xff\xfe\x00 binary",
-        gzip.compress(b'{"traceEvents": [' + b" " * 1000)[:-9],
+        gzip.compress(b'{"traceEvents": [' + b" " * 1000, mtime=0)[:-9],
         b'{"a": "' + b"x" * (5 << 20) + b'", "traceEvents": []}',
     ],
 )
