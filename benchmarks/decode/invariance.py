@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from json_lines import say_row
-from traffic import timing_event
+from traffic import step_times
 
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.decoder import Chunks
@@ -113,16 +113,9 @@ def _step_ms(engine: Engine, batch: int) -> float:
     bucket = engine.bucket(256)
     engine.prepare(batch, bucket)
     engine.positions.fill_(128)
-    times = []
-    for _ in range(_TIMED_STEPS):
-        start, stop = timing_event(), timing_event()
-        start.record()
-        engine.advance(batch, bucket)
-        stop.record()
-        times.append((start, stop))
-    torch.cuda.synchronize()
+    times = step_times(engine, batch, bucket, _TIMED_STEPS)
     engine.close()
-    return round(float(statistics.median(a.elapsed_time(b) for a, b in times[10:])), 4)
+    return round(statistics.median(times[10:]), 4)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from contents import begin_sequences
 from json_lines import say_row
-from traffic import read_rate, timing_event
+from traffic import read_rate, step_times
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.architecture import of_catalog
@@ -83,15 +83,7 @@ def step_ms(engine: Engine, batch: int, bucket: int) -> float:
     """Median time of a captured step."""
     engine.prepare(batch, bucket)
     engine.positions.fill_(_LENGTH - 64)
-    times = []
-    for _ in range(_STEPS):
-        start, stop = timing_event(), timing_event()
-        start.record()
-        engine.advance(batch, bucket)
-        stop.record()
-        times.append((start, stop))
-    torch.cuda.synchronize()
-    return float(statistics.median(a.elapsed_time(b) for a, b in times))
+    return statistics.median(step_times(engine, batch, bucket, _STEPS))
 
 
 def main() -> None:

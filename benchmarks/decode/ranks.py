@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from contents import fill_randomly
 from json_lines import say_row
-from traffic import read_rate, step_bytes, timing_event
+from traffic import read_rate, step_bytes, step_times, timing_event
 
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.engine import Engine
@@ -108,15 +108,8 @@ def _time(
         engine.prepare(batch, _CAPACITY)
         fill_randomly(engine.caches, model.attention.head_dim)
         engine.positions.fill_(_BEGIN)
-        times = []
-        for _ in range(_WARM_UP + _STEPS):
-            start, stop = timing_event(), timing_event()
-            start.record()
-            engine.advance(batch, _CAPACITY)
-            stop.record()
-            times.append((start, stop))
-        torch.cuda.synchronize(device)
-        step_ms = statistics.median(a.elapsed_time(b) for a, b in times[_WARM_UP:])
+        times = step_times(engine, batch, _CAPACITY, _WARM_UP + _STEPS)
+        step_ms = statistics.median(times[_WARM_UP:])
         read_ms = step_bytes(source, batch, _BEGIN + _STEPS // 2, 16) / rate * 1000
         sums = 2 * len(model.blocks) if ranks.count > 1 else 0
         sum_us = _exchange_us(ranks, device, batch, source.architecture.dimensions.hidden)

@@ -17,7 +17,7 @@ from itertools import product
 import torch
 from contents import begin_sequences
 from json_lines import say_row
-from traffic import read_rate, step_bytes, timing_event
+from traffic import read_rate, step_bytes, step_times
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.case import open_model
@@ -79,15 +79,7 @@ def _measure_scheme(
             bucket = engine.bucket(length)
             engine.prepare(batch, bucket)
             engine.positions.fill_(length - 64)
-            times = []
-            for _ in range(_STEPS):
-                start, stop = timing_event(), timing_event()
-                start.record()
-                engine.advance(batch, bucket)
-                stop.record()
-                times.append((start, stop))
-            torch.cuda.synchronize()
-            step_ms = statistics.median(a.elapsed_time(b) for a, b in times)
+            step_ms = statistics.median(step_times(engine, batch, bucket, _STEPS))
             read = step_bytes(source, batch, length, kv_bits)
             read_ms = read / read_rate * 1000
             row = {

@@ -1,4 +1,4 @@
-"""Bytes that a decode step must read, and the rate of a read, which bound its time from below."""
+"""Times of decode steps; the bytes that one must read, and the rate of a read, which bound them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import footprint
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.kernels.contract import Probe
@@ -47,6 +48,19 @@ def read_rate() -> float:
             stop.synchronize()
             times.append(start.elapsed_time(stop))
     return operand.nbytes / min(times) * 1000
+
+
+def step_times(engine: Engine, batch: int, bucket: int, count: int) -> list[float]:
+    """Milliseconds of each of `count` steps of a prepared engine, one after the other."""
+    marks = []
+    for _ in range(count):
+        start, stop = timing_event(), timing_event()
+        start.record()
+        engine.advance(batch, bucket)
+        stop.record()
+        marks.append((start, stop))
+    marks[-1][1].synchronize()
+    return [start.elapsed_time(stop) for start, stop in marks]
 
 
 def timing_event() -> torch.cuda.Event:
