@@ -34,7 +34,7 @@ TESTING := $(STAMPS)/testing-$(MACHINE)
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help bench dashboard test test-slow test-gpu test-gpu-all test-faults lint clean
+.PHONY: help bench dashboard testing test test-slow test-gpu test-gpu-all test-faults lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,8 @@ dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)
 
 FAST_TESTS = $(PY) -m pytest -m "not slow and not gpu and not faults" --ignore tests/gpu --ignore tests/faults
+
+testing: $(TESTING) ## set up .venv for tests
 
 # While mypy has one core, tests are collected: it makes the bytecode that every worker needs.
 test: $(TESTING) ## set up .venv for tests, check style, types and imports, run the fast tests
@@ -100,7 +102,9 @@ $(PACKAGE): pyproject.toml constraints.txt $(STAMPS)/torch
 	@rm -f $(STAMPS)/package-* $(STAMPS)/testing-*
 	@touch $@
 
-$(TESTING): $(PACKAGE)
-	@echo "installing what the tests need"
+# The package as well: pip would need as long for each.
+$(TESTING): pyproject.toml constraints.txt $(STAMPS)/torch
+	@echo "installing flexq-bench[test$(if $(CUDA),$(comma)$(CUDA))] and what it needs"
 	@$(PIP) -c constraints.txt -e '.[test$(if $(CUDA),$(comma)$(CUDA))]'
-	@touch $@
+	@rm -f $(STAMPS)/package-* $(STAMPS)/testing-*
+	@touch $(PACKAGE) $@
