@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -62,6 +63,19 @@ def build() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """eventually(condition): waits until it holds, as after a signal; fails after a minute."""
+
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, "it never holds"
+            time.sleep(0.01)
+
+    return wait
 
 
 # The variables by which a CI job names the branch that it measures.

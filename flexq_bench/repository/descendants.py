@@ -71,14 +71,16 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _processes() -> frozenset[str]:
-    return frozenset(name for name in os.listdir(_PROC) if name.isdecimal())
+def _processes() -> frozenset[tuple[str, int]]:
+    """Ids of all processes, each with a number that another process of the same id doesn't have."""
+    with os.scandir(_PROC) as entries:
+        return frozenset((e.name, e.inode()) for e in entries if e.name.isdecimal())
 
 
-def _marked(start: bytes, processes: frozenset[str]) -> set[int]:
+def _marked(start: bytes, processes: frozenset[tuple[str, int]]) -> set[int]:
     parents: dict[int, int] = {}
     pids: set[int] = set()
-    for name in processes:
+    for name, _ in processes:
         with suppress(OSError):  # the process has ended, or belongs to another user
             # The name of the program, in brackets, may contain any bytes.
             state, parent = _content(f"{_PROC}/{name}/stat").rpartition(b")")[2].split(None, 2)[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -122,9 +121,7 @@ def test_oversized_request_is_refused_before_it_is_built(
     before = rows(path)
     open_sweep_form(browser, url, name="sweep-rights")
     fill_sweep_form(browser, n="1:9000", k="1:9000", person="Bob")
-    began = time.monotonic()
     click(browser, "Start")
     wait_for(lambda: "81,000,000" in body(browser) or "cases" in body(browser), "nothing is said")
 
-    assert time.monotonic() - began < 10
     assert rows(path) == before

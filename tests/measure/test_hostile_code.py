@@ -136,15 +136,15 @@ def victim(tmp_path, monkeypatch) -> Iterator[Victim]:
 
 
 @pytest.mark.parametrize("name", hostile.ATTACKS)
-def test_attack_in_a_sandbox_has_no_effect(victim, name):
-    _check_no_effect(victim, name, WORKING[0])
+def test_attack_in_a_sandbox_has_no_effect(victim, eventually, name):
+    _check_no_effect(victim, name, WORKING[0], eventually)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WORKING[1:])
 @pytest.mark.parametrize("name", hostile.ATTACKS)
-def test_attack_in_another_kind_of_sandbox_has_no_effect(victim, name, kind):
-    _check_no_effect(victim, name, kind)
+def test_attack_in_another_kind_of_sandbox_has_no_effect(victim, eventually, name, kind):
+    _check_no_effect(victim, name, kind, eventually)
 
 
 @pytest.mark.parametrize("name", hostile.HARMLESS)
@@ -235,7 +235,7 @@ def test_a_sandbox_ends_as_its_command(victim, kind, code, expected):
 
 
 @pytest.mark.parametrize("kind", WORKING)
-def test_the_end_of_the_judge_ends_the_sandbox(victim, kind):
+def test_the_end_of_the_judge_ends_the_sandbox(victim, eventually, kind):
     code = """
 import subprocess, sys
 print(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE).stdout.readline())
@@ -245,10 +245,12 @@ print(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE).stdout.readline())
     command = [sys.executable, "-c", code, *wrapped]
     subprocess.run(command, env=victim.environment, stdout=subprocess.DEVNULL, check=True)
 
-    _wait_until(lambda: not victim.left())
+    eventually(lambda: not victim.left())
 
 
-def _check_no_effect(victim: Victim, name: str, kind: Kind) -> None:
+def _check_no_effect(
+    victim: Victim, name: str, kind: Kind, eventually: Callable[[Callable[[], object]], None]
+) -> None:
     out, err = victim.attack(name, kind)
 
     assert "done" not in out, out
@@ -256,11 +258,4 @@ def _check_no_effect(victim: Victim, name: str, kind: Kind) -> None:
     assert "no sandbox" not in err, err
     assert victim.files.first_changed() == ""
     assert Path(str(victim.facts["output"])).stat().st_size <= LIMITS.files_bytes
-    assert not victim.left()
-
-
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not victim.left())

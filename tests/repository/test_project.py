@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -201,7 +200,7 @@ def test_a_build_that_hangs_is_ended(made):
 
 
 @pytest.mark.parametrize("output", [">/dev/null 2>&1", ""])  # or that of the build
-def test_processes_of_a_build_end_with_it(made, tmp_path, output):
+def test_processes_of_a_build_end_with_it(made, tmp_path, eventually, output):
     told = tmp_path / "told"
     command = f"setsid sleep 600 {output} & echo $! > {told}; sleep 0.5"
     sha = with_build(made, command, timeout_s=30)
@@ -209,10 +208,8 @@ def test_processes_of_a_build_end_with_it(made, tmp_path, output):
     built_tree(open_project(str(made.path)), sha)
 
     status = Path(f"/proc/{told.read_text().strip()}/cmdline")
-    deadline = time.monotonic() + 5
-    while status.exists() and status.read_bytes() and time.monotonic() < deadline:
-        time.sleep(0.01)  # a signal needs a moment; what ended has no command line
-    assert not status.exists() or not status.read_bytes()
+    # What ended has no command line.
+    eventually(lambda: not status.exists() or not status.read_bytes())
 
 
 def test_kernels_of_a_built_tree_have_the_project_prefix(made):

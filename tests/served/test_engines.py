@@ -19,6 +19,7 @@ from flexq_bench.served.engines import EngineSpec, RunningEngine, engine, starte
 from flexq_bench.served.errors import EngineError
 
 Command = Callable[[str], str]
+Eventually = Callable[[Callable[[], object]], None]
 
 
 def _listens(url: str) -> bool:
@@ -53,13 +54,15 @@ def test_url_is_used_and_left_running(command: Command):
         assert _listens(running.url)
 
 
-def test_child_that_ignores_signals_ends_with_engine(command: Command, tmp_path: Path):
+def test_child_that_ignores_signals_ends_with_engine(
+    command: Command, tmp_path: Path, eventually: Eventually
+):
     answers = tmp_path / "marker.jsonl"  # its name marks the processes
     answers.write_text("")
     with started(engine("base", command(f"--child --answers {answers}"))):
         assert _alive(str(answers))
 
-    assert not _alive(str(answers))
+    eventually(lambda: not _alive(str(answers)))
 
 
 def test_engine_that_dies_gives_last_line_of_log(command: Command):
@@ -80,14 +83,14 @@ def test_taken_port_is_named():
             pass
 
 
-def test_engine_not_ready_in_time_is_ended(command: Command):
+def test_engine_not_ready_in_time_is_ended(command: Command, eventually: Eventually):
     spec = engine("base", command("--loading-s 60"))
 
-    with pytest.raises(EngineError, match=r"not ready after 0\.5 s.*503"):  # noqa: SIM117
-        with started(spec, ready_within_s=0.5):
+    with pytest.raises(EngineError, match=r"not ready after 3 s.*503"):  # noqa: SIM117
+        with started(spec, ready_within_s=3.0):
             pass
 
-    assert not _alive("--loading-s 60")
+    eventually(lambda: not _alive("--loading-s 60"))
 
 
 def test_missing_program_is_named():

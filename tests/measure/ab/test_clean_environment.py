@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -113,7 +112,7 @@ def test_reply_written_before_its_request_is_refused(a_tree):
         worker.ask("turn")
 
 
-def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path):
+def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path, eventually):
     written = tmp_path / "written"
     dies = (
         "import pathlib, sys\n"
@@ -125,7 +124,7 @@ def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path):
     command = (sys.executable, "-S", "-c", dies, str(written))
 
     with WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker:
-        assert wait_until(written.exists)
+        eventually(written.exists)
         with pytest.raises(WorkerError, match="at 'describe': ImportError: no Precision"):
             worker.ask("describe")
 
@@ -156,7 +155,7 @@ def is_over(pid):
 
 
 @pytest.mark.parametrize("then", ["time.sleep(600)", "os._exit(1)"])
-def test_processes_in_other_sessions_end_with_the_worker(a_tree, tmp_path, then):
+def test_processes_in_other_sessions_end_with_the_worker(a_tree, tmp_path, eventually, then):
     told = tmp_path / "told"
     start = (
         "import os, subprocess, sys, time\n"
@@ -165,21 +164,12 @@ def test_processes_in_other_sessions_end_with_the_worker(a_tree, tmp_path, then)
     )
     command = (sys.executable, "-S", "-c", start, str(told))
 
-    with (
-        WorkerProcess("head", a_tree("head").tree, command, timeout_s=3.0) as worker,
-        pytest.raises(WorkerError),
-    ):
-        worker.ask("describe")
+    with WorkerProcess("head", a_tree("head").tree, command, timeout_s=3.0) as worker:
+        eventually(lambda: told.exists() and told.read_text())
+        with pytest.raises(WorkerError):
+            worker.ask("describe")
 
-    assert wait_until(lambda: is_over(told.read_text()))
-
-
-def wait_until(condition):
-    """Return True if the condition holds within five seconds."""
-    deadline = time.monotonic() + 5
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
+    eventually(lambda: is_over(told.read_text()))
 
 
 def test_paused_worker_is_stopped(a_tree, command):
@@ -191,7 +181,7 @@ def test_paused_worker_is_stopped(a_tree, command):
             worker.ask("describe")
 
 
-def test_processes_of_a_paused_worker_are_stopped(a_tree, tmp_path):
+def test_processes_of_a_paused_worker_are_stopped(a_tree, tmp_path, eventually):
     told = tmp_path / "told"
     start = (
         "import subprocess, sys, time\n"
@@ -203,21 +193,21 @@ def test_processes_of_a_paused_worker_are_stopped(a_tree, tmp_path):
     command = (sys.executable, "-S", "-c", start, str(told))
 
     with WorkerProcess("head", a_tree("head").tree, command) as worker:
-        assert wait_until(lambda: told.exists() and told.read_text())
+        eventually(lambda: told.exists() and told.read_text())
         pid = told.read_text()
         with worker.paused():
-            assert wait_until(lambda: state_of(pid) == "T")
-        assert wait_until(lambda: state_of(pid) == "R")
-    assert wait_until(lambda: is_over(pid))
+            eventually(lambda: state_of(pid) == "T")
+        eventually(lambda: state_of(pid) == "R")
+    eventually(lambda: is_over(pid))
 
 
-def test_changed_priority_of_a_worker_is_reported(a_tree, tmp_path):
+def test_changed_priority_of_a_worker_is_reported(a_tree, tmp_path, eventually):
     told = tmp_path / "told"
     start = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     command = (sys.executable, "-S", "-c", start, str(told))
 
     with WorkerProcess("base", a_tree("base").tree, command) as worker:
-        assert wait_until(lambda: told.exists() and told.read_text())
+        eventually(lambda: told.exists() and told.read_text())
         assert worker.rescheduled() == ""
         pid = int(told.read_text())
         os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + 1)

@@ -213,22 +213,27 @@ def test_integer_kernels_must_be_exact_on_timed_buffers(judged):
     assert match.base.wrong == ""
 
 
-@pytest.mark.parametrize("protocol", [replace(FAST, batch_s=0.03)], ids=["long turns"])
+# This machine may be busy: what is missing must be more than what other programs take.
+in_long_turns = pytest.mark.parametrize(
+    "protocol", [replace(FAST, batch_s=0.03)], ids=["long turns"]
+)
+
+
+@in_long_turns
 def test_times_much_shorter_than_their_turns_are_refused(judged):
-    wrong = judged(
-        turn=scaled(0.3), processes=2
-    ).head.wrong  # by far, because this machine may be busy
+    wrong = judged(turn=scaled(0.3), processes=2).head.wrong
 
     assert "unaccounted for" in wrong
     assert "its clock is not the device's" in wrong
 
 
+@in_long_turns
 def test_missing_samples_are_refused(judged):
-    def half(reply, _):
-        half = max(1, len(reply["samples_us"]) // 2)
-        return {**reply, **{of: reply[of][:half] for of in ("samples_us", "sm_mhz")}}
+    def few(reply, _):
+        few = max(1, len(reply["samples_us"]) // 4)
+        return {**reply, **{of: reply[of][:few] for of in ("samples_us", "sm_mhz")}}
 
-    assert "unaccounted for" in judged(turn=half, processes=2).head.wrong
+    assert "unaccounted for" in judged(turn=few, processes=2).head.wrong
 
 
 def test_times_longer_than_their_turn_are_refused(judged):
