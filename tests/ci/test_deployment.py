@@ -70,6 +70,17 @@ def test_gate_of_the_action_passes_its_inputs_and_exit_code(recorder, tmp_path, 
     assert (tmp_path / "summary.md").exists()
 
 
+@pytest.mark.parametrize(("given", "installed"), [("", "/action"), ("a-wheel.whl", "a-wheel.whl")])
+def test_action_installs_what_is_given_or_itself(recorder, tmp_path, given, installed):
+    step = next(step for step in ACTION["runs"]["steps"] if step["name"] == "Install")
+    (recorder.parent / "bin" / "flexq-bench").rename(recorder.parent / "bin" / "python")
+    environment = {**os.environ, "INSTALL": given, "OWN": "/action"}
+
+    subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
+
+    assert recorder.read_text().splitlines() == ["-m", "pip", "install", installed]
+
+
 def test_action_uses_only_inputs_that_it_declares():
     used = set(re.findall(r"inputs\.([a-z]+)", (ROOT / "action.yml").read_text()))
 
@@ -101,10 +112,20 @@ def test_task_of_the_slurm_array_measures_its_size(recorder, tmp_path):
     assert is_command(words)
 
 
-def test_slurm_recipe_passes_shellcheck():
-    if shutil.which("shellcheck") is None:
-        pytest.skip("no shellcheck here")
-    subprocess.run(["shellcheck", str(SLURM)], check=True)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("shellcheck", "ci/cluster/slurm-array.sh"),
+        ("hadolint", "Dockerfile"),
+        ("docker-compose", "--file", "compose.yaml", "config", "--quiet"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_recipe_passes_its_checker(words):
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"no {words[0]} here")
+    environment = {**os.environ, "POSTGRES_PASSWORD": "secret"}
+    subprocess.run(words, check=True, cwd=ROOT, env=environment)
 
 
 def test_dockerfile_copies_what_it_installs_and_starts_the_program():

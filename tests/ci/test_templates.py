@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from flexq_bench.ci.reports.perf import MARKER
 from flexq_bench.cli.app import app
+from flexq_bench.repository.project_files import write_first_files
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / "ci/github").glob("*.yml"))
@@ -50,12 +51,15 @@ def run(command):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_workflow_passes_actionlint(tmp_path):
+def test_workflow_passes_actionlint(tmp_path, git):
     wrong = tmp_path / "wrong.yml"
     wrong.write_text(WORKFLOWS[0].read_text().replace("runs-on", "runs-one"))
 
     assert any("runs-one" in line for line in complaints([str(wrong)]))
     assert complaints([str(path) for path in (*WORKFLOWS, *OWN)]) == []
+    git(tmp_path, "init", "--quiet")
+    files = write_first_files(tmp_path, "flexq-bench", gpu=False).texts
+    assert complaints([str(path) for path in files if path.suffix == ".yml"]) == []
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
