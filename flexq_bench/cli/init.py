@@ -57,7 +57,11 @@ def init(
         say(console(), f"wrote {path}")
     say(console(), f"workflows install {source}")
     for missing in missing_kernels(place):
-        say(console(), f"no file imports flexq_bench.api yet: write {missing}, or name yours there")
+        say(
+            console(),
+            f"no file imports flexq_bench.api yet: write {missing}, or name yours there; "
+            f"{command('tour')} shows a kernel",
+        )
     if files.badge:
         say(console(), f"for your README: {files.badge}")
     say(console(), f"commit them, then: {command('run', '--project', folder)}")

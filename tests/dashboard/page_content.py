@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from sqlalchemy import text
 from streamlit.testing.v1 import AppTest
 
+from flexq_bench.db.engine import open_database
+
 OpenPage = Callable[..., AppTest]
+
+
+def rows_of_file(path: Path, query: str) -> list[Any]:
+    """Return the rows of an SQL query of a database's file."""
+    with open_database(str(path), read_only=True) as database, database.session() as session:
+        return list(session.execute(text(query)))
 
 
 def markdown(app: AppTest) -> str:
