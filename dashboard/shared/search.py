@@ -1,8 +1,9 @@
-"""Search over kernels, models, shapes, commits and runs, from every page."""
+"""Search over kernels, models, layers, shapes, commits and runs, from every page."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.formatting import as_text, short_commit
 from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.model_places import places_in_models
 from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError, NotFoundError
+from flexq_bench.db.queries import SeriesName
+from flexq_bench.db.records import LINEAR
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.probes import is_probe
@@ -21,6 +25,7 @@ from flexq_bench.workloads.probes import is_probe
 _MAX_HITS_PER_KIND = 5  # per kind
 _MAX_COMMITS = 400  # newest commits whose subjects are searched
 _SHAPE = re.compile(r"(\d{2,6})\s*[x×, ]\s*(\d{2,6})")
+_TOKENS = re.compile(r"m=?(\d+)")
 _HEX = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -33,7 +38,7 @@ class SearchHit:
 
 
 def search(database: Database, text: str) -> list[SearchHit]:
-    """Search kernels, models, shapes, commits and runs; empty: nothing matches."""
+    """Search kernels, models, layers, shapes, commits and runs; empty: nothing matches."""
     words = text.strip().lower()
     if len(words) < 2:
         return []
@@ -57,6 +62,11 @@ def search(database: Database, text: str) -> list[SearchHit]:
         for name in sorted(load_catalog())
         if words in name.lower()
     ][:_MAX_HITS_PER_KIND]
+    own = [s for s in series if s.project == project and s.operation == LINEAR]
+    hits += [
+        SearchHit(f"layer {name}, fastest kernels", page_address("leaderboard", **place))
+        for name, place in _matching_layers(words.split(), own).items()
+    ][:_MAX_HITS_PER_KIND]
     shape = _SHAPE.fullmatch(words)
     sizes = {(s.n, s.k) for s in series}
     if shape and (int(shape[1]), int(shape[2])) in sizes:
@@ -77,10 +87,39 @@ def search(database: Database, text: str) -> list[SearchHit]:
     return hits
 
 
+def _matching_layers(
+    words: Sequence[str], series: Sequence[SeriesName]
+) -> dict[str, dict[str, str]]:
+    """Return the places of the Leaderboard, by description, that have every word of several.
+
+    A word is a part of the name of a model, a layer or a GPU, or `m=8`.
+    """
+    tokens = [int(found[1]) for word in words if (found := _TOKENS.fullmatch(word))]
+    names = [word for word in words if not _TOKENS.fullmatch(word)]
+    if len(words) < 2 or len(tokens) > 1:
+        return {}
+    stored: dict[tuple[int, int], set[str]] = {}
+    for s in series:
+        if s.n is not None and s.k is not None and (not tokens or s.m in tokens):
+            stored.setdefault((s.n, s.k), set()).add(s.gpu)
+    found_places = {}
+    for (model, layer), shapes in places_in_models(stored).items():
+        for gpu in sorted(set().union(*(stored[shape] for shape in shapes))):
+            all_names = f"{model} {layer} {gpu}".lower()
+            if all(name in all_names for name in names):
+                m = {"m": str(tokens[0])} if tokens else {}
+                title = ", ".join((f"{model} {layer}", *(f"M = {t}" for t in tokens), gpu))
+                found_places[title] = {"gpu": gpu, "model": model, "layer": layer} | m
+    return found_places
+
+
 def show_search(database: Database) -> None:
     """Show a search field in the sidebar, and links to its hits."""
     text = st.sidebar.text_input(
-        "Search", placeholder="kernel, model, N × K, commit or run", max_chars=80, key="search"
+        "Search",
+        placeholder="kernel, model layer m=8, N × K, commit or run",
+        max_chars=80,
+        key="search",
     )
     if not text:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from made_results import COMMIT, a_record, a_run
@@ -34,6 +35,20 @@ def test_search_hit_leads_to_its_page(database, text, words, address):
     (hit,) = [hit for hit in search(database, text) if hit.words.startswith(words)]
 
     assert address in hit.address
+
+
+def test_words_of_a_layer_lead_to_its_leaderboard(database):
+    (hit, *_) = search(database, "7b down_proj m=8 h200")
+
+    assert hit.words == "layer llama-7b down_proj, M = 8, NVIDIA H200, fastest kernels"
+    link = parse_qs(urlsplit(hit.address).query)
+    assert link == {"gpu": ["NVIDIA H200"], "model": ["llama-7b"], "layer": ["down_proj"],
+                    "m": ["8"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["7b down_proj m=9", "7b down_proj h100", "7b no_proj m=8"])
+def test_layer_that_was_not_timed_so_is_not_found(database, text):
+    assert search(database, text) == []
 
 
 @pytest.mark.parametrize("text", ["", "x", "nothing-like-it", "%", "';--", "9 x 9"])

@@ -85,7 +85,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     rows = [row for row in everything if shape.matches(row.result)]
     classes = sorted({accuracy_class(r.result.weight_bits, r.result.act_bits) for r in rows})
     least = controls.select(
-        st.sidebar, "class", "Accuracy class", [0, *classes], 0,
+        st.container(), "class", "Accuracy class", [0, *classes], 0, radio=True,
         format_func=lambda bits: f"at least {bits} bits" if bits else "any",
     )  # fmt: skip
     rows = [r for r in rows if accuracy_class(r.result.weight_bits, r.result.act_bits) >= least]
