@@ -96,9 +96,9 @@ def gate_command(database: Database, *options: str, base: str = "HEAD~1") -> str
 
 
 def show_empty_database(database: Database) -> None:
-    """Show that the database has no results, and the commands to add some."""
+    """Show that the database has nothing for this page, and the commands to add results."""
     st.info(
-        f"No results in {as_code(database.url)} yet. Measure something: "
+        f"{as_code(database.url)} has nothing for this page yet. Measure something: "
         f"{command_on(database, 'run', 'smoke')}, or import records of another machine: "
         f"{command_on(database, 'db', 'import', 'FILE')}. Then reload this page.",
         icon=":material/science:",
@@ -116,7 +116,7 @@ def _is_current(opened: _Opened) -> bool:
 
     Reads of a replaced file would return its old content.
     """
-    if _file_identity(opened.database.path) == opened.file:
+    if file_identity(opened.database.path) == opened.file:
         return True
     opened.database.close()
     return False
@@ -137,10 +137,10 @@ def _open_cached(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
     if os.environ.get(SERVER_VARIABLE):
         keep_imports()
-    return _Opened(database, _file_identity(database.path))
+    return _Opened(database, file_identity(database.path))
 
 
-def _file_identity(path: Path | None) -> tuple[int, int] | None:
+def file_identity(path: Path | None) -> tuple[int, int] | None:
     """Return a file's device and inode numbers, which differ for a file that replaced it.
 
     None: a server, or no file.

@@ -26,6 +26,7 @@ from made_up import identity
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.database import keep_imports
+from flexq_bench.dashboard.shared.noise import noise_of_file
 from flexq_bench.db import queries
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 
@@ -115,6 +116,7 @@ def main() -> None:
         totals, walls, by_query = [], [], defaultdict(list)
         for _ in range(options.repetitions):
             st.cache_data.clear()
+            noise_of_file.clear()
             with timed_queries() as spent:
                 start = time.perf_counter()
                 view(page, link)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from flexq_bench.dashboard.shared.noise import stored_noise
 from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.dashboard.shared.results_frame import COLUMNS, result_cells, typed
 from flexq_bench.db import queries
@@ -15,7 +16,7 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, Filters, ResultRow
 from flexq_bench.db.records import LINEAR
 from flexq_bench.results.latest_rows import LatestRow, latest_rows
-from flexq_bench.results.stored_noise import StoredNoise, read_noise
+from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import floor_kernel, is_probe
@@ -67,7 +68,7 @@ def read_latest(
         )
         stored = queries.latest_results(session, filters, regime=regime)
         results = tuple(r for r in stored if not is_probe(r.kernel))
-        noise = read_noise(session, [r.series_id for r in results])
+    noise = stored_noise(database, [r.series_id for r in results])
     return Latest(results, noise)
 
 

@@ -20,6 +20,7 @@ from flexq_bench.dashboard.shared.model_places import (
     narrowed_to,
     places_of_frame,
 )
+from flexq_bench.dashboard.shared.noise import stored_noise
 from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.dashboard.shared.runs import (
     OTHER_SUITES,
@@ -44,7 +45,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import SWEEP, CommitRow, Filters, ResultRow, RunName
 from flexq_bench.results.stored_comparison import newest_of_cases
-from flexq_bench.results.stored_noise import StoredNoise, read_noise
+from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
 from flexq_bench.workloads.case import kernel_label
@@ -130,7 +131,7 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         clean = not any(run.dirty for run in sides) and commits[0] != commits[1]
         decisions = queries.decisions_between(session, *commits) if clean else {}
         measured = {r.series_id for r in (*base, *head)}
-        noise = read_noise(session, measured)
+    noise = stored_noise(database, measured)
     frame = compare_frame(
         _pairs(base, head, noise),
         {series: row for series, row in decisions.items() if series in measured},
@@ -216,7 +217,7 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
         )
         decisions = queries.decisions_between(session, *sides)
         measured = {r.series_id for r in (*base, *head)}
-        noise = read_noise(session, measured)
+    noise = stored_noise(database, measured)
     if suite:
         decisions = {series: row for series, row in decisions.items() if series in measured}
     frame = compare_frame(
@@ -266,7 +267,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
         runs = tuple(sorted({r.run for r in results if kernel_label(r.kernel, r.variant) == head}))
         in_runs = Filters(runs=runs, kernels=names)
         baselines = queries.results_table(session, in_runs) if runs else []
-        noise = read_noise(session, {r.series_id for r in results})
+    noise = stored_noise(database, {r.series_id for r in results})
     frame = compare_frame(pairs_of_labels(results, base, head, noise, baselines))
     advice = ["compare", base, head, "--suite", suite or "nightly"]
     return _Compared(frame, base, head, as_code(command_lines.command(*advice)), noise)

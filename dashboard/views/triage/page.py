@@ -12,6 +12,7 @@ from flexq_bench.dashboard.shared.alert_requests import MAX_LISTED, show_buttons
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import alert_title, as_text, time_zone
 from flexq_bench.dashboard.shared.freshness import show_freshness
+from flexq_bench.dashboard.shared.noise import stored_noise
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.alert.form import MAX_NAME_LENGTH, MAX_NOTE_LENGTH
 from flexq_bench.dashboard.views.triage.tables import assignee, assignment_note, triage_rows
@@ -26,7 +27,6 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.queries import AlertRow
 from flexq_bench.results.alert_level import alert_level, series_of
-from flexq_bench.results.stored_noise import read_noise
 
 _OPEN, _ALL = "open", "all"
 _KEEP = "(unchanged)"
@@ -49,8 +49,8 @@ def page(database: Database) -> None:
 def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> None:
     with database.session() as session:
         events = {row.id: queries.alert_events(session, row.id) for row in known}
-        noise = read_noise(session, series_of(known))
         higher = {s.id for s in queries.project_series(session) if s.direction == "higher"}
+    noise = stored_noise(database, series_of(known))
     people = {alert_id: assignee(rows) for alert_id, rows in events.items()}
     shown = _narrow(controls, known, people)
     levels = {row.id: alert_level(row, noise, higher_is_better=higher) for row in shown}
