@@ -6,11 +6,14 @@ import base64
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
 
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.exchange.external.records import Origin, external_records
+from flexq_bench.exchange.external.result import ExternalResult, Reading
 
 COMMIT = CommitInfo("c0ffee" + "0" * 34, None, 7, dirty=False, subject="A change", author="Ada")
 H200 = "NVIDIA H200"
@@ -102,6 +105,18 @@ def records_of(
         for tokens in m
         for kernel, median in MEDIANS.items()
     ]  # fmt: skip
+
+
+def counts(values: Sequence[float], *, first: int = 1, unit: str = "spills") -> list[Record]:
+    """Counts of project p that another tool gave at the commits first, first + 1, …"""
+    records: list[Record] = []
+    for count, value in enumerate(values, first):
+        commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
+        at = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=count)).isoformat()
+        origin = Origin("p", commit, "G", time=at, occasion=str(count))
+        result = ExternalResult("gemm", "", value, metric="spills", unit=unit)
+        records += external_records(Reading((result,)), origin)[0]
+    return records
 
 
 def numbers(values: Any) -> list[float]:

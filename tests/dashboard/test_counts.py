@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
+from made_results import counts
 from page_content import words
 
 from flexq_bench.ci.history_alerts import judge_histories
-from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.store import add_records
-from flexq_bench.exchange.external.records import Origin, external_records
-from flexq_bench.exchange.external.result import ExternalResult, Reading
 
 
 @pytest.fixture
 def give(store):
     """give([0, 5]): results of these values at commits 1, 2, …, judged at the end."""
-    count = 0
+    given = 0
 
     def run(values, *, unit="spills"):
-        nonlocal count
+        nonlocal given
         with store.session() as session:
-            for value in values:
-                count += 1
-                commit = CommitInfo(f"{count:040x}", None, None, dirty=False, project="p")
-                at = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=count)).isoformat()
-                origin = Origin("p", commit, "G", time=at, occasion=str(count))
-                result = ExternalResult("gemm", "", value, metric="spills", unit=unit)
-                add_records(session, external_records(Reading((result,)), origin)[0])
+            add_records(session, counts(values, first=given + 1, unit=unit))
             judge_histories(session)
+        given += len(values)
 
     return run
 

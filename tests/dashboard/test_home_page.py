@@ -29,7 +29,7 @@ def test_before_the_first_verdict_it_says_how_to_get_one(filled, open_home):
 
     assert "gate perf --base 'HEAD~1' --head HEAD" in text
     assert "gate perf --base HEAD --head HEAD" in text
-    assert "no commit was compared with another one" in text
+    assert "no night or gate compared commits lately" in text
 
 
 def test_the_latest_night_is_counted_by_verdict(filled, open_home, compared, commits):

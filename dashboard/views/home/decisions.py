@@ -16,21 +16,19 @@ from flexq_bench.dashboard.shared.formatting import (
     local_time,
     short_commit,
 )
+from flexq_bench.dashboard.shared.gates import deciding_limit, marked
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.shared.project import project_title
 from flexq_bench.dashboard.shared.tables import draw_table
-from flexq_bench.dashboard.views.accuracy.gates import deciding_limit, marked
 from flexq_bench.dashboard.views.alert import page as alert
 from flexq_bench.dashboard.views.triage import page as triage
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.queries import SCHEDULED, AlertRow, GateRow, Judgement, NightState, RunSummary
+from flexq_bench.db.queries import AlertRow, GateRow, Judgement, NightState, RunSummary
 from flexq_bench.verdicts import Verdict
 
 _MAX_ALERTS = 10  # open alerts shown; Triage has all
 _MAX_GATES = 10
-_MAX_NIGHTS = 20  # newest scheduled runs that are checked
 _STALLED = timedelta(hours=6)  # since the last step of an unfinished night
 _VERDICTS = (
     *(Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.INCORRECT),
@@ -40,13 +38,19 @@ _FAILING = (Verdict.SLOWER.value, Verdict.INCORRECT.value)
 
 
 def show_decisions(
-    database: Database, judged: Sequence[Judgement], gates: Sequence[GateRow], zone: tzinfo
+    database: Database,
+    open_alerts: Sequence[AlertRow],
+    judged: Sequence[Judgement],
+    gates: Sequence[GateRow],
+    nights: Sequence[RunSummary],
+    zone: tzinfo,
 ) -> None:
-    """Show all that waits for a decision; if nothing does, what that statement is based on."""
+    """Show all that waits for a decision; if nothing does, what that statement is based on.
+
+    nights: the newest scheduled runs, newest first.
+    """
     with database.session() as session:
-        open_alerts = queries.alerts(session, states=OPEN_STATES)
-        broken = _broken_nights(session, zone)
-        nights = queries.runs(session, trigger=SCHEDULED, limit=1)
+        broken = _broken_nights(session, nights, zone)
     failed = failed_judgements(judged)
     refused = [gate for gate in gates if gate.verdict != "pass"]
     _show_alerts(open_alerts, zone)
@@ -143,10 +147,12 @@ def _accuracy_gate(gate: GateRow, zone: tzinfo) -> dict[str, Any]:
     }
 
 
-def _broken_nights(session: Session, zone: tzinfo) -> list[dict[str, Any]]:
+def _broken_nights(
+    session: Session, nights: Sequence[RunSummary], zone: tzinfo
+) -> list[dict[str, Any]]:
     """Return the last scheduled runs with a problem, per suite and project, and stalled nights."""
     newest: dict[tuple[str, str], RunSummary] = {}
-    for run in queries.runs(session, trigger=SCHEDULED, limit=_MAX_NIGHTS):
+    for run in nights:
         newest.setdefault((run.suite, run.project), run)
     stalled: dict[str, NightState] = {
         night.run: night
@@ -197,7 +203,7 @@ def _say_nothing_waits(
         *(["No scheduled run is broken."] if nights else []),
     ]
     missing = [
-        *([] if judged else ["no commit was compared with another one"]),
+        *([] if judged else ["no night or gate compared commits lately"]),
         *([] if gates else ["no accuracy gate was run"]),
         *([] if nights else ["no run was scheduled"]),
     ]

@@ -25,9 +25,12 @@ from flexq_bench.dashboard.views.home.coverage_tables import problem_rows, run_r
 from flexq_bench.dashboard.views.home.decisions import show_decisions, verdict_rows
 from flexq_bench.dashboard.views.home.trend import show_trend
 from flexq_bench.db import queries
+from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import SCHEDULED, SWEEP, FalseAlarmRow, Judgement, RunSummary
 from flexq_bench.verdicts import alert_rule
+
+_MAX_NIGHTS = 20  # newest scheduled runs that are checked
 
 
 @app_page("Home", section=HOME, icon=":material/home:", is_default=True)
@@ -36,21 +39,25 @@ def page(database: Database) -> None:
     with database.session() as session:
         project = current_project(session)
         suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
+        open_alerts = queries.alerts(session, states=OPEN_STATES)
         judged = queries.judgements(session, gate_detector=alert_rule.DETECTOR)
         gates = queries.latest_gates(session)
+        nights = queries.runs(session, trigger=SCHEDULED, limit=_MAX_NIGHTS)
         rates = queries.false_alarm_rates(session, limit=1)
         has_models = queries.decoded_models(session) or queries.scored_models(session)
-    if not suites and not judged and not gates and not has_models:
+    if not (suites or open_alerts or judged or gates or nights or has_models):
         show_empty_database(database)
         return
     zone = time_zone(st.context.timezone)
     show_freshness(database)
     st.header("Needs a decision", anchor=False)
-    show_decisions(database, judged, gates, zone)
+    show_decisions(database, open_alerts, judged, gates, nights, zone)
     st.header("Trend", anchor=False)
     _show_verdicts(judged, database, zone)
-    show_trend(database, project)
+    show_trend(database, project, open_alerts)
     st.header("Coverage", anchor=False)
+    if not nights:
+        st.caption(f"No run was scheduled: {command_on(database, 'nightly')}")
     _show_runs(suites, database, zone)
     _show_false_alarms(rates, database, zone)
 
@@ -59,8 +66,8 @@ def _show_verdicts(judged: Sequence[Judgement], database: Database, zone: tzinfo
     """Show the newest night and gate of each project and GPU."""
     if not judged:
         st.caption(
-            "No verdict is stored. Compare a commit with the one before it, interleaved A/B on "
-            f"one device: {gate_command(database, '--alert')}"
+            "No recent verdict of a night or gate is stored. Compare a commit with the one before "
+            f"it, interleaved A/B on one device: {gate_command(database, '--alert')}"
         )
         return
     newest: dict[tuple[object, ...], Judgement] = {}
@@ -105,9 +112,6 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
         missing_by_run = {
             run.uuid: queries.missing_cases(session, run.uuid) for run in distinct if run.missing
         }
-        scheduled = queries.runs(session, trigger=SCHEDULED, limit=1)
-    if not scheduled:
-        st.caption(f"No run was scheduled: {command_on(database, 'nightly')}")
     if not distinct:
         st.caption(f"No run of a suite is stored: {command_on(database, 'run', 'smoke')}")
         return

@@ -11,15 +11,15 @@ import streamlit as st
 from flexq_bench.dashboard.database import command_on
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
+from flexq_bench.dashboard.shared.noise import stored_noise
 from flexq_bench.dashboard.shared.project import project_title
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.home.tables import change_rows, score_rows
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Database
-from flexq_bench.db.queries import ReleaseRow, SeriesName
+from flexq_bench.db.queries import AlertRow, ReleaseRow, SeriesName
 from flexq_bench.results.scoreboard import BoardRow, CaseChange, board_rows, case_changes
-from flexq_bench.results.stored_noise import StoredNoise, read_noise
+from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
@@ -29,8 +29,8 @@ _MAX_CASES = 10  # cases of each direction
 _ANY = "all"
 
 
-def show_trend(database: Database, project: str) -> None:
-    """Show a summary, all kernels, and the cases that changed."""
+def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> None:
+    """Show a summary, all kernels, and the cases that changed. alerts: the open ones."""
     with database.session() as session:
         known = [
             series
@@ -50,9 +50,7 @@ def show_trend(database: Database, project: str) -> None:
     on_top = st.empty()
     chosen, release = _narrow(controls, database, known, project)
     zone = time_zone(st.context.timezone)
-    with database.session() as session:
-        noise = read_noise(session, [series.id for series in chosen])
-        alerts = queries.alerts(session, states=OPEN_STATES)
+    noise = stored_noise(database, [series.id for series in chosen])
     order = None if release is None else release.topo_order
     rows = board_rows(chosen, noise, release_order=order)
     controls.warn_of_ignored(on_top, "Not stored, so ignored")
