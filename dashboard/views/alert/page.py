@@ -228,7 +228,7 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
     st.markdown("Repeat the interleaved A/B measurement, in a clone that holds both commits:")
     if commands.suite:
         st.caption("No suite of the package has this shape. Save this as the file that is named:")
-        st.code(commands.suite, language="toml")
+        st.code(commands.suite, language="toml", wrap_lines=True)
     st.code(commands.compare, language=None, wrap_lines=True)
     if commands.bisect is None:
         st.caption("No commit lies between the last good and the first bad one: it is the latter.")

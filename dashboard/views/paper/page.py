@@ -11,7 +11,7 @@ from flexq_bench.dashboard.pages import EXPLORE, app_page
 from flexq_bench.dashboard.shared.controls import Controls, page_controls
 from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
-from flexq_bench.dashboard.shared.tables import draw_table, height_of, offer_csv
+from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.paper.frames import (
     averages_frame,
     cells_frame,
@@ -61,7 +61,7 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
     frame = overview_frame(results)
     draw_table(
         frame,
-        height=height_of(len(frame), _MAX_HEIGHT_PX),
+        max_px=_MAX_HEIGHT_PX,
         column_config={
             "verdict": st.column_config.TextColumn("verdict", width="large"),
             "printed": st.column_config.NumberColumn("numbers"),
@@ -86,7 +86,7 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
     ).sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
     draw_table(
         stated,
-        height=height_of(len(stated), _MAX_HEIGHT_PX),
+        max_px=_MAX_HEIGHT_PX,
         column_config={"ours": st.column_config.NumberColumn("ours", format="%.4g")},
         key="paper-statements",
     )
@@ -97,7 +97,7 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
     ((paper, table),) = select_tables(name)
     gpu = controls.select(st.sidebar, "gpu", "Our GPU", ["", *evidence.gpus], format_func=_named)
     result = table_result(paper, table, evidence, gpu or None)
-    st.subheader(as_text(f"{paper.paper.source}, {table.id}: {table.measures}"), anchor=False)
+    st.header(as_text(f"{paper.paper.source}, {table.id}: {table.measures}"), anchor=False)
     _show_verdict(result)
     if result.kind == "not here":
         st.caption(f"To measure it: {command_on(database, 'reproduce', name)}")
@@ -113,7 +113,7 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
     draw_table(
         frame,
         drop_empty=True,
-        height=height_of(len(frame), _MAX_HEIGHT_PX),
+        max_px=_MAX_HEIGHT_PX,
         column_config={
             "printed": st.column_config.NumberColumn("printed", format="%.6g"),
             "ours": st.column_config.NumberColumn("ours", format="%.6g"),
