@@ -13,13 +13,10 @@ from flexq_bench.dashboard.shared.spreadsheet import harmless
 SHAPE_COLUMNS = {
     name: st.column_config.NumberColumn(name.upper(), format="%d") for name in ("m", "n", "k")
 }
-_TEXT_COLUMNS = {"why", "reason", "problem", "decided by", "note"}  # sentences: they need width
-_ROW_PX = 35
-
-
-def height_of(rows: int, max_px: int) -> int:
-    """Return the height, pixels, of a table that shows all rows if they fit."""
-    return min(_ROW_PX * (rows + 1) + 3, max_px)
+_SENTENCE = 24  # characters of a text that has spaces, beyond which its column gets width
+_LINE = 50  # characters of a line in a wide column
+_MAX_LINES = 6  # of a row
+_ROW_PX, _LINE_PX = 35, 20
 
 
 def offer_csv(csv: str, name: str) -> None:
@@ -34,16 +31,35 @@ def offer_csv(csv: str, name: str) -> None:
 
 
 def draw_table(
-    rows: pd.DataFrame | Sequence[Mapping[str, Any]], *, drop_empty: bool = False, **options: Any
+    rows: pd.DataFrame | Sequence[Mapping[str, Any]],
+    *,
+    drop_empty: bool = False,
+    max_px: int | None = None,
+    **options: Any,
 ) -> None:
     """Show a table without index and formulas (see spreadsheet.py); missing values are empty.
 
-    drop_empty: leave out columns without a value. options: of st.dataframe.
+    Sentences are wrapped instead of cut. drop_empty: leave out columns without a value. max_px:
+    show all rows if they fit into this height, pixels; None: Streamlit's height. options: of
+    st.dataframe.
     """
     frame = pd.DataFrame(rows)
     if drop_empty:
         frame = frame.dropna(axis="columns", how="all")
     config = dict(options.pop("column_config", {}))
-    for name in _TEXT_COLUMNS & set(frame.columns) - set(config):
-        config[name] = st.column_config.TextColumn(width="large")
+    lines = 1
+    for name in frame.select_dtypes(["object", "string"]).columns:
+        longest = max(map(len, filter(_is_sentence, frame[name])), default=0)
+        if longest:
+            config.setdefault(name, st.column_config.TextColumn(width="large"))
+            lines = max(lines, min(-(-longest // _LINE), _MAX_LINES))
+    row_px = _ROW_PX + _LINE_PX * (lines - 1)
+    if lines > 1:  # texts are wrapped if rows are higher than usual
+        options["row_height"] = row_px
+    if max_px is not None:
+        options["height"] = min(row_px * len(frame) + _ROW_PX + 3, max_px)
     st.dataframe(harmless(frame), hide_index=True, placeholder="", column_config=config, **options)
+
+
+def _is_sentence(value: object) -> bool:
+    return isinstance(value, str) and len(value) > _SENTENCE and " " in value

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_models import FP16_NLL, LAYERS, a_score, worse
 from made_results import COMMIT, a_run, numbers
-from page_content import charts_by_axis, words
+from page_content import charts_by_axis, table, table_rows, words
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.db.releases import store_releases
@@ -36,7 +36,7 @@ def points(chart: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def scores(app: AppTest) -> list[dict[str, Any]]:
-    return list(app.dataframe[0].value.to_dict("records"))
+    return table_rows(app, of="items")
 
 
 def test_perplexities_are_shown_against_fp16_with_intervals(evaluated, open_accuracy):
@@ -56,6 +56,24 @@ def test_tasks_are_shown_against_fp16_in_points(evaluated, open_accuracy):
     (row,) = [r for r in scores(app) if (r["scheme"], r["metric"]) == ("w4a4", "acc")]
     assert row["p"] < 1e-4
     assert row["against fp16"].startswith("-20.00 points (-")
+
+
+def test_each_scheme_has_one_row_with_its_tasks(evaluated, open_accuracy):
+    shown = table(open_accuracy(), of="wikitext perplexity").set_index("scheme")
+
+    assert shown.index.tolist() == ["fp16", "flexq-w6ax", "w4a4"]
+    assert shown.loc["w4a4", "piqa acc"] == 0.4
+    assert shown.loc["w4a4", "piqa acc against fp16"].startswith("-20.00 points (-")
+    assert shown.loc["flexq-w6ax", "wikitext perplexity against fp16"].startswith("+3.00 % (")
+
+
+def test_one_task_on_two_data_has_two_columns(store, open_accuracy):
+    store.keep(a_score("fp16"), a_score("fp16", run=a_run("b"), data_hash="0f" * 32, value=9.0))
+
+    (row,) = table_rows(open_accuracy(), of="wikitext perplexity (0f0f0f0f)")
+
+    assert row["wikitext perplexity (0f0f0f0f)"] == 9.0
+    assert row["wikitext perplexity (cdcdcdcd)"] != 9.0
 
 
 def test_a_difference_within_its_interval_is_called_that(store, open_accuracy):

@@ -12,6 +12,7 @@ import pandas as pd
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     LAYER_ERROR,
+    OF_TEXTS,
     PERPLEXITY,
     REFERENCE,
     MetricDifference,
@@ -109,6 +110,40 @@ def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
         ],
         columns=["scheme", "task", "metric", "change", "low", "high", "clear", "value"],
     )
+
+
+def scheme_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+    """Return one row per scheme and way through it, with a perplexity or task in each column.
+
+    Other statistics of texts, such as divergences, are in table_rows. A task that was evaluated on
+    several data has a column for each.
+    """
+    shown = [r for r in rows if r.score.metric == PERPLEXITY or r.score.metric not in OF_TEXTS]
+    data: dict[str, set[str]] = {}
+    for row in shown:
+        data.setdefault(row.score.task, set()).add(row.score.data_hash)
+    by_scheme: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in shown:
+        score = row.score
+        cells = by_scheme.setdefault(
+            (score.scheme, score.through),
+            {
+                "scheme": score.scheme,
+                "through": score.through if score.scheme != FULL_PRECISION else "",
+                "checkpoint": (score.content_hash or "")[:12],
+                "why": "",
+            },
+        )
+        name = f"{score.task} {score.metric}"
+        if len(data[score.task]) > 1:
+            name += f" ({score.data_hash[:8]})"
+        cells[name] = score.value
+        if score.scheme != FULL_PRECISION:
+            cells[f"{name} against {FULL_PRECISION}"] = _change(row)
+        if score.detail and score.detail not in cells["why"]:
+            cells["why"] = "; ".join(filter(None, (cells["why"], score.detail)))
+    # `why` is last, after the columns of tasks.
+    return [cells | {"why": cells.pop("why")} for cells in by_scheme.values()]
 
 
 def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pandas as pd
 import streamlit as st
 
 from flexq_bench.accuracy.results import FULL_PRECISION, OF_TEXTS, PERPLEXITY
@@ -13,6 +14,13 @@ from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import Style, scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, time_zone
+from flexq_bench.dashboard.shared.gates import (
+    cause_lines,
+    gate_rows,
+    layer_rows,
+    show_limits,
+    token_rows,
+)
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.accuracy import charts
 from flexq_bench.dashboard.views.accuracy.frame import (
@@ -26,15 +34,8 @@ from flexq_bench.dashboard.views.accuracy.frame import (
     kind_frame,
     needed_values,
     newest,
+    scheme_rows,
     table_rows,
-)
-from flexq_bench.dashboard.views.accuracy.gates import (
-    cause_lines,
-    gate_name,
-    gate_rows,
-    layer_rows,
-    limit_rows,
-    token_rows,
 )
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -98,22 +99,31 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
     elif all(score.scheme == FULL_PRECISION for score in latest):
         st.info("Only the unquantized model was evaluated so far: add schemes with --schemes.")
     st.header("Scores", anchor=False)
-    column = st.column_config
+    number = st.column_config.NumberColumn
+    frame = pd.DataFrame(scheme_rows(rows))
+    values = frame.select_dtypes("number").columns
     draw_table(
-        table_rows(rows),
+        frame,
         drop_empty=True,
-        column_config={
-            "value": column.NumberColumn(format="%.4f"),
-            "± standard error": column.NumberColumn(format="%.4f"),
-            f"{FULL_PRECISION} on the same items": column.NumberColumn(
-                format="%.4f",
-                help="reference of the change: the unquantized model on the same number of items",
-            ),
-            f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
-            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
-        },
+        column_config={name: number(format="%.4f") for name in values},
         key="scores",
     )
+    with st.expander("Every score, with its error, and divergences from the unquantized model"):
+        draw_table(
+            table_rows(rows),
+            drop_empty=True,
+            column_config={
+                "value": number(format="%.4f"),
+                "± standard error": number(format="%.4f"),
+                f"{FULL_PRECISION} on the same items": number(
+                    format="%.4f",
+                    help="reference of the change: the unquantized model on the same number of "
+                    "items",
+                ),
+                "p": number(format="%.2g", help="McNemar's, of questions"),
+            },
+            key="every-score",
+        )
     failed = sum(score.status != "ok" for score in latest)
     if failed:
         st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
@@ -175,21 +185,11 @@ def _show_gates(
         column_config={"limits": open_limits},
         key="gates",
     )
-    by_uuid = {gate.uuid: gate for gate in gates}
-    chosen = controls.select(
-        st.container(),
-        "gate",
-        "Limits of",
-        list(by_uuid),
-        gates[0].uuid,
-        format_func=lambda uuid: gate_name(by_uuid[uuid], names, zone),
-        to_url=lambda uuid: uuid[:8],
-    )
-    draw_table(limit_rows(by_uuid[chosen]), key="limits")
-    _show_diagnosis(by_uuid[chosen])
+    chosen = show_limits(controls, gates, names, zone)
+    _show_diagnosis(chosen)
     st.caption(
         f"The newest {_MAX_GATES} verdicts of gates. A change is against "
-        f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."
+        f"{as_code(chosen.base)}, with its 95 % interval."
     )
 
 

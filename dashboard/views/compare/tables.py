@@ -7,7 +7,7 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.results_table import shape_columns
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
-from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table, height_of, offer_csv
+from flexq_bench.dashboard.shared.tables import SHAPE_COLUMNS, draw_table, offer_csv
 
 _MAX_HEIGHT_PX = 760
 
@@ -48,7 +48,7 @@ def show_rows(frame: pd.DataFrame) -> None:
     )
     draw_table(
         table,
-        height=height_of(len(table), _MAX_HEIGHT_PX),
+        max_px=_MAX_HEIGHT_PX,
         column_order=[
             *("label", "model", "layer", *shape_columns(frame), "stage", "cache", "gpu"),
             *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),

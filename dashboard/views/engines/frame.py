@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from flexq_bench.dashboard.shared.gates import deciding_limit, marked
 from flexq_bench.dashboard.shared.links import page_address
-from flexq_bench.dashboard.views.accuracy.gates import deciding_limit, marked
 from flexq_bench.db.queries import GateRow
 from flexq_bench.db.records import GateLimit
 

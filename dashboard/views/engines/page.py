@@ -13,8 +13,8 @@ from flexq_bench.dashboard.shared.charts import draw_chart
 from flexq_bench.dashboard.shared.colors import scheme_styles
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_code, as_text, time_zone
+from flexq_bench.dashboard.shared.gates import cause_lines, show_limits
 from flexq_bench.dashboard.shared.tables import draw_table
-from flexq_bench.dashboard.views.accuracy.gates import cause_lines, gate_name, limit_rows
 from flexq_bench.dashboard.views.engines import charts
 from flexq_bench.dashboard.views.engines.frame import (
     accuracy_checks,
@@ -95,16 +95,6 @@ def _show_engines(frame: pd.DataFrame, base: str, accuracy: str, speed: str) -> 
 
 def _show_gates(controls: Controls, gates: Sequence[GateRow]) -> None:
     st.header("Gates", anchor="gates")
-    zone = time_zone(st.context.timezone)
-    by_uuid = {gate.uuid: gate for gate in gates}
-    chosen = controls.select(
-        st.container(),
-        "gate",
-        "Limits of",
-        list(by_uuid),
-        format_func=lambda uuid: gate_name(by_uuid[uuid], {}, zone),
-        to_url=lambda uuid: uuid[:8],
-    )
-    draw_table(limit_rows(by_uuid[chosen]), key="limits")
-    for line in cause_lines(by_uuid[chosen]):
+    chosen = show_limits(controls, gates, {}, time_zone(st.context.timezone))
+    for line in cause_lines(chosen):
         st.caption(as_code(line))

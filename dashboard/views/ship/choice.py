@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from flexq_bench.accuracy.results import FULL_PRECISION
-from flexq_bench.dashboard.views.accuracy.gates import deciding_limit
+from flexq_bench.dashboard.shared.gates import deciding_limit
 from flexq_bench.dashboard.views.pareto.frame import RANDOM_WEIGHTS, Setting
 from flexq_bench.db.queries import DecodeRow, GateRow
 

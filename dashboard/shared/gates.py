@@ -1,4 +1,4 @@
-"""Decisions of accuracy gates as rows of tables."""
+"""Decisions of accuracy gates as rows of tables, and the list of which one shows its limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
+import streamlit as st
+
+from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import local_time, short_commit
 from flexq_bench.dashboard.shared.links import page_address
+from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.db.queries import GateRow
 from flexq_bench.db.records import GATE_OUTCOMES, GateLimit
 
@@ -88,7 +92,24 @@ def token_rows(gate: GateRow) -> list[dict[str, Any]]:
     ]
 
 
-def gate_name(gate: GateRow, names: Mapping[str, str], zone: tzinfo) -> str:
+def show_limits(
+    controls: Controls, gates: Sequence[GateRow], names: Mapping[str, str], zone: tzinfo
+) -> GateRow:
+    """Select a gate, show its limits, and return it. names: sha -> release."""
+    by_uuid = {gate.uuid: gate for gate in gates}
+    chosen = controls.select(
+        st.container(),
+        "gate",
+        "Limits of",
+        list(by_uuid),
+        format_func=lambda uuid: _gate_name(by_uuid[uuid], names, zone),
+        to_url=lambda uuid: uuid[:8],
+    )
+    draw_table(limit_rows(by_uuid[chosen]), key="limits")
+    return by_uuid[chosen]
+
+
+def _gate_name(gate: GateRow, names: Mapping[str, str], zone: tzinfo) -> str:
     """Return the title of a gate in a list."""
     place = names.get(gate.commit) or short_commit(gate.commit, gate.dirty)
     return f"{gate.scheme} at {place} · {gate.verdict} · {local_time(gate.created_at, zone)}"
