@@ -1,15 +1,18 @@
 """`gate served`: two engines, the same questions, one verdict; its policy, course and records.
 
 version = 1
-alpha = 0.01                     # optional: probability that an equal head fails
+alpha = 0.01                     # optional: probability that an equal head fails by accuracy
 power = 0.95                     # optional: probability that a loss to detect fails
 timeout_s = 300.0                # optional: of a request
 concurrency = 32                 # optional: requests at once
 allow_not_judged = ["KL of *"]   # optional: patterns of checks that need not be judged
 
 [[accuracy]]                     # none or more
-suite = "gsm8k.jsonl"            # a file beside the policy
+suite = "gsm8k.jsonl"            # a file beside the policy, or a task of lm-eval: name or .yaml
 checker = "number"               # of lines that name none: exact, number, choice, regex, code
+task_data = "data"               # of a task: folder as of `accuracy --task-data`
+few_shot = 5                     # of a task: examples before each question
+metric = "exact_match,strict-match"  # of a task: with its filter; default: its first
 detect_points = 3.0              # optional, as all that follow: the least loss to detect
 accept_points = 0.0              # a loss that is accepted
 at_least = 0.6                   # least accepted score of head, for any base
@@ -29,6 +32,8 @@ detect_points = 2.0
 [kl]                             # KL(base || head) over the likeliest tokens, greedy suites only
 mean = 0.05                      # nats a token, at most
 top = 10                         # tokens
+reference = "checkpoint"         # optional: KL(our evaluation of it || head) instead
+questions = 200                  # of a suite, with a reference
 """
 
 from __future__ import annotations
@@ -56,10 +61,11 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.records import CommitInfo, GateLimit
 from flexq_bench.db.store import add_records, put_records
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.measure.device import find_device
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.lifecycle import OpenRun, open_run
+from flexq_bench.schemes.model_files import is_there
 from flexq_bench.served import SUITE
 from flexq_bench.served.client import Limits
 from flexq_bench.served.engines import EngineSpec
@@ -67,9 +73,11 @@ from flexq_bench.served.errors import EngineError
 from flexq_bench.served.judging import judge_accuracy, judge_divergence, judge_faults
 from flexq_bench.served.paired import PairedAnswers, PairedSuite, ask_both, begin, ignores_seed
 from flexq_bench.served.questions import FAULTS, Asking, QuestionFile, QuestionSuite, faults_of
+from flexq_bench.served.reference import TOKENS_AS_IDS, CheckpointReference
 from flexq_bench.served.speed.gate import SpeedReport, judge_speed
 from flexq_bench.served.speed.policy import SpeedTable
 from flexq_bench.served.speed.records import PROJECT, ServedDevice, speed_records
+from flexq_bench.served.task_suites import TaskSuite
 from flexq_bench.served.turns import BASE, HEAD, Places, Turns, taking_turns
 from flexq_bench.stats.sequential_loss import LossTest
 from flexq_bench.verdicts.nightly import record_night
@@ -79,6 +87,7 @@ from flexq_bench.workloads.data_files import (
     DataTable,
     Entries,
     Flag,
+    Natural,
     Share,
     Text,
     Texts,
@@ -101,6 +110,9 @@ class SuiteTable(DataTable):
     NAME_KEY: ClassVar[str] = "suite"
     suite: Text
     checker: Text | None = None
+    task_data: Text | None = None
+    few_shot: Natural | None = None
+    metric: Text | None = None
     detect_points: Amount = 3.0
     accept_points: Amount = 0.0
     at_least: Share | None = None
@@ -119,9 +131,20 @@ class SuiteTable(DataTable):
                 f"detect_points is {self.detect_points:g}: give points above accept_points "
                 f"({self.accept_points:g}), at most 100"
             )
+        is_file = not self.is_task
+        of_task = {"task_data": self.task_data, "few_shot": self.few_shot, "metric": self.metric}
+        others = of_task if is_file else {"checker": self.checker}
+        if other := next((key for key, value in others.items() if value is not None), None):
+            kind = "a task of lm-eval" if is_file else "a file of JSON lines"
+            raise WorkloadError(f"{other} goes with {kind}, not with {self.suite}")
         if self.samples > 1 and self.temperature == 0:
             raise WorkloadError(f"{self.samples} greedy samples are equal: give a temperature")
         return self
+
+    @property
+    def is_task(self) -> bool:
+        """True for a task of lm-eval, by its name or file."""
+        return Path(self.suite).suffix in ("", ".yaml", ".yml")
 
     def asking(self, seed: int, concurrency: int, top: int | None) -> Asking:
         """Return how the suite is asked. top: tokens with log-probabilities, if greedy."""
@@ -151,6 +174,8 @@ class KlTable(DataTable):
 
     mean: Amount
     top: Count = 10
+    reference: Text | None = None
+    questions: Count = 200
 
 
 class _PolicyTable(DataTable):
@@ -171,6 +196,11 @@ class _PolicyTable(DataTable):
             raise WorkloadError(
                 f"alpha must be below 0.5 and power above it, got {self.alpha} and {self.power}"
             )
+        if "alpha" in self.model_fields_set and self.speed and not self.accuracy:
+            raise WorkloadError(
+                "alpha is of accuracy: leave it out, as verdicts on speed have the confidence of "
+                "comparisons"
+            )
         if self.timeout_s == 0:
             raise WorkloadError("timeout_s is 0: give the seconds that an answer may take")
         return self
@@ -190,9 +220,24 @@ class ServedPolicy:
         """Return the policy with these suites in place of its own; none: as it is."""
         if not files:
             return self
-        paths = [str(Path(file).expanduser().absolute()) for file in files]  # not beside the policy
-        suites = tuple(SuiteTable(suite=path, checker=checker) for path in paths)
+        here = Path.cwd()  # not beside the policy
+        suites = tuple(
+            SuiteTable(
+                suite=str(here / Path(file).expanduser()) if Path(file).suffix else file,
+                checker=checker,
+            )
+            for file in files
+        )
         return replace(self, table=self.table.model_copy(update={"accuracy": suites}))
+
+    def with_reference(self, source: str | None) -> ServedPolicy:
+        """Return the policy with this reference of its [kl]; None: as it is."""
+        if source is None:
+            return self
+        if self.table.kl is None:
+            raise UsageError(f"policy {self.name} has no [kl]: add it, with mean")
+        kl = self.table.kl.model_copy(update={"reference": str(Path.cwd() / source)})
+        return replace(self, table=self.table.model_copy(update={"kl": kl}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +346,11 @@ class _Course:
         others = len(FAULTS) * (table.faults is not None) + (table.kl is not None)
         self._other_alpha = (1 - _ACCURACY_SHARE) * table.alpha / max(1, others * count)
         top = None if table.kl is None else table.kl.top
+        self._reference = None
+        if table.kl is not None and table.kl.reference is not None:
+            self._reference = self._path(table.kl.reference)
+            if not is_there(self._reference):
+                raise UsageError(f"no reference {self._reference}: give a checkpoint or a model")
         self._suites = [self._paired(suite, alpha, top) for suite in table.accuracy]
         self._limits = Limits(total_s=table.timeout_s, idle_s=table.timeout_s)
 
@@ -320,16 +370,31 @@ class _Course:
             faults = LossTest(more, 0.0, self._other_alpha, policy.power)
         asking = table.asking(self.request.seed, policy.concurrency, top)
         suite = self._suite(table)
-        return PairedSuite(suite, asking, test, faults, table.questions, table.at_least)
+        if not suite.generates and (asking.chat or asking.samples > 1):
+            raise UsageError(
+                f"{suite.name} compares log-probabilities of texts: leave chat and samples out"
+            )
+        referenced = 0
+        if policy.kl is not None and self._reference is not None and asking.logprobs is not None:
+            referenced = policy.kl.questions
+            asking = replace(asking, extra=TOKENS_AS_IDS)
+        return PairedSuite(suite, asking, test, faults, table.questions, table.at_least, referenced)
 
     def _suite(self, table: SuiteTable) -> QuestionSuite:
-        folder = self.policy.folder
-        path = Path(table.suite).expanduser()
-        if folder is not None and not path.is_absolute():
-            path = folder / path
-        if path.suffix in (".jsonl", ".json") or path.is_file():
+        path = self._path(table.suite)
+        if not table.is_task:
             return QuestionFile(path.stem, path, table.checker)
-        raise UsageError(f"no suite {table.suite!r}: give a .jsonl file")
+        return TaskSuite(
+            str(path) if path.suffix else table.suite,
+            data=None if table.task_data is None else self._path(table.task_data),
+            few_shot=table.few_shot,
+            metric=table.metric,
+            seed=self.request.seed,
+        )
+
+    def _path(self, text: str) -> Path:
+        """Return a path of the policy, which is relative to its folder."""
+        return (self.policy.folder or Path()) / Path(text).expanduser()
 
     def judge(
         self, turns: Turns, run: OpenRun, origin: ResultOrigin, on_question: Callable[[], None]
@@ -356,12 +421,37 @@ class _Course:
             self._note_retries(answers)
             yield judge_accuracy(answers)
             yield from judge_faults(answers)
-            if table.kl is not None and paired.asking.logprobs is not None:
-                yield judge_divergence(answers, mean=table.kl.mean, alpha=self._other_alpha)
+        yield from self._judge_divergences(turns, asked)
         if table.speed:
             yield from self._judge_speed(turns, run, origin, failure)
         if not failure and any(a.paired.asking.temperature > 0 for a in asked):
             self._note_seeds(turns)
+
+    def _judge_divergences(
+        self, turns: Turns, asked: Sequence[PairedAnswers]
+    ) -> Iterator[GateLimit]:
+        kl, problem = self.policy.table.kl, ""
+        judged = [one for one in asked if one.paired.asking.logprobs is not None]
+        if kl is None or not judged:
+            return
+        if self._reference is not None:
+            if best_device() != "cpu":
+                turns.end()  # engines take all of a GPU's memory
+            try:
+                reference = CheckpointReference(str(self._reference))
+                for answers in judged:
+                    reference.compare(answers, kl.top)
+            except FlexqError as error:
+                problem = one_line(error)
+        name = "" if self._reference is None else self._reference.name
+        for answers in judged:
+            yield judge_divergence(
+                answers,
+                mean=kl.mean,
+                alpha=self._other_alpha,
+                reference=name,
+                problem=problem,
+            )
 
     def _judge_speed(
         self, turns: Turns, run: OpenRun, origin: ResultOrigin, failure: str

@@ -68,7 +68,10 @@ class StoredSuite(QuestionSuite):
 
 class _StoredTurns:
     def engine(self, name: str) -> RunningEngine:
-        return RunningEngine(name, name, "stored", 0.0, lambda: "", None)
+        return RunningEngine(name, name, "stored", 0.0, lambda: "")
+
+    def place(self, block: int) -> None:
+        """Stored answers have no place."""
 
     def order(self, block: int) -> tuple[str, str]:
         return (BASE, HEAD)

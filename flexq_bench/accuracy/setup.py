@@ -20,6 +20,7 @@ from flexq_bench.accuracy.loading import LoadedModel, chosen_dtype, load_model
 from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import ResultOrigin
 from flexq_bench.accuracy.references import ModelReference, ReferencePredictions
+from flexq_bench.accuracy.results import Through
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.strata import STRATA
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
@@ -244,22 +245,28 @@ def _with_reference(
             plan = replace(plan, max_tokens=min(plan.max_tokens or most, most))
         return replace(plan, context=context), stored
     through = plan.through or default_through(loaded.device)
-    with reading(named):
-        if is_checkpoint(named):
-            original = load_checkpoint(
-                open_checkpoint(named),
-                device=loaded.device,
-                through=through,
-                dtype=loaded.dtype,
-            )
-        else:
-            original = load_model(named, device=loaded.device, dtype=loaded.dtype)
+    original = load_either(named, device=loaded.device, through=through, dtype=loaded.dtype)
     context = original.context(plan.context)
     try:
         loaded.context(context)
     except AccuracyError as error:  # fewer positions than the reference has
         raise DamagedModelError(str(error), model) from error
     return replace(plan, context=context), ModelReference(original, context=context, bos=plan.bos)
+
+
+def load_either(
+    named: str, *, device: torch.device, through: Through | None = None, dtype: str | None = None
+) -> LoadedModel:
+    """Load a checkpoint, as load_checkpoint does, or a model, as load_model.
+
+    through: of a checkpoint; None: default_through. Raises DamagedModelError if it is there and
+    can't be loaded, UsageError otherwise.
+    """
+    with reading(named):
+        if not is_checkpoint(named):
+            return load_model(named, device=device, dtype=dtype)
+        through = through or default_through(device)
+        return load_checkpoint(open_checkpoint(named), device=device, through=through, dtype=dtype)
 
 
 def best_device() -> str:

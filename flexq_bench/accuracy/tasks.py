@@ -142,6 +142,53 @@ def run_task(
         check_chat_template(model)
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+
+    with _task_manager(name, data) as manager:
+        evaluation = simple_evaluate(
+            model=HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=batch),
+            tasks=[name],
+            task_manager=manager,
+            num_fewshot=few_shot,
+            apply_chat_template=chat_template,
+            fewshot_as_multiturn=chat_template,
+            limit=limit,
+            bootstrap_iters=0,
+            random_seed=seed,
+            numpy_random_seed=seed,
+            torch_random_seed=seed,
+            fewshot_random_seed=seed,
+        )
+    if evaluation is None or not evaluation["samples"]:
+        raise AccuracyError(f"lm-eval gave no result of {name}")
+    if len(evaluation["samples"]) == 1 and not evaluation.get("groups"):
+        ((task, _),) = evaluation["samples"].items()
+        return _result(evaluation, task, task_name(name))
+    return _group_result(evaluation, name)
+
+
+def load_requests(
+    name: str, *, data: Path | None = None, few_shot: int | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Return the tasks of a name in lm-eval by their own names, each with its `instances`.
+
+    Arguments and errors are those of run_task: an instance is a request that lm-eval would put to a
+    model.
+    """
+    check_tasks([name], data)
+    with _task_manager(name, data) as manager:
+        tasks: dict[str, Any] = manager.load([name])["tasks"]
+        for task in tasks.values():
+            own = task.get_config("num_fewshot")
+            if own is None or (few_shot is not None and own != 0):  # as in simple_evaluate
+                task.set_config(key="num_fewshot", value=few_shot or 0)
+            task.set_fewshot_seed(seed=seed)
+            task.build_all_requests()
+        return tasks
+
+
+@contextmanager
+def _task_manager(name: str, data: Path | None) -> Iterator[Any]:
+    """Yield a TaskManager that knows a task. Raises MissingTaskError for what lm-eval raises."""
     from lm_eval.tasks import TaskManager
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
@@ -151,20 +198,7 @@ def run_task(
         else:
             manager = TaskManager(include_defaults=not _is_file(name))
         try:
-            evaluation = simple_evaluate(
-                model=HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=batch),
-                tasks=[name],
-                task_manager=manager,
-                num_fewshot=few_shot,
-                apply_chat_template=chat_template,
-                fewshot_as_multiturn=chat_template,
-                limit=limit,
-                bootstrap_iters=0,
-                random_seed=seed,
-                numpy_random_seed=seed,
-                torch_random_seed=seed,
-                fewshot_random_seed=seed,
-            )
+            yield manager
         except (RuntimeError, FlexqError):
             raise  # of the model; handled by the caller
         except Exception as error:  # of any class: from lm-eval, its data sets, their templates
@@ -172,12 +206,6 @@ def run_task(
                 f"lm-eval can't evaluate {name}: {library_reason(_root_cause(error))}; offline, "
                 "give its data with --task-data or a task file that names local files"
             ) from error
-    if evaluation is None or not evaluation["samples"]:
-        raise AccuracyError(f"lm-eval gave no result of {name}")
-    if len(evaluation["samples"]) == 1 and not evaluation.get("groups"):
-        ((task, _),) = evaluation["samples"].items()
-        return _result(evaluation, task, task_name(name))
-    return _group_result(evaluation, name)
 
 
 def _group_result(evaluation: Mapping[str, Any], name: str) -> TaskResult:

@@ -45,8 +45,9 @@ def served(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FILE",
-            help="JSON lines of prompt and answer, in place of the policy's suites. Repeatable.",
+            metavar="FILE|TASK",
+            help="JSON lines of prompt and answer, or a task of lm-eval (name or .yaml), in place "
+            "of the policy's suites. Repeatable.",
         ),
     ] = None,
     checker: Annotated[
@@ -54,6 +55,13 @@ def served(
         typer.Option(
             metavar="NAME",
             help="Of lines of --suite that name none: exact, number, choice, regex, code.",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="Judge the KL divergence from our own evaluation of it, in place of base's.",
         ),
     ] = None,
     model: Annotated[
@@ -122,6 +130,7 @@ def served(
     if opened is not None and opened.file.serve is not None and policy == "default":
         policy = str(opened.root / opened.inside / opened.file.serve.policy)
     rules = load_served_policy(policy).with_suites(suite or (), checker)
+    rules = rules.with_reference(reference)
     shas = {side: one.sha[:10] for side, one in commits.items()}
     request = ServedRequest(
         *engines,

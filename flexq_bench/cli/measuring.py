@@ -71,6 +71,15 @@ class RunOptions:
         return console(stderr=self.files.uses_stdout)
 
 
+def read_trace(path: str) -> LaunchTrace:
+    """Read a trace of launches, of torch.profiler or FlashInfer-Bench. Raises UsageError."""
+    from flexq_bench.exchange.flashinfer_traces import read_launches
+    from flexq_bench.exchange.profiler_traces import read_profiler_trace
+
+    is_set = Path(path).is_dir() or path.endswith(".jsonl")
+    return read_launches(path) if is_set else read_profiler_trace(path)
+
+
 def measure_suite(
     suite: Suite, requested_kernels: Sequence[str], trigger: str, options: RunOptions
 ) -> int:

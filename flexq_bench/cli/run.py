@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -44,6 +45,13 @@ def run(
         str | None,
         typer.Option(metavar="RUN", help="Resume this run (a prefix of its uuid)."),
     ] = None,
+    from_trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --resume: trace whose counts weight the times. Default: the sweep's own.",
+        ),
+    ] = None,
     trigger: Annotated[
         str, typer.Option(help="Purpose of the run: manual, nightly or gate.")
     ] = "manual",
@@ -77,7 +85,11 @@ def run(
     if resume is not None:
         if regimes is not None or not cases.is_empty:
             raise UsageError("--resume uses the run's own plan: leave out options that narrow it")
+        trace = None if from_trace is None else measuring.read_trace(from_trace)
+        options = replace(options, trace=trace)
         raise typer.Exit(measuring.resume_run(resume, suite, options))
+    if from_trace is not None:
+        raise UsageError("--from-trace goes with --resume, or with sweep")
     if opened is not None:
         whole = opened.suite(suite)
     elif suite is not None:

@@ -20,7 +20,7 @@ from flexq_bench.db.engine import open_database
 # Of measuring: where and how. The cases are stored as the run's plan.
 MEASURING = (
     *("backend", "device", "cluster", "gpus", "repeat", "times"),
-    *("seed", "no_tune", "retune", "kernels_from", "project", "project_file"),
+    *("seed", "no_tune", "retune", "kernels_from", "project", "project_file", "from_trace"),
 )
 NIGHTLY = (*MEASURING, "suite", "backfill", "canaries", "comparisons", "alert", "report")
 _PATHS = (
@@ -29,6 +29,7 @@ _PATHS = (
     "report",
     "kernels_from",
     "suite",
+    "from_trace",
 )  # stored as absolute paths, if they exist
 
 

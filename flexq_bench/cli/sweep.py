@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -232,11 +231,9 @@ def _suite_of_trace(
     options: RunOptions,
 ) -> tuple[Suite, RunOptions]:
     """Build a suite of a trace's launches, and the options with its counts. Raises UsageError."""
-    from flexq_bench.exchange.flashinfer_traces import read_launches
-    from flexq_bench.exchange.profiler_traces import read_profiler_trace
+    from flexq_bench.cli.measuring import read_trace
 
-    is_set = Path(path).is_dir() or path.endswith(".jsonl")
-    trace = read_launches(path) if is_set else read_profiler_trace(path)
+    trace = read_trace(path)
     for line in summary_lines(trace):
         say(options.console, line)
     suite = launch_suite(trace.launches[:most], kernels=kernels, stage=stage, cache=cache)

@@ -4,6 +4,9 @@ A signal to a process group is not enough: a process that starts its own session
 and a process whose parent has ended becomes a child of init. All descendants inherit the
 environment, though. A variable with a random name therefore marks them; on Linux, a user can read
 the environments of own processes in /proc.
+
+As a program (`python descendants.py MARK`) it waits for the end of its stdin, which comes with that
+of the process that started it, and kills what has the mark.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -108,3 +112,10 @@ def _content(path: str) -> bytes:
     finally:
         os.close(file)
     return b"".join(parts)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_marked(sys.argv[1])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from pathlib import Path
 
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.clean_environment import clean_environment
@@ -23,6 +20,7 @@ from flexq_bench.measure.sandbox import Kind, Sandbox, SandboxLimits, required_k
 CODE = "code"
 _MAX_TEXT = 50_000  # characters of an answer that are looked at
 _CODE_S = 20.0
+_NEVER_PASSES = "raise AssertionError"
 _LIMITS = SandboxLimits(memory_bytes=1 << 31, files_bytes=1 << 26, processes=64)
 _REGEX_S = 2.0  # for one answer
 # A sign is none within a word or a range; it may be before a currency.
@@ -135,40 +133,40 @@ class CodeRunner:
     def is_right(self, text: str, prompt: str, tests: tuple[str, ...]) -> bool:
         """Return True if the code of an answer passes its tests, each a program's last lines.
 
-        The code is the text's last block in fences, else the prompt continued by the text.
+        The code is the text's last block in fences, else the prompt continued by the text. Code
+        that ends the program by itself would pass every test, and so also one that always fails:
+        then it is wrong.
         """
         blocks = _FENCE.findall(text[-_MAX_TEXT:])
         code = blocks[-1] if blocks else prompt + text[:_MAX_TEXT]
-        return all(self._ends_well(f"{code}\n\n{test}\n") for test in tests)
+        return all(
+            self._ends_well(f"{code}\n\n{test}\n")
+            and not self._ends_well(f"{code}\n\n{test}\n{_NEVER_PASSES}\n")
+            for test in tests
+        )
 
     def _ends_well(self, program: str) -> bool:
-        end = secrets.token_hex(16)  # code that exits early does not print it
         with (
             clean_environment() as variables,
-            tempfile.TemporaryDirectory() as folder,
-            tempfile.TemporaryFile() as printed,
+            tempfile.TemporaryFile() as source,  # there is no file for the program to read
         ):
-            file = Path(folder, "answer.py")
-            file.write_text(f"{program}\nprint('{end}')\n", "utf-8", errors="replace")
-            os.chmod(folder, 0o755)
-            sandbox = Sandbox(variables, self._kind, read=[file], limits=_LIMITS)
+            source.write(program.encode("utf-8", "replace"))
+            source.seek(0)
+            sandbox = Sandbox(variables, self._kind, limits=_LIMITS)
             with FreshProcess(
-                sandbox.wrap([sys.executable, "-I", str(file)]),
+                sandbox.wrap([sys.executable, "-I", "-"]),
                 env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
+                stdin=source,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             ) as process:
                 try:
-                    if process.wait(_CODE_S) != 0:
-                        return False
+                    return process.wait(_CODE_S) == 0
                 except subprocess.TimeoutExpired:
                     return False
                 finally:
                     process.signal_group(signal.SIGKILL)
-            printed.seek(max(0, printed.seek(0, os.SEEK_END) - 2 * len(end)))
-            return printed.read().strip().endswith(end.encode())
 
 
 def _numbers(text: str) -> list[Decimal]:

@@ -44,6 +44,9 @@ _ANSWERS = (Outcome.OK, Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome
 
 
 _RETRY_S = 0.25
+_NO_CHARACTER = "\ufffd"
+_MORE_TOKENS = 1  # than asked for: some engines count the end of the text
+_DONE = b"[DONE]"  # the last event of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,25 +324,39 @@ class _Reading:
 
     async def _read_events(self, reply: aiohttp.ClientResponse) -> bool:
         """Read server-sent events. Return True if the stream said that it is at its end."""
-        rest = b""
+        rest, event = b"", b""
         async for part, at in self._parts(reply):
             *lines, rest = (rest + part).split(b"\n")
-            if len(rest) > self._limits.line_bytes:
+            if len(rest) + len(event) > self._limits.line_bytes:
                 raise _BadAnswerError(f"a line of more than {self._limits.line_bytes:,} bytes")
             for line in lines:
-                name, colon, value = line.strip().partition(b":")
-                if name != b"data":
-                    if name and (not colon or name not in (b"", b"event", b"id", b"retry")):
-                        raise _BadAnswerError(f"no event: {_shown(line)}")
-                    continue
-                if value.strip() == b"[DONE]":
+                event = self._read_line(line, event, at)
+                if event == _DONE:
                     return True
-                self._take(_json(value), at)
-        if rest.strip() == b"data: [DONE]":  # without a line's end
-            return True
-        if rest.strip():
-            raise _BadAnswerError(f"the last event has no end: {_shown(rest)}")
-        return False
+        event = self._read_line(rest, event, self.elapsed())  # without a line's end
+        if event.strip() and event != _DONE:
+            raise _BadAnswerError(f"the last event has no end: {_shown(event)}")
+        return event == _DONE
+
+    def _read_line(self, line: bytes, event: bytes, at: float) -> bytes:
+        """Take the event that a line completes. Returns its data so far: it may have more lines."""
+        name, colon, value = line.strip().partition(b":")
+        if name == b"data":
+            event = event + b"\n" + value if event else value.strip()
+            if event == _DONE:
+                return event
+            try:
+                answer = json.loads(event)
+            except (ValueError, RecursionError):  # it has more lines, or an empty one ends it
+                return event
+            self._take(answer, at)
+        elif not name and event and not colon:
+            raise _BadAnswerError(f"no JSON: {_shown(event)}")
+        elif name and (not colon or name not in (b"event", b"id", b"retry")):
+            raise _BadAnswerError(f"no event: {_shown(line)}")
+        else:
+            return event
+        return b""
 
     def _take(self, value: Any, at: float) -> None:
         """Take a completion, or a part of one."""
@@ -357,6 +374,8 @@ class _Reading:
         for choice in choices:
             if not isinstance(choice, dict):
                 raise _BadAnswerError("a choice that is no JSON object")
+            if choice.get("index") not in (0, None):
+                continue  # one answer was asked for
             text = self._text_of(choice)
             if text or not self._request.stream:
                 self._texts.append(text)
@@ -366,10 +385,14 @@ class _Reading:
             self._logprobs += _logprobs(choice.get("logprobs"))
 
     def _text_of(self, choice: Mapping[str, Any]) -> str:
+        stream = self._request.stream
         if not self._request.is_chat:
-            text = choice.get("text")
+            text = choice.get("text", "" if stream else None)
+            text = "" if text is None and stream else text
         else:
-            message = choice.get("delta" if self._request.stream else "message")
+            message = choice.get("delta" if stream else "message")
+            if message is None and stream:
+                return ""
             if not isinstance(message, dict):
                 raise _BadAnswerError("a choice without a message")
             # Engines give the reasoning of a model apart; a question is answered by the rest.
@@ -380,32 +403,45 @@ class _Reading:
 
     def _judged(self, *, ended: bool) -> Answer:
         """Return the answer with its outcome."""
-        text, new = "".join(self._texts), self._usage[1]
-        fixed = self._request.fixed_length
+        text, new = self._text(), self._usage[1]
+        most = self._request.max_tokens
         if not ended and not self._finish:
             return self._answer(Outcome.CUT_OFF, "the stream ended before the answer")
-        if fixed:
-            if new is not None and new < self._request.max_tokens:
-                tokens = f"{new} of {self._request.max_tokens} tokens"
-                return self._answer(Outcome.CUT_OFF, tokens)
+        if new is not None and new > most + _MORE_TOKENS:
+            return self._answer(Outcome.MALFORMED, f"{new} tokens, at most {most} were asked for")
+        if self._request.fixed_length:
+            if new is not None and new < most:
+                return self._answer(Outcome.CUT_OFF, f"{new} of {most} tokens")
             if new is None and self._finish != "length":
                 why = f"finish reason {self._finish or 'not given'}, and no number of tokens"
                 return self._answer(Outcome.CUT_OFF, why)
+            self._usage = (self._usage[0], most)
             return self._answer(Outcome.OK)
         if not text.strip():
             return self._answer(Outcome.EMPTY, f"finish reason {self._finish or 'not given'}")
-        if "\ufffd" in text or "\0" in text:
+        # The limit of tokens may cut a character in two.
+        known = text.rstrip(_NO_CHARACTER) if self._finish == "length" else text
+        if _NO_CHARACTER in known or "\0" in text:
             return self._answer(Outcome.MALFORMED, "characters that are none of a text")
         if loops(text.split()) or _repeats(text):
             return self._answer(Outcome.LOOPING, f"it ends in {_shown(text[-40:])}")
         if self._finish == "length":
-            return self._answer(Outcome.CUT_OFF, f"after {self._request.max_tokens} tokens")
+            return self._answer(Outcome.CUT_OFF, f"after {most} tokens")
         return self._answer(Outcome.OK)
+
+    def _text(self) -> str:
+        """Return the text before the first stop string, which some engines include."""
+        text = "".join(self._texts)
+        if self._request.echo:
+            return text
+        return text[
+            : min((i for s in self._request.stop if (i := text.find(s)) >= 0), default=None)
+        ]
 
     def _answer(self, outcome: Outcome, detail: str = "") -> Answer:
         return Answer(
             outcome,
-            "".join(self._texts),
+            self._text(),
             self._finish,
             self._sent_at,
             tuple(self._chunk_s),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from flexq_bench.served.client import Answer, TokenLogprob
 
@@ -15,14 +15,20 @@ def answer_divergence(base: Answer, head: Answer) -> tuple[float, int] | None:
 
     Positions are those after the same tokens: up to the first token that differs, itself included.
     """
-    total, count = 0.0, 0
-    for ours, theirs in zip(base.logprobs, head.logprobs, strict=False):
-        if (divergence := token_divergence(ours, theirs)) is not None:
-            total += divergence
-            count += 1
-        if ours.token != theirs.token:
-            break
-    return (total, count) if count else None
+    pairs = list(zip(base.logprobs, head.logprobs, strict=False))
+    same = next((i for i, (a, b) in enumerate(pairs) if a.token != b.token), len(pairs))
+    return summed_divergence(pairs[: same + 1])
+
+
+def summed_divergence(
+    pairs: Iterable[tuple[TokenLogprob, TokenLogprob]],
+) -> tuple[float, int] | None:
+    """Return the sum of token_divergence over positions, and the number of those that have one.
+
+    None: none has.
+    """
+    known = [d for ours, theirs in pairs if (d := token_divergence(ours, theirs)) is not None]
+    return (math.fsum(known), len(known)) if known else None
 
 
 def token_divergence(base: TokenLogprob, head: TokenLogprob) -> float | None:

@@ -10,7 +10,8 @@ import shlex
 import signal
 import socket
 import subprocess
-import tempfile
+import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO
 from urllib.parse import urlsplit
 
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.measure.launcher import FreshProcess
+from flexq_bench.repository import descendants
 from flexq_bench.repository.descendants import end_marked, new_mark
 from flexq_bench.served.errors import EngineError
 
@@ -33,6 +35,7 @@ _PROBE_S = 10.0  # for one question about readiness
 _TERMINATE_S = 15.0  # between SIGTERM and SIGKILL
 _MAX_BODY = 1 << 20  # bytes of an answer about readiness
 _LOG_TAIL = 1 << 13  # bytes
+_LOG_S = 0.5  # for the last of it, after an engine's end
 _MAX_SHOWN = 200  # characters of a log's line
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -69,7 +72,7 @@ class RunningEngine:
     """An engine that answers. url: without /v1. model: the name to ask for. ready_s: 0: it ran.
 
     died: returns how its process ended, with the last line of its log; empty: it runs, or it was
-    not started here. log: None for an engine that was not started here.
+    not started here.
     """
 
     name: str
@@ -77,7 +80,6 @@ class RunningEngine:
     model: str
     ready_s: float
     died: Callable[[], str]
-    log: Path | None
 
 
 def engine(name: str, text: str, *, port: int | None = None) -> EngineSpec:
@@ -129,35 +131,55 @@ def started(
     if not spec.is_started_here:
         begun = time.monotonic()
         found = _await_ready(spec, spec.url, model, ready_within_s, lambda: "", key)
-        yield RunningEngine(spec.name, spec.url, found, time.monotonic() - begun, lambda: "", None)
+        yield RunningEngine(spec.name, spec.url, found, time.monotonic() - begun, lambda: "")
         return
     port = _free_port(spec)
     url = f"http://{_HOST}:{port}"
     mark = new_mark()
-    with tempfile.NamedTemporaryFile(prefix=f"flexq-{spec.name}-", suffix=".log") as log:
-        begun = time.monotonic()
-        process = _start(spec, {"{port}": str(port), "{gpu}": gpu or "0"}, gpu, mark, folder, log)
+    begun = time.monotonic()
+    values = {"{port}": str(port), "{gpu}": gpu or "0"}
+    with _ended_with_us(mark), _start(spec, values, gpu, mark, folder) as process:
         try:
-            path = Path(log.name)
+            log = _Log(process.stdout)
 
             def died() -> str:
                 reason = process.exit_reason()
-                return reason and f"{reason}: {last_line(path)}"
+                return reason and f"{reason}: {log.last_line()}"
 
             found = _await_ready(spec, url, model, ready_within_s, died, key)
-            yield RunningEngine(spec.name, url, found, time.monotonic() - begun, died, path)
+            yield RunningEngine(spec.name, url, found, time.monotonic() - begun, died)
         finally:
             _end(process, mark)
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of an engine's log that says something; at most 200 characters."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
-        text = _ESCAPES.sub("", file.read(_LOG_TAIL).decode("utf-8", "replace"))
+class _Log:
+    """The end of what an engine prints, which may be gigabytes in a week."""
+
+    def __init__(self, printed: IO[bytes] | None) -> None:
+        self._tail = b""
+        self._thread = threading.Thread(target=self._read, args=(printed,), daemon=True)
+        self._thread.start()
+
+    def _read(self, printed: IO[bytes] | None) -> None:
+        assert printed is not None
+        with suppress(OSError, ValueError):  # it is closed once the engine has ended
+            while part := os.read(printed.fileno(), _LOG_TAIL):
+                self._tail = (self._tail + part)[-_LOG_TAIL:]
+
+    def last_line(self) -> str:
+        """Return the last line that says something; at most 200 characters."""
+        self._thread.join(_LOG_S)  # the process ended; a child of it may still have the pipe
+        text = _ESCAPES.sub("", self._tail.decode("utf-8", "replace"))
         lines = [" ".join(line.split()) for line in re.split(r"[\r\n]+", text)]
         return next((line[:_MAX_SHOWN] for line in reversed(lines) if line), "its log is empty")
-    return "its log can't be read"
+
+
+@contextmanager
+def _ended_with_us(mark: str) -> Iterator[None]:
+    """Let a process end what has the mark when this one has ended, however it did."""
+    command = [sys.executable, "-I", "-S", descendants.__file__, mark]
+    with FreshProcess(command, stdin=subprocess.PIPE, start_new_session=True):
+        yield
 
 
 def _free_port(spec: EngineSpec) -> int:
@@ -181,7 +203,6 @@ def _start(
     gpu: str | None,
     mark: str,
     folder: Path | None,
-    log: Any,
 ) -> FreshProcess:
     def filled(text: str) -> str:
         for name, value in values.items():  # other braces are the command's own, as in JSON
@@ -200,7 +221,7 @@ def _start(
             cwd=folder,
             env={**environment, mark: "1"},
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # so that all its processes get the signals
         )

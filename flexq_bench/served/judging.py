@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,18 +131,28 @@ def judge_faults(answers: PairedAnswers) -> Iterator[GateLimit]:
         )
 
 
-def judge_divergence(answers: PairedAnswers, *, mean: float, alpha: float) -> GateLimit:
-    """Judge the mean KL divergence of head's predictions from base's, in nats a token.
+def judge_divergence(
+    answers: PairedAnswers, *, mean: float, alpha: float, reference: str = "", problem: str = ""
+) -> GateLimit:
+    """Judge the mean KL divergence of head's predictions, in nats a token.
 
     mean: the largest accepted one. It is that of questions' means, with an interval over questions;
-    alpha: of failing a head that is at the limit.
+    alpha: of failing a head that is at the limit. reference: from which it is; empty: from base.
+    problem: why that could not be evaluated. A head without log-probabilities where base has them
+    has a check of its own.
     """
-    name, limit = f"KL of {answers.paired.suite.name}", f"at most {mean:g} nats"
-    compared = answers.divergences.values()
-    values = [found[0] / found[1] for found in compared if found is not None]
+    suite = answers.paired.suite.name
+    name, limit = f"KL of {suite}", f"at most {mean:g} nats from {reference or BASE}"
+    compared, of_base = answers.divergences[HEAD], _means(answers.divergences[BASE])
+    values = _means(compared)
     coverage = f"{len(values):,} questions"
     if len(values) < max(2.0, _LEAST_REPORTED * len(compared)):
-        reason = _missing(answers) or "an engine gives no log-probabilities of the likeliest tokens"
+        if reason := problem or _missing(answers):
+            return _not_judged(name, limit, reason, coverage)
+        if compared and (of_base or not reference):
+            name = f"log-probabilities of {suite}"
+            return _not_judged(name, limit, "head reports fewer of them than base", coverage)
+        reason = "base reports no log-probabilities of likely tokens"
         return _not_judged(name, limit, reason, coverage)
     zeros = np.zeros(len(values))
     interval = mean_difference_interval(
@@ -159,7 +169,7 @@ def judge_divergence(answers: PairedAnswers, *, mean: float, alpha: float) -> Ga
         limit=limit,
         outcome=verdict.outcome,
         reason=verdict.reason,
-        base=None,
+        base=float(np.mean(of_base)) if of_base else None,
         value=interval.estimate,
         change=None,
         low=interval.low,
@@ -167,6 +177,10 @@ def judge_divergence(answers: PairedAnswers, *, mean: float, alpha: float) -> Ga
         unit="nats",
         coverage=coverage,
     )
+
+
+def _means(divergences: Mapping[int, tuple[float, int] | None]) -> list[float]:
+    return [found[0] / found[1] for found in divergences.values() if found is not None]
 
 
 def _interval(base: Floats, head: Floats, seed: int) -> Interval:

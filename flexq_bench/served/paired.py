@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from flexq_bench.served.client import Answer, Client, Limits, Request
+from flexq_bench.served.client import Answer, Client, Limits, Request, TokenLogprob
 from flexq_bench.served.divergence import answer_divergence
 from flexq_bench.served.errors import EngineError
 from flexq_bench.served.questions import (
@@ -43,6 +43,8 @@ class PairedSuite:
 
     faults: the test of the increase of the share of each kind of faulty answers; None: none is
     judged. most: questions; None: all. at_least: head's least accepted score; None: any.
+    referenced: questions whose predictions are kept, to compare them with a reference; 0: head's
+    are compared with base's.
     """
 
     suite: QuestionSuite
@@ -51,6 +53,7 @@ class PairedSuite:
     faults: LossTest | None = None
     most: int | None = None
     at_least: float | None = None
+    referenced: int = 0
 
     @property
     def planned(self) -> int:
@@ -64,8 +67,9 @@ class PairedAnswers:
 
     order: in which questions are asked. looks: numbers of questions at which the tests look.
     decision: of the loss of score; floor: of the least score; faults: of each kind of faulty
-    answers. divergences: of questions for which base gives log-probabilities, see
-    `answer_divergence`. failure: one line on why an engine ended it; empty: none did.
+    answers. predictions: kept for a reference. divergences: of each engine from the reference;
+    without one, of head from base where base gives log-probabilities, see `answer_divergence`;
+    None: an engine gives none. failure: one line on why an engine ended it; empty: none did.
     """
 
     paired: PairedSuite
@@ -77,15 +81,24 @@ class PairedAnswers:
     faults: dict[str, Decision] = field(
         default_factory=lambda: dict.fromkeys(FAULTS, Decision.OPEN)
     )
-    divergences: dict[int, tuple[float, int] | None] = field(default_factory=dict)
+    predictions: dict[str, dict[int, tuple[TokenLogprob, ...]]] = field(
+        default_factory=lambda: {BASE: {}, HEAD: {}}
+    )
+    divergences: dict[str, dict[int, tuple[float, int] | None]] = field(
+        default_factory=lambda: {BASE: {}, HEAD: {}}
+    )
     failure: str = ""
 
     def compare(self, indices: Sequence[int]) -> None:
         """Compare the predictions of these questions, and drop them, which are most of the data."""
         for i in indices:
             base, head = (self.scored[name][i].answers[0] for name in (BASE, HEAD))
-            if any(token.top for token in base.logprobs):
-                self.divergences[i] = answer_divergence(base, head)
+            if self.paired.referenced:
+                if len(self.predictions[HEAD]) < self.paired.referenced:
+                    self.predictions[BASE][i] = base.logprobs
+                    self.predictions[HEAD][i] = head.logprobs
+            elif any(token.top for token in base.logprobs):
+                self.divergences[HEAD][i] = answer_divergence(base, head)
             for scored in self.scored.values():
                 if any(answer.logprobs for answer in scored[i].answers):
                     kept = tuple(replace(answer, logprobs=()) for answer in scored[i].answers)
@@ -172,6 +185,7 @@ def ask_both(
     for block, (start, end) in enumerate(zip((0, *looks[:-1]), looks, strict=True)):
         indices = answers.order[start:end]
         try:
+            turns.place(block)
             for name in turns.order(block):
                 scored = _ask(turns, name, answers.paired, indices, limits, key, on_question)
                 answers.scored[name] |= dict(zip(indices, scored, strict=True))

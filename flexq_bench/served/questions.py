@@ -11,7 +11,8 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ _FAULTS = (Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome.MALFORMED)
 @dataclass(frozen=True, slots=True)
 class Asking:
     """Settings of requests. samples: answers to each question; more than one needs a
-    temperature above 0. chat: prompts are messages of a user. logprobs: of so many tokens.
+    temperature above 0. chat: prompts are messages of a user. logprobs: of so many tokens. extra:
+    more fields of each request.
     """
 
     max_tokens: int = 512
@@ -43,6 +45,7 @@ class Asking:
     logprobs: int | None = None
     seed: int = 0
     concurrency: int = 32
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -84,6 +87,11 @@ class QuestionSuite(ABC):
     metric: str
     data_hash: str
     count: int
+    generates = True  # False: it compares log-probabilities of texts
+
+    def request(self, index: int, asking: Asking) -> Request:
+        """Return the request whose answer is a question's first one, to compare predictions."""
+        raise NotImplementedError
 
     @abstractmethod
     async def ask(
@@ -114,6 +122,7 @@ class _Question:
             top_p=asking.top_p,
             stop=asking.stop,
             logprobs=asking.logprobs,
+            extra=asking.extra,
         )
 
     @property
@@ -148,6 +157,10 @@ class QuestionFile(QuestionSuite):
         runs_code = any(question.checker == CODE for question in self._questions)
         self._code = CodeRunner() if runs_code else None
 
+    def request(self, index: int, asking: Asking) -> Request:
+        """See QuestionSuite."""
+        return self._questions[index].request(asking)
+
     async def ask(
         self,
         client: Client,
@@ -157,23 +170,14 @@ class QuestionFile(QuestionSuite):
     ) -> list[Scored]:
         asked = [self._questions[index] for index in indices]
         requests = [
-            replace(question.request(asking), seed=_seed(asking.seed, index, sample))
+            [
+                replace(question.request(asking), seed=question_seed(asking.seed, index, sample))
+                for sample in range(asking.samples)
+            ]
             for index, question in zip(indices, asked, strict=True)
-            for sample in range(asking.samples)
         ]
-        counted = _every(asking.samples, on_question)
-        answers = await send_all(
-            client,
-            requests,
-            concurrency=asking.concurrency,
-            retries=_RETRIES,
-            give_up_after=_GIVE_UP_AFTER,
-            on_answer=lambda index, answer: counted(),
-        )
-        return [
-            self._scored(question, tuple(answers[start : start + asking.samples]))
-            for question, start in zip(asked, range(0, len(answers), asking.samples), strict=True)
-        ]
+        answers = await send_questions(client, requests, asking.concurrency, on_question)
+        return [self._scored(*pair) for pair in zip(asked, answers, strict=True)]
 
     def _scored(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
         if any(not answer.outcome.is_answer for answer in answers):
@@ -197,22 +201,41 @@ def faults_of(scored: Scored) -> dict[str, float]:
 FAULTS = tuple(fault.value for fault in _FAULTS)
 
 
-def _seed(seed: int, index: int, sample: int) -> int:
-    """A seed of a request, the same for both engines."""
+async def send_questions(
+    client: Client,
+    requests: Sequence[Sequence[Request]],
+    concurrency: int,
+    on_question: Callable[[], None],
+) -> list[tuple[Answer, ...]]:
+    """Return the answers to the requests of each question. on_question: called as it has all.
+
+    An engine that is too busy is asked again, one that does not answer is given up.
+    """
+    places = [number for number, own in enumerate(requests) for _ in own]
+    left = [len(own) for own in requests]
+
+    def arrived(index: int, _: Answer) -> None:
+        left[places[index]] -= 1
+        if not left[places[index]]:
+            on_question()
+
+    answers = iter(
+        await send_all(
+            client,
+            [request for own in requests for request in own],
+            concurrency=concurrency,
+            retries=_RETRIES,
+            give_up_after=_GIVE_UP_AFTER,
+            on_answer=arrived,
+        )
+    )
+    return [tuple(islice(answers, len(own))) for own in requests]
+
+
+def question_seed(seed: int, index: int, sample: int) -> int:
+    """Return a seed of a request, the same for both engines."""
     digest = hashlib.blake2b(f"{seed} {index} {sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _every(count: int, call: Callable[[], None]) -> Callable[[], None]:
-    done = 0
-
-    def counted() -> None:
-        nonlocal done
-        done += 1
-        if done % count == 0:
-            call()
-
-    return counted
 
 
 def _question(line: str, checker: str | None) -> _Question:

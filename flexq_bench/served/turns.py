@@ -77,6 +77,11 @@ class Turns:
         """Return the order of both in a block: ABBA, which saves starts and cancels drifts."""
         return (BASE, HEAD) if block % 2 == 0 else (HEAD, BASE)
 
+    def place(self, block: int) -> None:
+        """Let both change places before every second block, as `order` does."""
+        if block % 2:
+            self.swap()
+
     def swap(self) -> None:
         """Let both change places, which ends those that were started on GPUs of their own."""
         self._swapped = not self._swapped

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +19,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from flexq_bench.errors import FlexqError, InfrastructureError, UsageError
-from flexq_bench.serving.engine_thread import (
-    End,
-    EngineThread,
-    Event,
-    Generation,
-    QueueFullError,
-)
+from flexq_bench.serving.engine_link import RemoteEngine
+from flexq_bench.serving.generation import Chosen, End, Event, Generation, QueueFullError
 from flexq_bench.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -36,7 +29,6 @@ from flexq_bench.serving.protocol import (
     Wording,
     parse,
 )
-from flexq_bench.serving.sampling import Chosen, Sampler
 from flexq_bench.serving.text import GrowingText, StopStrings, Vocabulary
 
 _MAX_BODY_BYTES = 16 << 20
@@ -56,7 +48,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def serving_app(model: ServedModel, engine: EngineThread) -> Starlette:
+def serving_app(model: ServedModel, engine: RemoteEngine) -> Starlette:
     """Return the application."""
     server = _Server(model, engine)
     routes = [
@@ -84,9 +76,8 @@ async def _not_found(request: Request, error: HTTPException) -> Response:
 
 
 class _Server:
-    def __init__(self, model: ServedModel, engine: EngineThread) -> None:
+    def __init__(self, model: ServedModel, engine: RemoteEngine) -> None:
         self._model, self._engine = model, engine
-        self._mailbox: _Mailbox | None = None  # made in the event loop
 
     async def health(self, _: Request) -> Response:
         if self._engine.failure is not None:
@@ -128,12 +119,8 @@ class _Server:
             chat=kind is ChatRequest,
             numbers=asked.return_tokens_as_token_ids,
         )
-        if self._mailbox is None:
-            self._mailbox = _Mailbox()
-        answers = _Answers(
-            *(self._engine, self._mailbox, self._model.vocabulary),
-            *(self._generations(asked), asked),
-        )
+        generations = self._generations(asked)
+        answers = _Answers(self._engine, self._model.vocabulary, generations, asked)
         head = {
             "id": f"{'chatcmpl' if kind is ChatRequest else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -174,8 +161,9 @@ class _Server:
                 Generation(
                     tuple(prompt),
                     new,
-                    Sampler(sampling, sequence),
+                    sampling,
                     ends,
+                    sequence,
                     scores_prompt=asked.repeats_prompt and sampling.logprobs is not None,
                 )
                 for sequence in range(asked.n)
@@ -246,45 +234,17 @@ class _Choice:
 _Item = tuple[int, Event | InfrastructureError]
 
 
-class _Mailbox:
-    """Items from the engine's thread for queues of the event loop, which one wake-up delivers.
-
-    A pass has a token for every sequence, and a wake-up of the loop is a system call.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._items: deque[tuple[asyncio.Queue[_Item], _Item]] = deque()
-        self._is_due = False
-
-    def put(self, destination: asyncio.Queue[_Item], item: _Item) -> None:
-        """Deliver an item soon; called in the engine's thread."""
-        self._items.append((destination, item))
-        if not self._is_due:
-            self._is_due = True
-            with contextlib.suppress(RuntimeError):  # the server ends
-                self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._is_due = False  # first: an item that comes from now on is delivered by the next call
-        while self._items:
-            destination, item = self._items.popleft()
-            destination.put_nowait(item)
-
-
 class _Answers:
     """The answers to one HTTP request. Raises RequestError if they can't be queued."""
 
     def __init__(
         self,
-        engine: EngineThread,
-        mailbox: _Mailbox,
+        engine: RemoteEngine,
         vocabulary: Vocabulary,
         generations: Sequence[Generation],
         asked: GenerationRequest,
     ) -> None:
         self._engine = engine
-        self._mailbox = mailbox
         self._events: asyncio.Queue[_Item] = asyncio.Queue()
         self.choices = [_Choice(i, g, vocabulary, asked) for i, g in enumerate(generations)]
         self.has_logprobs = asked.reported is not None
@@ -302,24 +262,32 @@ class _Answers:
             raise RequestError(503, str(error)) from error
 
     def _receive(self, index: int, event: Event | InfrastructureError) -> None:
-        self._mailbox.put(self._events, (index, event))
+        self._events.put_nowait((index, event))
 
-    async def pieces(self) -> AsyncIterator[_Piece]:
-        """Yield the pieces of all answers as they come. Raises RequestError if the engine fails."""
-        running = len(self.choices)
-        while running:
-            index, event = await self._events.get()
-            if isinstance(event, FlexqError):
-                raise RequestError(503, str(event))
-            choice = self.choices[index]
-            if choice.is_done:
-                continue  # a stop string came, and more tokens were on their way
-            self.new_tokens += 0 if choice.is_empty else 1
-            piece = choice.add(event)
-            if piece.end is not None:
-                running -= 1
-                self._engine.cancel(self._numbers[index])
-            yield piece
+    async def pieces(self) -> AsyncIterator[list[_Piece]]:
+        """Yield the pieces of all answers as they come, together where several are there.
+
+        Raises RequestError if the engine fails.
+        """
+        while not all(choice.is_done for choice in self.choices):
+            items = [await self._events.get()]
+            while not self._events.empty():
+                items.append(self._events.get_nowait())
+            pieces = [piece for item in items if (piece := self._piece(*item)) is not None]
+            if pieces:
+                yield pieces
+
+    def _piece(self, index: int, event: Event | InfrastructureError) -> _Piece | None:
+        if isinstance(event, FlexqError):
+            raise RequestError(503, str(event))
+        choice = self.choices[index]
+        if choice.is_done:
+            return None  # a stop string came, and more tokens were on their way
+        self.new_tokens += 0 if choice.is_empty else 1
+        piece = choice.add(event)
+        if piece.end is not None:
+            self._engine.cancel(self._numbers[index])
+        return piece
 
     def usage(self) -> dict[str, int]:
         return {
@@ -338,10 +306,11 @@ async def _whole(answers: _Answers, wording: Wording, head: dict[str, Any]) -> R
     texts = ["" for _ in answers.choices]
     tokens: list[list[tuple[Chosen, int]]] = [[] for _ in answers.choices]
     ends: list[End | None] = [None for _ in answers.choices]
-    async for piece in answers.pieces():
-        texts[piece.index] += piece.text
-        tokens[piece.index] += piece.tokens
-        ends[piece.index] = piece.end
+    async for pieces in answers.pieces():
+        for piece in pieces:
+            texts[piece.index] += piece.text
+            tokens[piece.index] += piece.tokens
+            ends[piece.index] = piece.end
     choices = [
         wording.choice(i, text, wording.logprobs(own) if answers.has_logprobs else None, end)
         for i, (text, own, end) in enumerate(zip(texts, tokens, ends, strict=True))
@@ -394,15 +363,21 @@ async def _events(
         for choice in answers.choices:
             if (opening := wording.opening(choice.index)) is not None:
                 yield _event({**head, "choices": [opening], **usage})
-        async for piece in answers.pieces():
-            logprobs = wording.logprobs(piece.tokens) if answers.has_logprobs else None
-            row = wording.piece(piece.index, piece.text, logprobs, piece.end)
-            yield _event({**head, "choices": [row], **usage})
+        async for pieces in answers.pieces():
+            yield "".join(
+                _event({**head, "choices": [_row(piece, answers, wording)], **usage})
+                for piece in pieces
+            )
         if wants_usage:
             yield _event({**head, "choices": [], "usage": answers.usage()})
         yield "data: [DONE]\n\n"
     except RequestError as error:
         yield _event(error.body)
+
+
+def _row(piece: _Piece, answers: _Answers, wording: Wording) -> dict[str, Any]:
+    logprobs = wording.logprobs(piece.tokens) if answers.has_logprobs else None
+    return wording.piece(piece.index, piece.text, logprobs, piece.end)
 
 
 def _json_response(

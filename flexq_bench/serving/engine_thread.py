@@ -8,7 +8,6 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -17,76 +16,50 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import ServingRequest
 from flexq_bench.decode.serving import run
 from flexq_bench.errors import InfrastructureError, one_line
-from flexq_bench.serving.sampling import Chosen, Sampler, choose, score
+from flexq_bench.serving.generation import (
+    Chosen,
+    End,
+    Event,
+    Generation,
+    Sampler,
+)
+from flexq_bench.serving.sampling import choose, score
 
 log = logging.getLogger(__name__)
 
-End = Literal["stop", "length"]
-
-
-class QueueFullError(InfrastructureError):
-    """Raised where as many requests wait as the server takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A sequence to decode: at most new_tokens after prompt, until one of `ends`.
-
-    scores_prompt: also report the log-probabilities of the prompt's tokens.
-    """
-
-    prompt: tuple[int, ...]
-    new_tokens: int
-    sampler: Sampler
-    ends: frozenset[int]
-    scores_prompt: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """A token of an answer. end: why it is the last one; None: it is not.
-
-    prompt: before the first token, the prompt's after its first, if it is scored.
-    """
-
-    chosen: Chosen
-    end: End | None
-    prompt: tuple[Chosen, ...] = ()
-
-
-# Called in the engine's thread with each event, or with the error that ended all requests.
-Receive = Callable[[Event | InfrastructureError], None]
+Receive = Callable[[Event], None]  # called in the engine's thread
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     generation: Generation
+    sampler: Sampler
     receive: Receive
 
 
 class EngineThread:
     """Continuous batching of requests as they come, on an engine whose passes are prepared.
 
-    max_waiting: requests that wait for a slot; `most` are served or wait. on_failure: called once
-    if a pass fails.
+    on_pass: called after the tokens of a pass. on_failure: called if a pass fails; no request gets
+    a token from then on.
     """
 
     def __init__(
         self,
         engine: Engine,
         step_tokens: int,
-        max_waiting: int,
-        on_failure: Callable[[], None] = lambda: None,
+        *,
+        on_pass: Callable[[], None] = lambda: None,
+        on_failure: Callable[[InfrastructureError], None] = lambda error: None,
     ) -> None:
         self._engine, self._step_tokens = engine, step_tokens
-        self.most = engine.slots + max_waiting
         self._scheduler = Scheduler([], engine.slots, step_tokens)
-        self._on_failure = on_failure
+        self._on_pass, self._on_failure = on_pass, on_failure
         self._prompts = torch.zeros(
             engine.slots, engine.capacity, dtype=torch.int32, device=engine.model.device
         )
         self._requests: dict[int, _Request] = {}
-        self._lock = threading.Lock()  # of _requests and failure
+        self._lock = threading.Lock()  # of _requests
         self._numbers = itertools.count()
         self._changes: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._decoding: dict[int, int] = {}  # requests by slot, after their first token
@@ -96,27 +69,13 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    @property
-    def capacity(self) -> int:
-        """Tokens of a sequence, prompt included."""
-        return self._engine.capacity
-
-    def counts(self) -> tuple[int, int]:
-        """Sequences that are decoded now, and those that wait."""
-        requests = len(self._requests)
-        running = min(requests, self._engine.slots)
-        return running, requests - running
-
     def submit(self, generation: Generation, receive: Receive) -> int:
-        """Queue a sequence; returns its number. Raises QueueFullError, or the engine's failure."""
+        """Queue a sequence; returns its number. After a failure nothing more happens to it."""
         lengths = ServingRequest(len(generation.prompt), generation.new_tokens)
+        sampler = Sampler(generation.sampling, generation.sequence)
+        number = next(self._numbers)
         with self._lock:
-            if self.failure is not None:
-                raise self.failure
-            if len(self._requests) >= self.most:
-                raise QueueFullError(f"{self.most} requests are served or wait: try again later")
-            number = next(self._numbers)
-            self._requests[number] = _Request(generation, receive)
+            self._requests[number] = _Request(generation, sampler, receive)
         self._changes.put(lambda: self._scheduler.add(number, lengths))
         return number
 
@@ -125,7 +84,7 @@ class EngineThread:
         self._changes.put(lambda: self._drop(number))
 
     def close(self) -> None:
-        """End the thread after the pass that runs now; waiting requests get an error."""
+        """End the thread after the pass that runs now."""
 
         def end() -> None:
             self._is_closing = True
@@ -134,7 +93,6 @@ class EngineThread:
         self._thread.join()
 
     def _run(self) -> None:
-        error = InfrastructureError("the server ends")
         try:
             if self._prompts.is_cuda:
                 torch.cuda.set_device(self._prompts.device)
@@ -145,16 +103,10 @@ class EngineThread:
                     self._take_changes(wait=False)
                     if self._is_closing:
                         break
-        except Exception as failure:  # of any class: every request must learn of it
+        except Exception as error:  # of any class: every request must learn of it
             log.exception("the engine failed")
-            error = InfrastructureError(f"the engine failed: {one_line(failure)}")
-        with self._lock:
-            self.failure = error
-            left, self._requests = list(self._requests.values()), {}
-        for request in left:
-            request.receive(error)
-        if not self._is_closing:
-            self._on_failure()
+            self.failure = InfrastructureError(f"the engine failed: {one_line(error)}")
+            self._on_failure(self.failure)
 
     def _take_changes(self, *, wait: bool) -> None:
         if wait:
@@ -187,10 +139,11 @@ class EngineThread:
             if end is not None:
                 self._leave(slot, index, is_freed=index in last)
             request.receive(Event(choice, end, self._scored.pop(index, ())))
+        self._on_pass()
 
     def _score(self, slot: int, generation: Generation) -> tuple[Chosen, ...]:
         """Log-probabilities of a prompt's tokens after the first. It is prefilled again later."""
-        tokens, count = generation.prompt[1:], generation.sampler.sampling.logprobs or 0
+        tokens, count = generation.prompt[1:], generation.sampling.logprobs or 0
         scored: list[Chosen] = []
         for start in range(0, len(tokens), self._step_tokens):
             span = slice(start, min(start + self._step_tokens, len(tokens)))
@@ -201,7 +154,7 @@ class EngineThread:
 
     def _choose(self, logits: torch.Tensor, rows: list[tuple[int, int, int]]) -> list[Chosen]:
         """Choose the token of each row, slot and request, and give it to the next step."""
-        samplers = [self._requests[index].generation.sampler for _, _, index in rows]
+        samplers = [self._requests[index].sampler for _, _, index in rows]
         own = [i for i, sampler in enumerate(samplers) if not sampler.sampling.is_plain]
         if own:
             places = [rows[i][0] for i in own]

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from flexq_bench.serving.engine_thread import End
-from flexq_bench.serving.sampling import Chosen, Sampling
+from flexq_bench.serving.generation import Chosen, End, Sampling
 from flexq_bench.serving.text import Vocabulary
 
 MAX_TOP_LOGPROBS = 20

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-
-import uvicorn
 
 from flexq_bench.decode.case import Setup, open_model
 from flexq_bench.decode.continuous_batching import step_sizes
@@ -14,13 +16,18 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.operations import DecodeWorkerOperations
 from flexq_bench.decode.records import content_hash_of
 from flexq_bench.decode.serving import prepare_all
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.measure.launcher import FreshProcess
 from flexq_bench.measure.tuning import Tuning
-from flexq_bench.read_api.browser_guard import DATA_POLICY, BrowserGuard, allowed_hosts
-from flexq_bench.serving.app import ServedModel, serving_app
+from flexq_bench.read_api.browser_guard import allowed_hosts
+from flexq_bench.serving import http_process
+from flexq_bench.serving.app import ServedModel
+from flexq_bench.serving.engine_link import EngineFacts, LinkedEngine
 from flexq_bench.serving.engine_thread import EngineThread
+from flexq_bench.serving.http_process import HttpSettings
 from flexq_bench.serving.text import Vocabulary
 
-_GRACE_S = 2  # for answers that are on their way when the server is stopped
+_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +78,45 @@ def prepared_engine(
         yield PreparedEngine(engine, options, loaded["kernels"], content_hash)
 
 
-def http_server(
+def listening_socket(address: str, port: int) -> socket.socket:
+    """Return a socket that listens. Raises UsageError if it can't."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"can't listen on {address}:{port} ({error.strerror or error}): give another --port"
+        ) from None
+
+
+@contextmanager
+def linked_engine(
     prepared: PreparedEngine,
-    engine: EngineThread,
     name: str,
     vocabulary: Vocabulary,
+    hosts: Sequence[str],
     *,
-    address: str = "127.0.0.1",
-    port: int = 0,
-    host_names: Sequence[str] = (),
-) -> uvicorn.Server:
-    """Return a server that is not started. name: of the model. host_names: as in allowed_hosts."""
-    dimensions = prepared.engine.model.architecture.dimensions
-    served = ServedModel(name, vocabulary, dimensions.vocab, prepared.content_hash)
-    app = serving_app(served, engine)
-    config = uvicorn.Config(
-        BrowserGuard(app, allowed_hosts(address, host_names), DATA_POLICY),
-        host=address,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_GRACE_S,
-    )
-    return uvicorn.Server(config)
+    on_failure: Callable[[], None] = lambda: None,
+) -> Iterator[tuple[EngineThread, LinkedEngine, socket.socket]]:
+    """Run a prepared engine; yields its thread, our end of the link, and that of `http_process`.
+
+    name: of the model. hosts: of HttpSettings. on_failure: called if a pass fails.
+    """
+    engine, options = prepared.engine, prepared.options
+    ours, theirs = socket.socketpair()
+
+    def failed(error: InfrastructureError) -> None:
+        link.fail(error)
+        on_failure()
+
+    with ours, theirs, closing(LinkedEngine(ours)) as link:
+        vocabulary_size = engine.model.architecture.dimensions.vocab
+        model = ServedModel(name, vocabulary, vocabulary_size, prepared.content_hash)
+        facts = EngineFacts(engine.slots, engine.slots + options.max_waiting, engine.capacity)
+        thread = EngineThread(engine, options.step_tokens, on_pass=link.flush, on_failure=failed)
+        with closing(thread):
+            link.send(HttpSettings(model, facts, hosts))
+            yield thread, link, theirs
 
 
 def serve_until_stopped(
@@ -105,22 +127,40 @@ def serve_until_stopped(
     port: int,
     host_names: Sequence[str],
 ) -> None:
-    """Listen until a signal. Raises InfrastructureError if the engine fails."""
-    options = prepared.options
+    """Listen until a signal. Raises InfrastructureError if the engine or the HTTP server fails.
 
-    def stop() -> None:
-        server.should_exit = True
+    The HTTP server is a process of its own: see engine_link.
+    """
+    hosts = allowed_hosts(address, host_names)
+    received: list[int] = []
+    with (
+        listening_socket(address, port) as listening,
+        linked_engine(
+            *(prepared, name, vocabulary, hosts), on_failure=lambda: process.terminate()
+        ) as (engine, link, theirs),
+    ):
+        files = (theirs.fileno(), listening.fileno())
+        command = [sys.executable, "-m", http_process.__name__, *map(str, files)]
+        process = FreshProcess(command, stdin=subprocess.DEVNULL, pass_fds=files)
+        theirs.close()
+        listening.close()
 
-    with closing(
-        EngineThread(prepared.engine, options.step_tokens, options.max_waiting, stop)
-    ) as engine:
-        server = http_server(
-            *(prepared, engine, name, vocabulary),
-            address=address,
-            port=port,
-            host_names=host_names,
-        )
-        with suppress(KeyboardInterrupt):  # uvicorn raises it again after a graceful end
-            server.run()
+        def stop(number: int, _: object) -> None:
+            process.kill() if received else process.terminate()
+            received.append(number)
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            link.receive(engine)
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
         if engine.failure is not None:
             raise engine.failure
+        if not received:
+            raise InfrastructureError(f"the HTTP server ended with {process.exit_reason()}")
+    if received[0] == signal.SIGTERM:
+        signal.raise_signal(received[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,8 @@ def test_trace_is_swept_and_weighted_by_its_counts(cli, tmp_path):
     assert f"{3 * medians[1] + medians[4]:.5g}" in ran.err
     assert "2 of 2" in ran.err
     assert "16" in ran.err  # traced us
+    (run,) = re.findall(r"of run (\w{8})", ran.err)
+    assert f"{3 * medians[1] + medians[4]:.5g}" in cli("run", "--resume", run).out
 
 
 @pytest.mark.parametrize("other", [("--m", "1"), ("--like", "3f2a"), ("--queue",)])

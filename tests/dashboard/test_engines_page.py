@@ -70,6 +70,18 @@ def test_point_is_an_engine_with_both_intervals_and_its_verdict(store, open_engi
     assert rows["vllm 0.12"]["speed"] == pytest.approx(19.2)
 
 
+def test_values_are_drawn_with_intervals_around_their_base(store, open_engines):
+    store.keep(compared("vllm 0.12", an_accuracy(-0.5), a_speed(-4.0)))
+
+    drawn = points(open_engines(axes="values"))
+
+    engine, base = drawn["vllm 0.12 · SmolLM2-135M · ✓ pass"], drawn[BASE]
+    assert (numbers(engine["x"]), numbers(engine["y"])) == ([pytest.approx(19.2)], [69.5])
+    assert engine["error_x"]["array"] == pytest.approx([0.1])
+    assert engine["error_y"]["array"] == pytest.approx([1.0])
+    assert (numbers(base["x"]), numbers(base["y"])) == ([20.0], [70.0])
+
+
 def test_newest_gate_of_an_engine_counts(store, open_engines):
     store.keep(
         compared("sglang", an_accuracy(-5.0, "fail"), a_speed(2.0), hour=9),

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,22 @@ class Answers:
         tail = answer.split(" ") if options.bare else ["The", "answer", "is", *answer.split(" ")]
         head, *rest = [*filler, *tail] if not options.bare else tail
         return [head, *(" " + word for word in rest)]
+
+    def echoed(self, text: str) -> list[tuple[str, float]]:
+        """Return the tokens of a repeated text with their log-probabilities.
+
+        A stored prompt with the answer that this server takes for right is likelier than others.
+        """
+        prompt = max((p for p in self.stored if text.startswith(p)), key=len, default=None)
+        scale = 1.0
+        if prompt is not None:
+            right = text[len(prompt) :].strip() == self.stored[prompt]
+            scale = 0.1 if right == self.is_right(prompt, None) else 1.0
+        words = re.findall(r"\s*\S+|\s+$", text)
+        return [
+            (word, -scale * (1 + share_of(self.options.seed, "echo", words[: i + 1])))
+            for i, word in enumerate(words)
+        ]
 
 
 class Server(ThreadingHTTPServer):
@@ -274,6 +291,17 @@ class Generation:
             "text_offset": lengths,
         }
 
+    def with_prompt(self, prompt: str, logprobs: dict[str, Any]) -> dict[str, Any]:
+        """Return log-probabilities of a completion with those of its prompt before them."""
+        known = self.handler.server.answers.echoed(prompt)
+        before: dict[str, list[Any]] = {
+            "tokens": [token for token, _ in known],
+            "token_logprobs": [None, *(value for _, value in known[1:])],
+            "top_logprobs": [None, *({token: value} for token, value in known[1:])],
+            "text_offset": [0 for _ in known],
+        }
+        return {key: [*before[key], *values] for key, values in logprobs.items()}
+
     def usage(self, choices: list[tuple[str, list[str], str]]) -> dict[str, int]:
         prompt = sum(len(text.split()) for text in self.prompts())
         completion = sum(len(words) for _, words, _ in choices)
@@ -299,8 +327,12 @@ class Generation:
             said = (
                 {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
             )
-            row = {"index": index, **said, "finish_reason": reason}
-            rows.append({**row, "logprobs": self.logprobs(prompt, words)})
+            logprobs = self.logprobs(prompt, words)
+            if self.request.get("echo") and not self.options.no_echo:
+                said = {"text": prompt + text}
+                if logprobs is not None:
+                    logprobs = self.with_prompt(prompt, logprobs)
+            rows.append({"index": index, **said, "finish_reason": reason, "logprobs": logprobs})
         if self.options.garbage:
             self.handler.reply(200, "garbage")
             return
@@ -400,6 +432,7 @@ def _options() -> argparse.Namespace:
     add("--loop-share", type=float, default=0.0, help="share of answers that repeat themselves")
     add("--truncate", type=int, help="tokens after which an answer is cut off")
     add("--no-logprobs", action="store_true")
+    add("--no-echo", action="store_true", help="a prompt is not repeated, as if not asked for")
     add("--logprob-noise", type=float, default=0.0, help="nats; noise follows from --flip-seed")
     # time
     add("--ttft-ms", type=float, default=0.0, help="time to the first token")

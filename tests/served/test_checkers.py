@@ -56,7 +56,7 @@ def test_answer_that_nothing_matches_is_refused(checker: str, answer: str):
         ("```python\ndef add(a, b):\n    return a + b\n```", True),
         ("    return a + b\n", True),
         ("    return a - b\n", False),
-        ("    import sys; sys.exit(0)\n", False),
+        ("    import os; os._exit(0)\n", False),
         ("    open('/tmp/../etc/x', 'w')\n    return a + b\n", False),
     ],
 )

@@ -180,6 +180,60 @@ def test_end_marker_without_a_lines_end_is_an_end():
     assert answer.outcome is Outcome.OK
 
 
+def _events(*events: object, end: bytes = b"data: [DONE]\n\n") -> bytes:
+    return _OK + b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events) + end
+
+
+_HELLO = {"choices": [{"index": 0, "text": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _OK + b'data: {"choices":\ndata: [{"text": "hello"}]}\n\ndata: [DONE]\n\n',
+        _OK + b": ping\n\n" + _events(_HELLO).removeprefix(_OK),
+        _events(_HELLO, {"choices": []}, {"choices": [{"text": None, "finish_reason": "stop"}]}),
+        _events({"choices": [{"text": "hello", "finish_reason": "stop"}]}, end=b""),
+        _events(_HELLO, {"choices": [{"index": 1, "text": "other"}]}),
+        _events(_HELLO, {"choices": [{"index": 0, "text": " END and more"}]}),
+    ],
+    ids=["lines", "comment", "null text", "no end marker", "second answer", "stop string"],
+)
+def test_odd_stream_has_its_text(body: bytes):
+    request = Request("Say hello", 40, stream=True, stop=(" END",))
+
+    answer = asyncio.run(_reply(lambda writer: writer.write(body), request))
+
+    assert (answer.outcome, answer.text) == (Outcome.OK, "hello")
+
+
+def test_character_in_two_parts_of_a_body_is_read():
+    event = b'data: {"choices": [{"text": "\xc3\xa4"}]}\n\ndata: [DONE]\n\n'
+
+    async def split(writer: asyncio.StreamWriter) -> None:
+        for part in (_OK, event[:30], event[30:]):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    assert _replied(split, stream=True).text == "ä"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ({"text": "so\ufffd", "finish_reason": "length"}, Outcome.CUT_OFF),
+        ({"text": "so\ufffd", "finish_reason": "stop"}, Outcome.MALFORMED),
+        ({"text": "hello", "usage": 99}, Outcome.MALFORMED),
+    ],
+)
+def test_odd_answer_is_judged_by_its_end_and_length(answer: dict, outcome: Outcome):
+    usage = {"completion_tokens": answer.pop("usage", 3)}
+    body = json.dumps({"choices": [answer], "usage": usage}).encode()
+
+    assert _replied(lambda writer: writer.write(_OK + body)).outcome is outcome
+
+
 @pytest.mark.parametrize(("end", "outcome"), [("length", Outcome.OK), ("stop", Outcome.CUT_OFF)])
 def test_fixed_length_without_usage_is_known_by_its_end(end: str, outcome: Outcome):
     body = json.dumps({"choices": [{"text": "hello", "finish_reason": end}]}).encode()
@@ -188,6 +242,7 @@ def test_fixed_length_without_usage_is_known_by_its_end(end: str, outcome: Outco
     answer = asyncio.run(_reply(lambda writer: writer.write(_OK + body), request))
 
     assert answer.outcome is outcome
+    assert answer.completion_tokens == (40 if outcome is Outcome.OK else None)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,6 +65,56 @@ def test_child_that_ignores_signals_ends_with_engine(
         assert _alive(str(answers))
 
     eventually(lambda: not _alive(str(answers)))
+
+
+@pytest.mark.slow
+def test_killed_gate_leaves_no_engine(command: Command, tmp_path: Path):
+    answers = tmp_path / "marker.jsonl"
+    answers.write_text("")
+    line = command(f"--child --answers {answers}")
+    program = (
+        "import sys, time\nfrom flexq_bench.served.engines import engine, started\n"
+        f"with started(engine('base', {line!r})):\n    print('up', flush=True)\n    time.sleep(600)"
+    )
+    gate = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with gate:
+        assert gate.stdout is not None
+        assert gate.stdout.readline() == b"up\n"
+        gate.kill()
+
+    end = time.monotonic() + 30
+    while _alive(str(answers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _alive(str(answers))
+
+
+def test_endless_log_keeps_its_last_line(tmp_path: Path):
+    program = tmp_path / "prints.py"
+    program.write_text("for _ in range(2000):\n    print('x' * 10_000)\nprint('no memory')")
+    spec = engine("base", f"{sys.executable} {program} {{port}}")
+
+    with pytest.raises(EngineError, match="exit code 0: no memory"), started(spec):
+        pass
+
+
+def test_engines_on_two_gpus_change_places(monkeypatch: pytest.MonkeyPatch):
+    placed = []
+
+    @contextmanager
+    def recorded(spec: EngineSpec, *, gpu: str, **_: object) -> Iterator[RunningEngine]:
+        placed.append((spec.name, gpu))
+        yield RunningEngine(spec.name, "", "m", 0.0, lambda: "")
+
+    monkeypatch.setattr(turns_module, "started", recorded)
+    specs = (EngineSpec(name, command=("serve",)) for name in ("base", "head"))
+    turns = turns_module.Turns(*specs, turns_module.Places(("0", "1")))
+    for block in range(5):
+        turns.place(block)
+        for name in turns.order(block):
+            turns.engine(name)
+
+    assert placed[:4] == [("base", "0"), ("head", "1"), ("head", "0"), ("base", "1")]
+    assert len(placed) == 6
 
 
 def test_engine_that_dies_gives_last_line_of_log(command: Command):
@@ -159,7 +211,7 @@ def test_both_engines_end_if_the_end_of_one_is_interrupted(
 
     @contextmanager
     def interrupted(spec: EngineSpec, **_: object) -> Iterator[RunningEngine]:
-        yield RunningEngine(spec.name, spec.url, "m", 0.0, lambda: "", None)
+        yield RunningEngine(spec.name, spec.url, "m", 0.0, lambda: "")
         ended.append(spec.name)
         raise KeyboardInterrupt
 

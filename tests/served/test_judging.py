@@ -82,7 +82,11 @@ def test_divergence_needs_predictions_of_most_answers(reported: int, outcome: st
     top = {"a": 0.9, "b": 0.05}
     answers = _answers({"base": 900, "head": 900}, {"base": top, "head": top}, reported=reported)
 
-    assert judge_divergence(answers, mean=0.05, alpha=0.001).outcome == outcome
+    limit = judge_divergence(answers, mean=0.05, alpha=0.001)
+
+    assert limit.outcome == outcome
+    # A policy that allows engines without log-probabilities allows no head that lost them.
+    assert limit.check.startswith("KL of" if outcome == "pass" else "log-probabilities of")
 
 
 def test_divergence_of_likeliest_tokens_is_a_lower_bound():

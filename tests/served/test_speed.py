@@ -17,7 +17,7 @@ from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.served.client import Answer, Outcome
 from flexq_bench.served.engines import EngineSpec, RunningEngine
 from flexq_bench.served.speed import load
-from flexq_bench.served.speed.gate import comparison_of, judge_speed
+from flexq_bench.served.speed.gate import comparison_of, judge_failed, judge_speed
 from flexq_bench.served.speed.load import RequestTimes, Segment, run_segment
 from flexq_bench.served.speed.metrics import LatencyLimits, metric, pooled_interval, segment_value
 from flexq_bench.served.speed.policy import SpeedTable
@@ -227,7 +227,7 @@ class SlowClient:
         return Answer(Outcome.OK, "a b", "length", sent, (0.025, 0.05), 0.05, 1, 2)
 
 
-ENGINE = RunningEngine("base", "http://127.0.0.1:1", "m", 0.0, lambda: "", None)
+ENGINE = RunningEngine("base", "http://127.0.0.1:1", "m", 0.0, lambda: "")
 
 
 def test_open_loop_counts_the_wait_from_the_time_a_request_is_due(monkeypatch):
@@ -286,6 +286,19 @@ def test_delay_of_3_percent_is_found_in_resampled_gates(power):
     assert none.found <= 0.02
     assert delayed.found >= 0.9
     assert delayed.of_metric["median_tpot"] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "outcome"),
+    [(0, 0, "pass"), (0, 1, "pass"), (6, 6, "pass"), (0, 6, "ambiguous"), (0, 7, "fail")],
+)
+def test_more_failed_requests_than_accepted_do_not_pass(power, base, head, outcome):
+    def segment(failed):
+        return Segment((FAILED,) * failed + (times(),) * (256 - failed))
+
+    sides = {"base": [segment(base)], "head": [segment(head)]}
+
+    assert judge_failed(power.Measured(power.TABLE, [[sides]])).outcome == outcome
 
 
 def test_failing_engine_ends_the_gate_with_its_reason(power):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,15 @@ import torch
 
 from flexq_bench.decode.case import CachedScheme, Setup
 from flexq_bench.measure.tuning import Tuning
-from flexq_bench.serving.engine_thread import EngineThread
+from flexq_bench.serving.http_process import serve
 from flexq_bench.serving.loading import load_vocabulary
-from flexq_bench.serving.running import EngineOptions, PreparedEngine, http_server, prepared_engine
+from flexq_bench.serving.running import (
+    EngineOptions,
+    PreparedEngine,
+    linked_engine,
+    listening_socket,
+    prepared_engine,
+)
 from flexq_bench.serving.text import Vocabulary
 
 TINY = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
@@ -37,7 +44,6 @@ class Served:
     url: str
     prepared: PreparedEngine
     vocabulary: Vocabulary
-    thread: EngineThread
 
     def client(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0, "timeout": 60, **options}
@@ -79,21 +85,22 @@ def start(model: Path) -> Iterator[Callable[..., Served]]:
             options = EngineOptions(slots, None, 2048, 64, max_waiting)
             prepared = stack.enter_context(prepared_engine(setup, Tuning.NONE, options))
             vocabulary = load_vocabulary(folder)
-            thread = EngineThread(prepared.engine, options.step_tokens, max_waiting)
-            stack.enter_context(closing(thread))
-            server = http_server(prepared, thread, "tiny", vocabulary)
-            running = threading.Thread(target=server.run, daemon=True)
-            running.start()
+            listening = stack.enter_context(listening_socket("127.0.0.1", 0))
+            linked = linked_engine(prepared, "tiny", vocabulary, ("localhost",))
+            thread, link, theirs = stack.enter_context(linked)
+            serving = threading.Thread(target=lambda: asyncio.run(serve(theirs, listening)))
+            receiving = threading.Thread(target=link.receive, args=(thread,))
 
             def end() -> None:
-                server.should_exit = True
-                running.join()
+                theirs.shutdown(socket.SHUT_RDWR)
+                serving.join()
+                receiving.join()
 
+            for one in (serving, receiving):
+                one.start()
             stack.callback(end)
-            while not server.started:
-                time.sleep(0.01)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            return Served(f"http://127.0.0.1:{port}", prepared, vocabulary, thread)
+            port = listening.getsockname()[1]
+            return Served(f"http://127.0.0.1:{port}", prepared, vocabulary)
 
         yield started
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from flexq_bench.serving.sampling import Sampler, Sampling, choose, score
+from flexq_bench.serving.generation import Sampler, Sampling
+from flexq_bench.serving.sampling import choose, score
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0]).half()
 DRAWS = 4000

@@ -48,6 +48,18 @@ def engines_frame(gates: Sequence[GateRow], accuracy: str, speed: str) -> pd.Dat
     return pd.DataFrame(rows)
 
 
+def with_intervals_of_values(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with intervals of accuracy and speed themselves in place of their changes.
+
+    They are around the value of the base that was measured with them.
+    """
+    ends = {}
+    for end in ("low", "high"):
+        ends[f"accuracy {end}"] = frame["accuracy of base"] + frame[f"accuracy {end}"]
+        ends[f"speed {end}"] = frame["speed of base"] * (1 + frame[f"speed {end}"] / 100)
+    return frame.assign(**ends)
+
+
 def _row(gate: GateRow, accuracy: str, speed: str) -> dict[str, object]:
     limits = {limit.check: limit for limit in gate.limits}
     score, time = limits.get(accuracy), limits.get(speed)

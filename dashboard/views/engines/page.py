@@ -27,6 +27,7 @@ from flexq_bench.db.queries import GateRow
 
 _SUITE = "served"  # of the runs of `gate served`
 _MAX_GATES = 500
+_CHANGES, _VALUES = "changes", "values"
 
 
 @app_page("Engines", section=ACCURACY, icon=":material/dns:")
@@ -44,7 +45,8 @@ def page(database: Database) -> None:
     gates = [gate for gate in gates if gate.base == base]
     accuracy = _check(controls, "accuracy", "Accuracy", accuracy_checks(gates))
     speed = _check(controls, "speed", "Speed", speed_checks(gates))
-    _show_engines(engines_frame(gates, accuracy, speed), base, accuracy, speed)
+    axes = controls.select(st.sidebar, "axes", "Axes", (_CHANGES, _VALUES), radio=True)
+    _show_engines(engines_frame(gates, accuracy, speed), base, accuracy, speed, axes)
     _show_gates(controls, gates)
     for missing in controls.ignored:
         st.warning(f"Not stored, so ignored: {as_text(missing)}.")
@@ -54,7 +56,7 @@ def _check(controls: Controls, name: str, label: str, checks: Sequence[str]) -> 
     return controls.select(st.sidebar, name, label, checks) if checks else ""
 
 
-def _show_engines(frame: pd.DataFrame, base: str, accuracy: str, speed: str) -> None:
+def _show_engines(frame: pd.DataFrame, base: str, accuracy: str, speed: str, axes: str) -> None:
     st.caption(
         f"Against {as_code(base)}: {as_text(accuracy or 'no accuracy was judged')}; "
         f"{as_text(speed or 'no speed was judged')}. The newest gate of each engine."
@@ -67,9 +69,12 @@ def _show_engines(frame: pd.DataFrame, base: str, accuracy: str, speed: str) -> 
     else:
         metric = speed.partition(": ")[2] or speed
         styles = scheme_styles(frame["engine"])
-        draw_chart(charts.accuracy_over_speed(frame, styles, metric, base), key="engines")
+        is_change = axes == _CHANGES
+        draw = charts.accuracy_over_speed if is_change else charts.accuracy_and_speed
+        draw_chart(draw(frame, styles, metric, base), key="engines")
         st.caption(
-            "Bars are 95 % intervals of paired differences; the base is where the lines cross. "
+            "Bars are 95 % intervals of paired differences; the base is "
+            f"{'where the lines cross' if is_change else 'a star for each gate'}. "
             "Higher is better; latencies are better to the left, rates to the right."
         )
     number = st.column_config.NumberColumn

@@ -26,7 +26,7 @@ from flexq_bench.served.speed.load import Segment, run_segment
 from flexq_bench.served.speed.metrics import Metric, pooled_interval, segment_value
 from flexq_bench.served.speed.policy import SpeedTable
 from flexq_bench.served.turns import BASE, HEAD, Turns
-from flexq_bench.stats.paired import loss_p_value
+from flexq_bench.stats.paired import ItemDifference, item_difference, loss_p_value
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.limits import detectable_percent, exceeds, is_enough, is_within
 
@@ -87,14 +87,13 @@ class Measured:
         share = self.failed_share(side)
         return f"{side}: {100 * share:.0f} % of requests failed" if share > _MAX_FAILED else ""
 
-    def failures(self) -> tuple[int, int, int]:
-        """Return requests that only base answered, those that only head did, and all."""
-        pairs = [
-            (mine.is_ok, other.is_ok)
-            for base, head in zip(self.segments(BASE), self.segments(HEAD), strict=True)
-            for mine, other in zip(base.times, head.times, strict=True)
-        ]
-        return pairs.count((True, False)), pairs.count((False, True)), len(pairs)
+    def failures(self) -> ItemDifference:
+        """Return the difference of the shares of failed requests; both got the same ones."""
+        sides = (
+            [not one.is_ok for segment in self.segments(side) for one in segment.times]
+            for side in (BASE, HEAD)
+        )
+        return item_difference(*sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,31 +327,12 @@ def _limits(
 ) -> list[GateLimit]:
     """Return the outcomes of a table: of failed requests, then of each metric."""
     table = measured.table
-    only_base, only_head, count = measured.failures()
-    failed = {side: measured.failed_share(side) for side in (BASE, HEAD)}
-    fails = loss_p_value(only_base, only_head) < _FAILED_ALPHA
-    none = not count
-    limits = [
-        GateLimit(
-            check=f"speed {table.name}: failed requests",
-            limit="not more than base's",
-            outcome="not judged" if none else "fail" if fails else "pass",
-            reason=problem
-            if none
-            else f"only head failed {only_base} of {count}, only base {only_head}",
-            base=None if none else 100 * failed[BASE],
-            value=None if none else 100 * failed[HEAD],
-            change=None if none else 100 * (failed[HEAD] - failed[BASE]),
-            low=None,
-            high=None,
-            unit="%",
-        )
-    ]
+    limits = [judge_failed(measured, problem)]
     for one, result in results:
         now, of = result.confirmation, one.metric
         sides = [
             pooled_interval(of, measured.segments(side), table.latency_limits, seed=seed)
-            if count
+            if measured.placements
             else None
             for side in (BASE, HEAD)
         ]
@@ -387,6 +367,45 @@ def _limits(
             )
         )
     return limits
+
+
+def judge_failed(measured: Measured, problem: str = "") -> GateLimit:
+    """Return the outcome of failed requests: by McNemar's exact test, and by the policy's limit.
+
+    problem: why no request was sent.
+    """
+    table = measured.table
+    limit = GateLimit(
+        check=f"speed {table.name}: failed requests",
+        limit=f"at most {table.failed_percent:g} % more than base's",
+        outcome="not judged",
+        reason=problem,
+        base=None,
+        value=None,
+        change=None,
+        low=None,
+        high=None,
+        unit="%",
+    )
+    if not measured.placements:
+        return limit
+    found = measured.failures()
+    base, head = (100 * measured.failed_share(side) for side in (BASE, HEAD))
+    outcome = "pass"
+    if loss_p_value(found.only_head, found.only_base) < _FAILED_ALPHA:
+        outcome = "fail"
+    elif head - base > table.failed_percent:
+        outcome = "ambiguous"
+    return replace(
+        limit,
+        outcome=outcome,
+        reason=f"{found.only_head} that only head failed, {found.only_base} only base",
+        base=base,
+        value=head,
+        change=head - base,
+        low=100 * found.interval.low,
+        high=100 * found.interval.high,
+    )
 
 
 def _outcome(result: CaseComparison, limit: float) -> str:

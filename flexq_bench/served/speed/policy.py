@@ -10,6 +10,7 @@ requests = 32                      # of a segment; a block is base, head, head, 
 metrics = ["median_ttft", "median_tpot", "goodput"]   # see metrics.py
 worse_percent = 2.0                # the largest accepted loss of a metric; 0: none
 limits = { median_ttft = 5.0 }     # of single metrics instead
+failed_percent = 0.5               # more failed requests than base that are accepted, of all
 ttft_ms = 500.0                    # limits of goodput, also tpot_ms and e2e_ms
 
 With lengths = "fixed": prompt_tokens and new_tokens. With "recorded": file (`read_trace`). With
@@ -76,6 +77,7 @@ class SpeedTable(DataTable):
     metrics: Texts = _DEFAULT
     worse_percent: Amount = 2.0
     limits: dict[str, Amount] = Field(default_factory=dict)
+    failed_percent: Amount = 0.5
     ttft_ms: Amount | None = None
     tpot_ms: Amount | None = None
     e2e_ms: Amount | None = None
