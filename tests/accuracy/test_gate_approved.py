@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flexq_bench.accuracy.approved import ApprovedReference
+from flexq_bench.cli.app import main
 from flexq_bench.exit_codes import ExitCode
 
 POLICY = """
@@ -30,43 +33,59 @@ def swap_rows(operand):
     return replace(operand, values=values)
 
 
+def command(tiny_llama, folder, checkpoint, *options, days=30):
+    policy = folder / "mine.toml"
+    policy.write_text(POLICY.format(days=days))
+    return (
+        *("gate", "accuracy", "--model", str(tiny_llama), "--checkpoint", str(checkpoint)),
+        *("--policy", str(policy), "--data", str(tiny_llama / "heldout.txt")),
+        *("--device", "cpu", "--no-diagnosis", "--json", "-", *map(str, options)),
+    )
+
+
 @pytest.fixture
 def gate(cli, tiny_llama, tmp_path):
     """gate(checkpoint, "--approved", file): exit code, and the report."""
 
-    def run(checkpoint, *options, days=30):
-        policy = tmp_path / "mine.toml"
-        policy.write_text(POLICY.format(days=days))
-        ran = cli(
-            *("gate", "accuracy", "--model", str(tiny_llama), "--checkpoint", str(checkpoint)),
-            *("--policy", str(policy), "--data", str(tiny_llama / "heldout.txt")),
-            *("--device", "cpu", "--no-diagnosis", "--json", "-", *map(str, options)),
-        )
+    def run(checkpoint, *options, **of_policy):
+        ran = cli(*command(tiny_llama, tmp_path, checkpoint, *options, **of_policy))
         return ran.code, json.loads(ran.out) if ran.out else ran.error
 
     return run
 
 
-@pytest.fixture
-def calibrated(cli, tiny_llama, tmp_path):
-    """A checkpoint whose quantization can't be repeated without the calibration text."""
-    folder = tmp_path / "calibrated"
-    ran = cli(
-        *("quantize", str(tiny_llama), "--scheme", "smoothquant-w8a8", "--out", str(folder)),
-        *("--calibration", str(tiny_llama / "calibration.txt"), "--calibration-segments", "2"),
-        *("--calibration-length", "64", "--device", "cpu"),
-    )
-    assert ran.code == ExitCode.PASS, ran.error
+@pytest.fixture(scope="module")
+def once(tiny_llama, tmp_path_factory):
+    """A folder with a checkpoint and the file of its approval, by Ada."""
+    folder = tmp_path_factory.mktemp("approved")
+    checkpoint = folder / "calibrated"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEXQ_BENCH_DB", str(folder / "flexq.sqlite"))
+        quantized = main(
+            (
+                *("quantize", str(tiny_llama), "--scheme", "smoothquant-w8a8"),
+                *("--calibration", str(tiny_llama / "calibration.txt")),
+                *("--calibration-segments", "2", "--calibration-length", "64"),
+                *("--out", str(checkpoint), "--device", "cpu"),
+            )
+        )
+        assert quantized == ExitCode.PASS
+        approval = ("--approve", folder / "approved.json", "--approver", "Ada")
+        # Approving changes no outcome.
+        assert main(command(tiny_llama, folder, checkpoint, *approval)) == ExitCode.MISSING
     return folder
 
 
 @pytest.fixture
-def approved(gate, calibrated, tmp_path):
-    """The file of its approval, by Ada."""
-    file = tmp_path / "approved.json"
-    code, _ = gate(calibrated, "--approve", file, "--approver", "Ada")
-    assert code == ExitCode.MISSING  # approving changes no outcome
-    return file
+def calibrated(once):
+    """A checkpoint whose quantization can't be repeated without the calibration text."""
+    return once / "calibrated"
+
+
+@pytest.fixture
+def approved(once, tmp_path):
+    """A copy of the file of its approval."""
+    return Path(shutil.copy(once / "approved.json", tmp_path))
 
 
 def outcomes(report):

@@ -87,6 +87,7 @@ def test_the_table_is_saved_as_the_link_narrows_it(
     assert all(float(row["speedup_low"]) <= float(row["speedup"]) for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "advice"),
     [
@@ -94,22 +95,17 @@ def test_the_table_is_saved_as_the_link_narrows_it(
         ("alert", "gate perf"),
         ("history", "run smoke"),
         ("results", "run smoke"),
-        *(
-            pytest.param(page, advice, marks=pytest.mark.slow)
-            for page, advice in (
-                ("accuracy", "accuracy --model DIR"),
-                ("decode", "decode llama-7b"),
-                ("fleet", "No worker is alive"),
-                ("measurement", "History"),
-                ("kernels", "run smoke"),
-                ("kernels?view=heat+map", "run smoke"),
-                ("compare", "run smoke"),
-                ("compare?kind=commits", "run smoke"),
-                ("compare?kind=kernels", "run smoke"),
-                ("paper", "db upgrade"),
-                ("sweep", "No worker is alive"),
-            )
-        ),
+        ("accuracy", "accuracy --model DIR"),
+        ("decode", "decode llama-7b"),
+        ("fleet", "No worker is alive"),
+        ("measurement", "History"),
+        ("kernels", "run smoke"),
+        ("kernels?view=heat+map", "run smoke"),
+        ("compare", "run smoke"),
+        ("compare?kind=commits", "run smoke"),
+        ("compare?kind=kernels", "run smoke"),
+        ("paper", "db upgrade"),
+        ("sweep", "No worker is alive"),
     ],
 )
 def test_an_empty_database_says_what_to_do(

@@ -48,6 +48,7 @@ def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
         urllib.request.urlopen(f"{proxy.url}/")
 
 
+@pytest.mark.slow
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
     text = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-home")

@@ -220,6 +220,7 @@ def open_every_page(store: Any, open_page: OpenPage) -> None:
 SLOW = {
     *("one value", "zeros", "huge outliers", "a deleted branch", "two projects", "200 projects"),
     *("names in any script", "scores only", "accuracy gates only", "served models"),
+    *("CPU nights", "one run", "one sweep", "nothing accepted", "decodes only"),
 }
 MARKED = [pytest.param(k, marks=pytest.mark.slow) if k in SLOW else k for k in KINDS]
 

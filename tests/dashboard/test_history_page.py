@@ -18,9 +18,12 @@ EVER = "2025-11-21T10:00:00+00:00"
 @pytest.fixture
 def stored(store):
     """Five commits, stored in another order than they follow each other; a driver between two."""
-    for order in (3, 1, 5, 2, 4):
-        store.add(*points(order))
-    return store
+
+    def fill(new):
+        for order in (3, 1, 5, 2, 4):
+            new.add(*points(order))
+
+    return store.once(fill)
 
 
 def points(order: int, **changes: Any) -> list[Any]:

@@ -22,7 +22,7 @@ from flexq_bench.results.scoreboard import board_rows, case_changes
 SEEDS = (1, 3)
 
 
-@pytest.fixture(params=SEEDS)
+@pytest.fixture(params=[SEEDS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SEEDS[1:])])
 def history(store, request):
     """A history in a database, a release in its middle, and a connection for SQL alone."""
     history = made(request.param)

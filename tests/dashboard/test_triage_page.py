@@ -21,20 +21,23 @@ from flexq_bench.results.stored_noise import StoredNoise
 @pytest.fixture
 def alerted(store, compared, commits):
     """Two alerts, of which the first one's kernel is as fast as before again by commit 9."""
-    slow = compared("flexq-w6a6", 1.05, base=3, head=6, shape=(8, 4096, 4096))
-    other = compared("cublas-fp16", 1.05, base=3, head=6)
-    store.judge(slow, other, commits=commits)
-    identity = {"m": 8, "n": 4096, "k": 4096, "backend": "cpu"}
-    shas = sorted(commits, key=lambda sha: commits[sha].topo_order)
-    for order, sha in enumerate(shas, start=1):
-        created_at = f"2025-11-{order:02d}T10:00:00+00:00"
-        level = 8.4 if 6 <= order < 9 else 8.0
-        run = a_run(f"night {order}", trigger="nightly", created_at=created_at)
-        commit = replace(commits[sha], topo_order=order)
-        ends = {"ci_low_us": 0.999 * level, "ci_high_us": 1.001 * level}
-        fields = identity | ends | {"commit": commit, "created_at": created_at}
-        store.add(a_record(run, median_us=level, **fields))
-    return store
+
+    def fill(new):
+        slow = compared("flexq-w6a6", 1.05, base=3, head=6, shape=(8, 4096, 4096))
+        other = compared("cublas-fp16", 1.05, base=3, head=6)
+        new.judge(slow, other, commits=commits)
+        identity = {"m": 8, "n": 4096, "k": 4096, "backend": "cpu"}
+        shas = sorted(commits, key=lambda sha: commits[sha].topo_order)
+        for order, sha in enumerate(shas, start=1):
+            created_at = f"2025-11-{order:02d}T10:00:00+00:00"
+            level = 8.4 if 6 <= order < 9 else 8.0
+            run = a_run(f"night {order}", trigger="nightly", created_at=created_at)
+            commit = replace(commits[sha], topo_order=order)
+            ends = {"ci_low_us": 0.999 * level, "ci_high_us": 1.001 * level}
+            fields = identity | ends | {"commit": commit, "created_at": created_at}
+            new.add(a_record(run, median_us=level, **fields))
+
+    return store.once(fill)
 
 
 def states(store):
