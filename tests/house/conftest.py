@@ -51,7 +51,8 @@ def install(wheel, tmp_path_factory):
         subprocess.run(
             [
                 *(sys.executable, "-m", "pip", "--python", str(python), "--quiet"),
-                *("--disable-pip-version-check", "install", "--no-index", "--no-deps", str(wheel)),
+                *("--disable-pip-version-check", "install", "--no-compile"),
+                *("--no-index", "--no-deps", str(wheel)),
             ],
             check=True,
         )
