@@ -41,6 +41,8 @@ __all__ = [
 BUSY_TIMEOUT_S = 30.0  # timeout of a writer that waits for another one
 SILENCE_S = 60.0  # longer than any lock timeout: a server that is silent this long has hung
 _CONNECT_TIMEOUT_S = 10
+# With a write-ahead log a commit survives the end of any process, though not that of the machine.
+_SYNCHRONOUS = "NORMAL"
 _NETWORK_FILE_SYSTEMS = {
     "nfs",
     "nfs4",
@@ -338,8 +340,7 @@ def _sqlite_engine(url: URL, file: OpenFile | None, *, busy_timeout_s: float) ->
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.execute("PRAGMA foreign_keys=ON")
-        # With a write-ahead log a commit still survives the end of any process.
-        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA synchronous={_SYNCHRONOUS}")
 
     return engine
 

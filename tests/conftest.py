@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import math
 import os
@@ -34,15 +35,24 @@ os.environ["FLEXQ_BENCH_SANDBOX"] = "none"
 os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
 
+# What tests import stays: it is never collected, also not while it is imported.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect the garbage of tests from now on."""
+    gc.freeze()
+    gc.enable()
+
 
 # Rooms whose tests run over grids of models, schemes and formats.
 OF_GRIDS = {"accuracy", "checkpoints", "decode", "kernels", "schemes"}
-FAST_CASES = 6
+FAST_CASES = 3
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave six cases of a grid among the fast tests, drawn by their names; the others are slow."""
+    """Leave three cases of a grid, drawn by their names, among the fast tests."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in OF_GRIDS:
@@ -118,7 +128,7 @@ def quick_protocol() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_fork_server() -> Iterator[None]:
-    """Forks the processes of external kernels that have no sandbox; it imports torch once.
+    """Forks the processes of modules of ours that have no sandbox; it imports torch once.
 
     A process that the server can't make like a new one is a new one: with another environment, or
     of another program. Tests of launchers make their own.
@@ -126,7 +136,8 @@ def shared_fork_server() -> Iterator[None]:
     if "torch" not in sys.modules:  # no collected test starts such processes
         yield
         return
-    from flexq_bench.measure import external_kernels, kernel_processes
+    from flexq_bench.measure import external_kernels, kernel_processes, worker_process
+    from flexq_bench.measure.ab import projects
     from flexq_bench.measure.launcher import ForkServer, FreshProcesses, Launcher, Process
 
     variables = {name: value for name, value in os.environ.items() if name not in OF_CI}
@@ -136,16 +147,19 @@ def shared_fork_server() -> Iterator[None]:
         has_begun = False
 
         def start(self, command: Sequence[str], **options: Any) -> Process:
+            if command[1] != "-m":
+                return FreshProcesses().start(command, **options)
             if not self.has_begun:
                 self.begin(command[2], variables)
                 self.has_begun = True
             return super().start(command, **options)
 
-    def unless_wrapped(wrap: Callable[..., Sequence[str]]) -> Launcher:
+    def unless_wrapped(wrap: Callable[..., Sequence[str]] = tuple) -> Launcher:
         return server if list(wrap(["python"])) == ["python"] else FreshProcesses(wrap)
 
     with Shared() as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(external_kernels, "FreshProcesses", unless_wrapped)
+        for module in (external_kernels, worker_process, projects):
+            patch.setattr(module, "FreshProcesses", unless_wrapped)
         patch.setattr(kernel_processes, "forking_launcher", lambda _program: nullcontext(server))
         yield
 
@@ -154,12 +168,13 @@ def shared_fork_server() -> Iterator[None]:
 def quick_tables() -> Iterator[Callable[..., Any]]:
     """New SQLite databases in this process get the tables that the migrations made once, as SQL.
 
-    The value is what makes them otherwise: `db.schema.migrate`.
+    None waits for the disk. The value is what makes tables otherwise: `db.schema.migrate`.
     """
     import sqlite3
 
     from sqlalchemy import create_engine
 
+    from flexq_bench.db import engine as engines
     from flexq_bench.db import schema
 
     migrate = schema.migrate
@@ -185,7 +200,23 @@ def quick_tables() -> Iterator[Callable[..., Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "migrate", at_once)
+        patch.setattr(engines, "_SYNCHRONOUS", "OFF")
         yield migrate
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_history_of_this_checkout() -> Iterator[None]:
+    """Runs in tests do not store the thousands of commits of this repository."""
+    from flexq_bench.repository import provenance
+
+    class Others(dict[str, Path]):
+        def __setitem__(self, sha: str, root: Path) -> None:
+            if root != Path(__file__).parents[1]:
+                super().__setitem__(sha, root)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "_clones", Others())
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from flexq_bench.accuracy import bos
 from flexq_bench.checkpoints.config import Extension
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
@@ -19,7 +20,8 @@ from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import AccuracyRecord
-from flexq_bench.schemes import resolve
+from flexq_bench.schemes import model_map, resolve
+from flexq_bench.schemes.channels import trace_inputs
 from flexq_bench.schemes.model_files import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "schemes"))  # for `families`
@@ -28,6 +30,24 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "schemes"))  # for `families`
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_evaluation():
+    """Models of one structure are traced once, and fewer beginnings are tried with BOS."""
+    traced = {}
+
+    def trace(model, blocks, layers):
+        names = tuple(layers)
+        key = (type(model), model.config.to_json_string(), repr(model), tuple(blocks), names)
+        if key not in traced:
+            traced[key] = trace_inputs(model, blocks, names)
+        return traced[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_map, "trace_inputs", trace)
+        patch.setattr(bos, "_MAX_SEGMENTS", 2)
+        yield
 
 
 @pytest.fixture
