@@ -87,6 +87,7 @@ def test_kernels_agree_with_the_reference(accuracy, stored, write_checkpoint, tm
     assert dtypes == {"kernels": "float16", "reference": "float32"}
 
 
+@pytest.mark.slow
 def test_run_is_not_resumed_through_another_implementation(accuracy, stored, checkpoint):
     accuracy(model=checkpoint)
     ran = accuracy("--through", "kernels", "--resume", stored()[0].run.uuid, model=checkpoint)

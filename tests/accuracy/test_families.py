@@ -559,6 +559,7 @@ def run_all_verbs(cli, tiny_llama, tmp_path):
 FAST = ("Phi3ForCausalLM",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture",
     [*FAST, *(pytest.param(a, marks=pytest.mark.slow) for a in WHOLE_MODELS if a not in FAST)],

@@ -96,6 +96,7 @@ def test_flipped_scale_in_a_kernel_fails(gate, monkeypatch):
     assert outcomes == {"perplexity of heldout": "pass", "parity of kernels": "fail"}
 
 
+@pytest.mark.slow
 def test_flipped_scale_in_the_evaluated_model_fails(gate, monkeypatch):
     real = Operand.dequantize
     monkeypatch.setattr(
@@ -279,6 +280,7 @@ def test_damaged_layer_with_valid_hash_fails(gate, checkpoint, damaged, through)
     assert "look first at" not in ran.out + ran.error
 
 
+@pytest.mark.slow
 def test_wrong_kernel_scale_fails_through_kernels_only(gate, checkpoint, monkeypatch):
     pack = BitPlaneGemm.pack_weight
 

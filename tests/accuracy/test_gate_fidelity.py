@@ -87,7 +87,9 @@ def fidelity(cli, tiny_llama, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("scheme", ["smoothquant-w8a8", "awq-w4a16"])
+@pytest.mark.parametrize(
+    "scheme", ["smoothquant-w8a8", pytest.param("awq-w4a16", marks=pytest.mark.slow)]
+)
 def test_calibrated_checkpoint_passes_and_damaged_copy_fails(quantize, damaged, fidelity, scheme):
     """The segments are the checkpoint's: the gate is given the text alone."""
     checkpoint = quantize(scheme, "--seed", "3")

@@ -72,7 +72,7 @@ def exchange(weights, tokens, strength=1.0):
     embedding[tokens] = own + strength * (own.roll(1, 0) - own)
 
 
-@pytest.mark.parametrize("strength", [1.0, 0.5])
+@pytest.mark.parametrize("strength", [pytest.param(1.0, marks=pytest.mark.slow), 0.5])
 def test_tokens_that_first_occur_late_are_judged(gate, weights, tiny_llama, strength):
     heldout = tiny_llama / "heldout.txt"
     ids = AutoTokenizer.from_pretrained(tiny_llama)(heldout.read_text()).input_ids
@@ -86,6 +86,7 @@ def test_tokens_that_first_occur_late_are_judged(gate, weights, tiny_llama, stre
     assert report["checks"][0]["change"] > 2
 
 
+@pytest.mark.slow
 def test_undamaged_model_passes_on_shipped_texts(gate, weights):
     ran, report = gate(weights, HEAD + EXAMPLES)
 

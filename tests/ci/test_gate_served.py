@@ -110,11 +110,16 @@ def test_lost_answers_fail(database: Database, policy: Callable[..., ServedPolic
 @pytest.mark.parametrize(
     ("options", "check"),
     [
-        ("--empty-share 0.3", "empty answers"),
-        ("--loop-share 0.3", "looping answers"),
-        ("--truncate 6", "cut off answers"),
         ("--garbage", "malformed answers"),
         ("--logprob-noise 1.0", "KL of"),
+        *(
+            pytest.param(options, check, marks=pytest.mark.slow)
+            for options, check in (
+                ("--empty-share 0.3", "empty answers"),
+                ("--loop-share 0.3", "looping answers"),
+                ("--truncate 6", "cut off answers"),
+            )
+        ),
     ],
 )
 def test_faulty_answers_of_head_fail(

@@ -269,7 +269,10 @@ def test_open_alert_is_compared_again_only_when_its_level_moves(a_night, sha):
     assert report.opened
 
 
-@pytest.mark.parametrize("slow_nights", [1, 2, 4])
+@pytest.mark.parametrize(
+    "slow_nights",
+    [2, *(pytest.param(nights, marks=pytest.mark.slow) for nights in (1, 4))],
+)
 def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nights):
     for order in range(1, 8):
         a_night(order)

@@ -275,6 +275,7 @@ def test_list_runs_no_code_of_installed_packages(cli, installed_package):
     assert str(os.getpid()) not in processes_of(installed_package)
 
 
+@pytest.mark.slow
 def test_dashboard_runs_no_code_of_installed_packages(installed_package, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_DB", "postgresql://ada:secret@db.internal/flexq")
     AppTest.from_file(str(ROOT / "dashboard" / "app.py"), default_timeout=30).run()

@@ -174,7 +174,7 @@ def test_merged_commits_are_on_the_main_line(origin, git, commit, measured, main
     assert main_line() == [first, second, side, merge]
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_shallow_clones_order_commits_by_time_with_one_note(
     tmp_path, origin, git, commit, measured, main_line, every
 ):

@@ -122,7 +122,7 @@ def test_bisect_of_project_names_each_slower_commit(cli, seeded, git, good, bad,
     [
         ("slower", 1, {"regression"}),
         pytest.param("slightly-slower", 1, {"regression"}, marks=pytest.mark.slow),
-        ("wrong-result", 1, {"regression", "pass"}),
+        pytest.param("wrong-result", 1, {"regression", "pass"}, marks=pytest.mark.slow),
         pytest.param("fast-again", 0, {"pass"}, marks=pytest.mark.slow),
         pytest.param("right-again", 0, {"pass"}, marks=pytest.mark.slow),  # base is wrong
         ("slightly-slower~1", 0, {"pass"}),

@@ -64,7 +64,9 @@ def test_a_host_with_too_few_gpus_leaves_a_reason(table, gpus, a_case):
     assert job.reason == "no host with 4 H200 came within 3 s"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
+)
 def test_any_mix_ends_with_results_or_reasons(table, gpus, a_case, seed):
     draw = random.Random(seed)
     kinds = {gpu: draw.randint(1, 5) for gpu in ("H200", "A100")}

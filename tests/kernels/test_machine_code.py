@@ -162,6 +162,7 @@ def test_every_build_compiles_where_none_ever_ran(target):
 ONE_IN_EIGHT, ALL = slice(None, None, 8), slice(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "some"),
     [
@@ -198,6 +199,7 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label):
     assert of_one_granule
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "some"),
     [

@@ -47,6 +47,7 @@ def losses_of(untuned_loss, every):
     }
 
 
+@pytest.mark.slow
 def test_shapes_that_were_not_timed_lose_little(untuned_loss):
     """The cost model alone loses 2 to 5 % in the mean for many tokens."""
     lost = losses_of(untuned_loss, every=9)

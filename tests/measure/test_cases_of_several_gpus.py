@@ -42,6 +42,7 @@ class Alike(Ranks):
         received.copy_(sent)
 
 
+@pytest.mark.slow
 def test_sums_of_two_processes_are_timed_checked_and_have_a_floor():
     meter = Meter("cpu", tuning=Tuning.NONE)
     try:

@@ -31,7 +31,7 @@ def measured(a_meter, a_case):
     return run
 
 
-@pytest.mark.parametrize("cache", ["cold", "hot"])
+@pytest.mark.parametrize("cache", ["cold", pytest.param("hot", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("cheat", [*ON_DEVICE, *ON_HOST])
 def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
     result = measured(cheat(), cache)

@@ -189,7 +189,7 @@ def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
     assert done.stdout == b"['code.py']\n"
 
 
-@pytest.mark.parametrize("end", ["", "os.chmod('/tmp/x', 0)"])
+@pytest.mark.parametrize("end", [pytest.param("", marks=pytest.mark.slow), "os.chmod('/tmp/x', 0)"])
 @pytest.mark.parametrize("kind", WORKING)
 def test_a_process_finds_no_files_of_an_earlier_one(victim, kind, end):
     code = """

@@ -82,7 +82,13 @@ def spoiled(kernel):
     return with_function(kernel, returning if kernel._declared.returns else writing)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+# Of each operation one; the others are slow tests.
+FAST = {"grouped", "sdpa", "prefill", "add-norm-fp8", "silu", "rope", "reduce", "sampling"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in KERNELS]
+)
 def test_listed_kernel_is_right_and_its_spoiled_variant_wrong(a_meter, name):
     right = measured(a_meter, KERNELS[name])
     wrong = measured(a_meter, spoiled(KERNELS[name]))
@@ -91,7 +97,14 @@ def test_listed_kernel_is_right_and_its_spoiled_variant_wrong(a_meter, name):
     assert wrong.status == "incorrect", (wrong.status, wrong.detail)
 
 
-@pytest.mark.parametrize("name", ["grouped", "sdpa", "norm-int8", "sampling"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sdpa",
+        "norm-int8",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("grouped", "sampling")),
+    ],
+)
 def test_listed_kernel_is_measured_cold(a_meter, name):
     result = measured(a_meter, KERNELS[name], cache="cold")
 

@@ -189,8 +189,19 @@ def statuses(database) -> Sequence[str]:
         return [run.status for run in queries.runs(session)]
 
 
-@pytest.mark.parametrize("user", USERS, ids=lambda user: user.__name__)
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        pytest.param(
+            *(name, user),
+            id=f"{name}-{user.__name__}",
+            # Each end once, and each user.
+            marks=() if i % len(USERS) == j else pytest.mark.slow,
+        )
+        for i, name in enumerate(ENDS)
+        for j, user in enumerate(USERS)
+    ],
+)
 def test_run_has_the_status_of_its_end(where, user, name):
     end, status = ENDS[name]
 

@@ -104,7 +104,7 @@ def test_two_stray_processes_are_no_mode():
     assert process_modes(base, head) is None
 
 
-@pytest.mark.parametrize("sigma", [0.002, 0.005])
+@pytest.mark.parametrize("sigma", [0.002, pytest.param(0.005, marks=pytest.mark.slow)])
 def test_heavy_tails_are_no_modes(sigma):
     rng = np.random.default_rng(9)
     drawn = sigma / 1.5 * rng.standard_t(2, (4000, 2, 6))

@@ -54,7 +54,7 @@ def alert_of(session):
     return alert
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_three_slow_commits_close_with_the_reason(session, feed, seed):
     texts = feed(
         [*noisy(100, 20, seed), *noisy(120, 3, seed), *noisy(100, 17, seed + 9)], each=True

@@ -180,6 +180,7 @@ def with_worker(repository):
     return commit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layouts",
     [

@@ -275,6 +275,7 @@ def test_end_of_the_budget_leaves_cases_ambiguous(compared):
     assert {result.pairs_needed for result in results} == {5}
 
 
+@pytest.mark.slow
 def test_ambiguous_case_says_how_many_pairs_it_needs(compared):
     found = only(compared({}, NOISY | {"us": 101}, rules=replace(RULES, looks=3)))
 
@@ -325,7 +326,9 @@ def test_unchanged_case_gets_no_second_look(compared):
     assert only(compared({}, {"offsets": SCATTER}, rules=rules)).confirmation.placements == 5
 
 
-@pytest.mark.parametrize(("processes", "placements"), [(6, 12), (12, 12)])
+@pytest.mark.parametrize(
+    ("processes", "placements"), [(6, 12), pytest.param(12, 12, marks=pytest.mark.slow)]
+)
 def test_slower_on_few_placements_gets_a_second_look(compared, processes, placements):
     rules = InterleaveRules(processes=processes)
 

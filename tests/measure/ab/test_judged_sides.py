@@ -49,6 +49,7 @@ OPERATIONS = (
     "decoder-silu-mul op cold activation_quantize:tokens=3,hidden=256,function=silu_mul",
     "decoder-attention op cold decoder_attention:batch=2,context=9,heads=4,kv_heads=2,head_dim=32",
 )
+OTHERS = (OPERATIONS[0], *OPERATIONS[3:])
 Answer = Callable[[dict[str, Any], dict[str, Any]], object]
 
 
@@ -155,7 +156,9 @@ def defined(request, monkeypatch):
     monkeypatch.setattr(judged_kernel, "is_defined_elsewhere", lambda _case: is_elsewhere)
 
 
-@pytest.mark.parametrize("case", OPERATIONS)
+@pytest.mark.parametrize(
+    "case", [*OPERATIONS[1:3], *(pytest.param(c, marks=pytest.mark.slow) for c in OTHERS)]
+)
 @pytest.mark.usefixtures("defined")
 def test_operation_is_right_and_its_spoiled_outputs_are_not(judged, case):
     assert judged(case).problem == ""

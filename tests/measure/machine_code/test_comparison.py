@@ -86,6 +86,7 @@ def test_spill_of_a_moved_source_has_a_base(repository, compare):
     assert after > 0
 
 
+@pytest.mark.slow
 def test_more_shared_memory_is_worse_if_it_costs_a_block(repository, compare):
     base = repository.commit(shared=16 * 1024)
     head = repository.commit(shared=24 * 1024)
@@ -106,6 +107,7 @@ def test_shared_memory_beyond_the_maximum_is_always_worse(repository, compare):
     assert found == {("sm_86", "tiny", "warps_per_sm"): (40, 0)}
 
 
+@pytest.mark.slow
 def test_architecture_specific_build_is_compiled_for_its_target_only(repository, compare):
     base = repository.commit(threads=256, only_sm=90)
     head = repository.commit(threads=512, only_sm=90)
