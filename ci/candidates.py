@@ -80,17 +80,22 @@ def suspects_of(
     """
     cases, measured = [], []
     branch = queries.branch_of(session, commit.sha, commit.project)
-    for row in queries.run_results(session, run):
+    rows = [
+        row
+        for row in queries.run_results(session, run)
         # An interleaved comparison measures under `boost` and can't confirm steady load.
-        if row.median_us is None or row.status not in ("ok", "noisy") or row.regime == "sustained":
-            continue
-        if row.kernel == EMPTY_KERNEL:
-            continue
+        if row.median_us is not None
+        and row.status in ("ok", "noisy")
+        and row.regime != "sustained"
+        and row.kernel != EMPTY_KERNEL
+    ]
+    histories = queries.series_histories(
+        session, {row.series_id for row in rows}, without_sweeps=True, branch=branch
+    )
+    for row in rows:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
-        points = one_per_commit(
-            queries.series_history(session, row.series_id, without_sweeps=True, branch=branch)
-        )
+        points = one_per_commit(histories.get(row.series_id, ()))
         for latest in [point for point in points if point.commit == commit.sha][-1:]:
             earlier = [p for p in points if p is not latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))
@@ -127,8 +132,9 @@ def planned_comparisons(
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     branch = queries.branch_of(session, commit.sha, commit.project)
     outliers = suspects.outliers[:budget]
+    bases = queries.trusted_bases(session, [one.series for one in outliers], branch=branch)
     for suspect in outliers:
-        base = queries.trusted_base(session, suspect.series, branch=branch)
+        base = bases.get(suspect.series)
         if base is not None and base != commit.sha and not base.startswith("pkg-"):
             by_base[base][suspect.case] = None
     for of_kind in (suspects.crept, suspects.perhaps_fixed):

@@ -68,6 +68,7 @@ from flexq_bench.db.queries.nightly import (
     Judgement,
     NightState,
     OutcomeRow,
+    change_points_by_decision,
     change_points_of,
     judgements,
     night_states,
@@ -140,13 +141,14 @@ from flexq_bench.db.queries.series import (
     project_names,
     project_series,
     recent_histories,
+    series_histories,
     series_history,
     series_name,
     series_names,
     series_of_other_units,
     series_page,
     stored_texts,
-    trusted_base,
+    trusted_bases,
 )
 from flexq_bench.db.queries.verdicts import (
     AlertEventRow,

@@ -25,6 +25,9 @@ class Line:
     is_own: ColumnElement[bool] | None = None
 
 
+MAIN_LINE = Line(Commit.position.expression, Commit.position.is_not(None))
+
+
 def line_of(session: Session, series_id: int, branch: str | None = None) -> Line:
     """Return the line of a branch in the project of a series; branch None: the main line.
 
@@ -38,7 +41,7 @@ def line_of(session: Session, series_id: int, branch: str | None = None) -> Line
         if stored is None:
             raise NotFoundError(f"no result of series {series_id} names a branch {branch!r}")
     if stored is None or stored.is_main:
-        return Line(Commit.position.expression, Commit.position.is_not(None))
+        return MAIN_LINE
     own = BranchCommit.branch_id == stored.id, BranchCommit.commit_id == Commit.id
     return Line(
         func.coalesce(BranchCommit.position, Commit.position),

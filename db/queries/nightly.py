@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -135,7 +135,22 @@ def change_points_of(
     session: Session, series_id: int, *, with_retracted: bool = False
 ) -> list[ChangePointRow]:
     """Return the stored change points of a series, oldest commit first (ancestry, not clock)."""
-    query = (
+    query = _change_points(ChangePoint.series_id == series_id)
+    if not with_retracted:
+        query = query.where(ChangePoint.retracted_at.is_(None))
+    return rows_of(session, ChangePointRow, query)
+
+
+def change_points_by_decision(
+    session: Session, decisions: Iterable[str]
+) -> dict[str, ChangePointRow]:
+    """Return the stored change points of decisions, withdrawn ones too, by the decision's uuid."""
+    query = _change_points(Decision.uuid.in_(list(decisions)))
+    return {row.decision: row for row in reversed(rows_of(session, ChangePointRow, query))}
+
+
+def _change_points(condition: ColumnElement[bool]) -> Select[Any]:
+    return (
         select(
             *columns_of(
                 *(ChangePointRow, ChangePoint),
@@ -146,12 +161,9 @@ def change_points_of(
         )
         .join(Decision, ChangePoint.decision_id == Decision.id)
         .join(Commit, ChangePoint.commit_id == Commit.id)
-        .where(ChangePoint.series_id == series_id)
+        .where(condition)
         .order_by(Commit.position.nulls_last(), ChangePoint.id)
     )
-    if not with_retracted:
-        query = query.where(ChangePoint.retracted_at.is_(None))
-    return rows_of(session, ChangePointRow, query)
 
 
 def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, aliased
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.identity import fingerprint
 from flexq_bench.db.queries.filters import SERIES_ORDER, Filters
-from flexq_bench.db.queries.lines import is_on_main, line_of
+from flexq_bench.db.queries.lines import MAIN_LINE, Line, is_on_main, line_of
 from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.results import SWEEP
 from flexq_bench.db.queries.rows import columns_of, rows_of
@@ -271,26 +271,27 @@ def series_history(
     else the main line up to the fork, and the branch's own commits. Results of one commit are in
     measurement order.
     """
-    line = line_of(session, series_id, branch)
-    query = (
-        select(*history_columns(line.position))
-        .select_from(Measurement)
-        .join(Commit, Measurement.commit_id == Commit.id)
-        .join(Run, Measurement.run_id == Run.id)
-        .where(
-            Measurement.series_id == series_id,
-            Measurement.accepted,
-            Measurement.median_us.is_not(None),
-            line.is_member,
-        )
-        .order_by(line.position, Measurement.created_at, Measurement.uuid)
-    )
-    if line.is_own is not None:
-        query = query.outerjoin(BranchCommit, line.is_own)
-    if without_sweeps:
-        query = query.where(Run.trigger != "sweep")
-    breaks = explained_orders(session, [series_id]).get(series_id, ())
-    return points_of(session.execute(query), breaks, epoch_environments(session, [series_id]))
+    histories = series_histories(session, [series_id], without_sweeps=without_sweeps, branch=branch)
+    return histories.get(series_id, [])
+
+
+def series_histories(
+    session: Session,
+    series_ids: Iterable[int],
+    *,
+    without_sweeps: bool = False,
+    branch: str | None = None,
+) -> dict[int, list[HistoryPoint]]:
+    """Return `series_history` of each series; those without a result are left out.
+
+    branch: of the project of these series.
+    """
+    ids = sorted(set(series_ids))
+    if not ids:
+        return {}
+    line = line_of(session, ids[0], branch)
+    conditions = [Run.trigger != SWEEP] if without_sweeps else []
+    return _in_batches(ids, lambda batch: _histories(session, batch, line, *conditions))
 
 
 def history_columns(position: ColumnElement[Any] | None = None) -> list[Any]:
@@ -345,28 +346,39 @@ def epoch_environments(session: Session, series_ids: Sequence[int]) -> dict[int,
     return {epoch: hashes[environment] for epoch, environment in of_epoch.items()}
 
 
-def trusted_base(
-    session: Session, series_id: int, *, lag: int = BASE_LAG_COMMITS, branch: str | None = None
-) -> str | None:
-    """Return the base commit for the next nightly comparison of a series; None: there is none yet.
+def trusted_bases(
+    session: Session,
+    series_ids: Sequence[int],
+    *,
+    lag: int = BASE_LAG_COMMITS,
+    branch: str | None = None,
+) -> dict[int, str]:
+    """Return the base commits for the next nightly comparison of series that have results.
 
     The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one; on a series with an open alert, the alert's first bad commit if that is newer. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
-    second night (docs/statistics.md). branch: as of series_history.
+    second night (docs/statistics.md). branch: as of series_histories.
     """
-    points = series_history(session, series_id, without_sweeps=True, branch=branch)
-    if not points:
-        return None
+    histories = series_histories(session, series_ids, without_sweeps=True, branch=branch)
+    bad = (
+        select(Decision.series_id, func.max(Commit.position))
+        .join(Alert, Decision.alert_id == Alert.id)
+        .join(Commit, Alert.bad_commit_id == Commit.id)
+        .where(Decision.series_id.in_(series_ids), Alert.state.in_(OPEN_STATES))
+        .group_by(Decision.series_id)
+    )
+    known = dict(session.execute(bad).all())
+    return {
+        series: _trusted_of(points, known.get(series), lag) for series, points in histories.items()
+    }
+
+
+def _trusted_of(points: Sequence[HistoryPoint], bad: int | None, lag: int) -> str:
+    """Return the base of a history. bad: place of the newest bad commit of its open alerts."""
     orders = {p.commit: p.topo_order or 0 for p in points if p.epoch == points[-1].epoch}
     shas = list(orders)
     trusted = max(len(shas) - 1 - lag, 0)
-    bad = session.scalar(
-        select(func.max(Commit.position))
-        .join(Alert, Alert.bad_commit_id == Commit.id)
-        .join(Decision, Decision.alert_id == Alert.id)
-        .where(Decision.series_id == series_id, Alert.state.in_(OPEN_STATES))
-    )
     # What the alert reports is known: only a further change is news.
     if bad is not None and orders[shas[trusted]] < bad:
         return next((sha for sha in shas[trusted:] if orders[sha] >= bad), shas[trusted])
@@ -426,10 +438,20 @@ def recent_histories(
     results: number per series; more if several have the same time. Series without a result are left
     out. Epochs count from 1 within the returned points. Older measurements are not read.
     """
-    ids = sorted(set(series_ids))
+    newest = Measurement.created_at >= _time_of_newest(results)
+    conditions = newest, Run.trigger != SWEEP
+    return _in_batches(
+        sorted(set(series_ids)),
+        lambda batch: _histories(session, batch, MAIN_LINE, *conditions),
+    )
+
+
+def _in_batches(
+    ids: Sequence[int], query: Callable[[Sequence[int]], dict[int, list[HistoryPoint]]]
+) -> dict[int, list[HistoryPoint]]:
     histories: dict[int, list[HistoryPoint]] = {}
     for start in range(0, len(ids), _BATCH):
-        histories |= _histories(session, ids[start : start + _BATCH], results)
+        histories |= query(ids[start : start + _BATCH])
     return histories
 
 
@@ -443,9 +465,8 @@ def noise_sigmas(session: Session, series_ids: Sequence[int]) -> dict[int, tuple
     return {row.series_id: (row.estimate_sigma, row.comparisons) for row in session.execute(query)}
 
 
-def _histories(
-    session: Session, series_ids: Sequence[int], results: int
-) -> dict[int, list[HistoryPoint]]:
+def _time_of_newest(results: int) -> ColumnElement[Any]:
+    """The time of the last of so many newest results on the main line of a Series in a query."""
     measurement = aliased(Measurement)
     last = (
         select(measurement.created_at)
@@ -467,8 +488,14 @@ def _histories(
         .correlate(Series)
         .scalar_subquery()
     )
+    return func.coalesce(last, first)
+
+
+def _histories(
+    session: Session, series_ids: Sequence[int], line: Line, *conditions: ColumnElement[bool]
+) -> dict[int, list[HistoryPoint]]:
     query = (
-        select(Measurement.series_id, *history_columns())
+        select(Measurement.series_id, *history_columns(line.position))
         .select_from(Series)
         .join(Measurement, Measurement.series_id == Series.id)
         .join(Commit, Measurement.commit_id == Commit.id)
@@ -476,19 +503,15 @@ def _histories(
         .where(
             Series.id.in_(series_ids),
             Measurement.series_id.in_(series_ids),  # so that PostgreSQL uses this index
-            Measurement.created_at >= func.coalesce(last, first),
             Measurement.accepted,
             Measurement.median_us.is_not(None),
-            Run.trigger != SWEEP,
-            Commit.position.is_not(None),
+            line.is_member,
+            *conditions,
         )
-        .order_by(
-            Measurement.series_id,
-            Commit.position,
-            Measurement.created_at,
-            Measurement.uuid,
-        )
+        .order_by(Measurement.series_id, line.position, Measurement.created_at, Measurement.uuid)
     )
+    if line.is_own is not None:
+        query = query.outerjoin(BranchCommit, line.is_own)
     breaks = explained_orders(session, series_ids)
     environments = epoch_environments(session, series_ids)
     rows = session.connection().execute(query).all()  # Core, not ORM: faster

@@ -185,7 +185,11 @@ def write_benchmarks(benchmarks: BenchmarkFiles, checkout: Path) -> None:
 
 def _write(checkout: Path, files: Mapping[str, bytes]) -> None:
     for path, content in files.items():
-        target = checkout / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)  # not through a symbolic link of the commit
-        target.write_bytes(content)
+        place = checkout
+        for part in Path(path).parts:
+            place /= part
+            # Not through a symbolic link of the commit, to the file or to one of its folders.
+            if place.is_symlink() or place.is_file():
+                place.unlink()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)

@@ -12,8 +12,13 @@ from flexq_bench.errors import InfrastructureError
 _TIMEOUT_S = 120.0  # long enough to check out a large tree on a slow disk
 # Within a git hook these select the hook's repository, regardless of the folder of a command.
 _OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
-# Hooks may be files of the tree, and so code of the revision that is checked out.
-_NO_PROGRAMS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
+# Hooks may be files of the tree, and so code of the revision that is checked out. A folder of the
+# tree may look like a bare repository, whose configuration names programs.
+_NO_PROGRAMS = (
+    *("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"),
+    *("-c", "safe.bareRepository=explicit"),
+)
+_FILTERS = r"^filter\..*\.(smudge|process|required)$"
 
 
 class GitError(InfrastructureError):
@@ -31,7 +36,7 @@ def run_git(
     input_text: its stdin. Raises GitError if git can't be run.
     """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
-    own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
+    own = {"LC_ALL": "C"}
     try:
         return subprocess.run(
             ["git", *_NO_PROGRAMS, "-C", str(folder), *arguments],
@@ -59,6 +64,19 @@ def git_output(
         messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise GitError(f"git {arguments[0]}: {messages[-1]}")
     return done.stdout.strip()
+
+
+def without_filters(folder: Path) -> tuple[str, ...]:
+    """Return options of git that write files as they are stored, without any configured filter.
+
+    A filter's command may be a file of the tree, and the attributes that name it are the tree's.
+    """
+    names = run_git(folder, "config", "--name-only", "--get-regexp", _FILTERS).stdout.split("\n")
+    return tuple(
+        word
+        for name in filter(None, dict.fromkeys(names))
+        for word in ("-c", f"{name}={'false' if name.endswith('required') else ''}")
+    )
 
 
 def parents_of(folder: Path, sha: str) -> tuple[str, ...]:

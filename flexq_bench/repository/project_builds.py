@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -9,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,7 +29,7 @@ from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_
 from flexq_bench.repository.benchmark_files import write_benchmarks
 from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
-from flexq_bench.repository.git import git_output, run_git
+from flexq_bench.repository.git import git_output, run_git, without_filters
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
 
@@ -44,6 +46,9 @@ _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _NEEDS_NETWORK = re.compile(r"resol(?:ve|ution)|unreachable|connection|no matching distr", re.I)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
+_MAX_TEXT_BYTES = 1 << 20  # of a file that describes a package
+# Errors of reading a file that anybody may have written.
+_INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _LFS = "version https://git-lfs.github.com/spec/v1"
 _LFS_POINTER = re.compile(rf"{re.escape(_LFS)}\n(?:ext-.*\n)*oid sha256:([0-9a-f]{{64}})\n")
 # Files with the names of packages that have no [project] table.
@@ -288,7 +293,8 @@ def _check_out(
             index = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
             git_output(repository, "read-tree", sha, environment=index)
             written = ("checkout-index", "--all", "--force", f"--prefix={folder / path}{os.sep}")
-            git_output(repository, *written, environment=index)
+            filters = without_filters(repository)
+            git_output(repository, *filters, *written, environment=index)
 
 
 def _without_git(folder: str, names: list[str]) -> list[str]:
@@ -341,10 +347,21 @@ def _package_table(folder: Path) -> Mapping[str, Any]:
     The build itself reports what is invalid.
     """
     try:
-        table = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
-    except (OSError, ValueError, KeyError, TypeError):
+        table = tomllib.loads(_text_of(folder / "pyproject.toml"))["project"]
+    except _INVALID:
         return {}
     return table if isinstance(table, dict) else {}
+
+
+def _text_of(path: Path) -> str:
+    """Read the beginning of a file that a build may have put there. Raises OSError if it is none.
+
+    A pipe would block the reader, and a device might never end.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(_MAX_TEXT_BYTES).decode("utf-8", "replace")
 
 
 def _distribution(folder: Path) -> str:
@@ -354,7 +371,7 @@ def _distribution(folder: Path) -> str:
         return name
     for file, pattern in _NAMES.items():
         try:
-            match = pattern.search((folder / file).read_text("utf-8", "replace"))
+            match = pattern.search(_text_of(folder / file))
         except OSError:
             continue
         if match:
@@ -366,11 +383,11 @@ def _is_installed(folder: Path, site: Path) -> bool:
     """Return True if the package in this folder was installed into `site`, and not as editable."""
     for path in site.glob("*.dist-info/direct_url.json"):
         try:
-            url = json.loads(path.read_text("utf-8"))
+            url = json.loads(_text_of(path))
             place = Path(unquote(urlsplit(url["url"]).path))
             if not url["dir_info"].get("editable") and place.resolve() == folder.resolve():
                 return True
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except _INVALID:
             continue  # installed from an archive or a repository
     return False
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.kernels.runtime.files import cache_folder, in_cache
-from flexq_bench.repository.git import git_output, run_git
+from flexq_bench.repository.git import git_output, run_git, without_filters
 from flexq_bench.repository.provenance import is_dirty
 
 _MAX_NAMES = 8  # maximum number of similar names in an error
@@ -27,7 +27,7 @@ def repository_of(folder: Path) -> Path:
     done = run_git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(done.stdout.strip())
-    if run_git(folder, "rev-parse", "--is-bare-repository").stdout.strip() == "true":
+    if "cannot use bare repository" in done.stderr:
         raise UsageError(
             f"{folder} is a bare repository, which has no files: make a checkout of it "
             f"(git clone, or git -C {shlex.quote(str(folder))} worktree add FOLDER) and name that"
@@ -135,7 +135,8 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
         folder.chmod(0o755)  # as git makes it: the user of a sandbox reads it
     try:
-        done = run_git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
+        added = ("worktree", "add", "--detach", "--force", str(folder), sha)
+        done = run_git(repository, *without_filters(repository), *added)
         if done.returncode != 0:
             raise InfrastructureError(f"git can't check out {sha[:10]}: {_last_line(done.stderr)}")
         yield folder

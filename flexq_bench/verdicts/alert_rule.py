@@ -8,7 +8,7 @@ All thresholds and decisions are in this file; statistics, storage and measureme
 2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
    `PAIRS_OF_PROCESSES` fresh pairs of processes with `BLOCKS` blocks each, in up to `LOOKS` looks
    (`is_decided`), fewer for a clear change (`pairs_for_clear`). The base is a commit that trails
-   the newest by some results (`db.queries.trusted_base`), the release, or the last good commit of
+   the newest by some results (`db.queries.trusted_bases`), the release, or the last good commit of
    the alert. Its answer is remembered (`known_levels`): a confirmed change is no news in the nights
    after it, and a result that was the same is noise.
 3. Verdict. A single comparison is judged by its estimate and 99 % bounds (`verdict_of`), all

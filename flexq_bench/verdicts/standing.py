@@ -62,7 +62,7 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
         (by_history if is_history else compared).append(decision)
     standings = [
         *_by_comparison(session, alert, compared),
-        *(standing for one in by_history for standing in _by_history(session, one)),
+        *_by_history(session, by_history),
     ]
     ranges = Counter(standing.range for standing in standings if standing.range is not None)
     if standings and not ranges:
@@ -88,7 +88,11 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
 
 def history_of(session: Session, series_id: int, *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
     """The newest commits of the newest epoch of a series on the main line, a point for each."""
-    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
+    return _newest_of(queries.series_history(session, series_id, without_sweeps=True), most)
+
+
+def _newest_of(history: Sequence[HistoryPoint], most: int = MAX_RESULTS) -> list[HistoryPoint]:
+    points = one_per_commit(history)
     last = points[-1].epoch if points else 0
     return [point for point in points if point.epoch == last][-most:]
 
@@ -119,20 +123,29 @@ def _by_comparison(
             yield Standing(None, reason, is_back=True)
 
 
-def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
-    """Yield the answer of the history of its series today; nothing if no change is stored."""
-    known = queries.change_points_of(session, decision.series_id, with_retracted=True)
-    point = next((one for one in known if one.decision == decision.uuid), None)
-    points = history_of(session, decision.series_id)
-    if point is None or not points:
-        return
+def _by_history(session: Session, decisions: Sequence[DecisionRow]) -> Iterator[Standing]:
+    """Yield the answers of the histories of their series today; none where no change is stored."""
+    stored = queries.change_points_by_decision(session, [one.uuid for one in decisions])
+    histories = queries.series_histories(
+        session, {one.series_id for one in decisions}, without_sweeps=True
+    )
+    for decision in decisions:
+        if decision.uuid in stored and decision.series_id in histories:
+            history = histories[decision.series_id]
+            yield from _by_one_history(decision, stored[decision.uuid], history)
+
+
+def _by_one_history(
+    decision: DecisionRow, point: queries.ChangePointRow, history: Sequence[HistoryPoint]
+) -> Iterator[Standing]:
+    points = _newest_of(history)
     metric = metric_of(decision)
     judged = judge_history([one.median_us for one in points], metric)
     located = judged.steps
     places = {one.commit: place for place, one in reversed(list(enumerate(points)))}
     place = places.get(decision.head)
     if place is None:
-        yield _of_missing_commit(session, decision, point, points, located)
+        yield _of_missing_commit(decision, point, points, located, history)
         return
     worse = [step for step in located if step.verdict == decision.verdict]
     nearest = min(worse, key=lambda step: abs(step.index - place), default=None)
@@ -161,18 +174,15 @@ def _by_history(session: Session, decision: DecisionRow) -> Iterator[Standing]:
 
 
 def _of_missing_commit(
-    session: Session,
     decision: DecisionRow,
     point: queries.ChangePointRow,
     points: Sequence[HistoryPoint],
     located: Sequence[Step],
+    history: Sequence[HistoryPoint],
 ) -> Standing:
     """The standing of a change whose commit is not among the analysed results."""
     own = (decision.base or "", decision.head)
-    whole = {
-        one.commit: one.epoch
-        for one in queries.series_history(session, decision.series_id, without_sweeps=True)
-    }
+    whole = {one.commit: one.epoch for one in history}
     if decision.head not in whole:
         gone = _gone(decision.head)
         size = abs(point.after - point.before) / 4

@@ -580,7 +580,7 @@ def test_sweeps_are_not_a_baseline(a_night, database, commits, sha):
     with database.session() as session:
         before = queries.run_results(session, queries.night_states(session)[0].run)
         series = next(row.series_id for row in before if row.case == KEY)
-        base = queries.trusted_base(session, series)
+        base = queries.trusted_bases(session, [series])
         record = next(
             r for r in queries.run_records(session, queries.night_states(session)[0].run)
             if r.case == KEY
@@ -588,7 +588,7 @@ def test_sweeps_are_not_a_baseline(a_night, database, commits, sha):
         begin_run(session, run, commits[sha(20)])
         add_record(session, replace(record, uuid="s", run=run, commit=commits[sha(20)]))
 
-        assert queries.trusted_base(session, series) == base
+        assert queries.trusted_bases(session, [series]) == base
         points = queries.series_history(session, series, without_sweeps=True)
     assert sha(20) not in {point.commit for point in points}
 

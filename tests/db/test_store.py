@@ -73,7 +73,7 @@ def test_another_host_opens_no_epoch(session, build, add):
         queries.result_detail(session, point.measurement).environment["host"] for point in points
     ]
     assert [point.epoch for point in points] == [1, 1, 1]
-    assert queries.trusted_base(session, series.id) == points[0].commit
+    assert queries.trusted_bases(session, [series.id]) == {series.id: points[0].commit}
     assert hosts == ["container-1", "container-2", "container-3"]
 
 

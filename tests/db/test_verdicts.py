@@ -207,12 +207,11 @@ def test_verdicts_do_not_change_records(session, build, alert):
 
 
 def base_order(session, series):
-    base = queries.trusted_base(session, series, lag=2)
-    return None if base is None else int(base, 16)
+    return int(queries.trusted_bases(session, [series], lag=2)[series], 16)
 
 
 def test_trusted_base_trails_the_newest_result(session, build):
-    assert queries.trusted_base(session, 1) is None
+    assert queries.trusted_bases(session, [1]) == {}
     assert base_order(session, a_history(session, build, 1)) == 1
     assert base_order(session, a_history(session, build, 8)) == 6
 

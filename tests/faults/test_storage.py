@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from alembic import command
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from flexq_bench.cli.app import main
 from flexq_bench.db import schema
@@ -62,13 +62,13 @@ def rows_of(database: Database) -> list[tuple[object, ...]]:
 
 def old_database(url: str) -> Database:
     """Tables of the first revision, with rows that a migration copies."""
-    database = open_database(url, check_schema=False, create=False) if "://" in url else None
-    if database is None:
-        Path(url).write_bytes(b"")
-        database = open_database(url, check_schema=False)
-    with database.engine.begin() as connection:
+    # Not by open_database: it gives an empty file the tables of the newest revision.
+    shown = url if "://" in url else f"sqlite:///{url}"
+    engine = create_engine(shown.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
         command.upgrade(schema.alembic_config(connection), schema.revisions()[0])
-    return database
+    engine.dispose()
+    return open_database(url, check_schema=False)
 
 
 def test_disk_full_in_a_migration(
@@ -81,6 +81,7 @@ def test_disk_full_in_a_migration(
         old_database(url) as database,
     ):
         before, rows = revision_of(database), rows_of(database)
+        assert before == schema.revisions()[0]
         filler = fill_disk(disk, leave=chance.randrange(0, 200_000, 4096))
 
         code = main(["db", "upgrade", "--db", url])

@@ -47,6 +47,23 @@ done()""",
 os.mknod(os.environ["HOME"] + "/disk", 0o60600, os.makedev(254, 0))
 open(os.environ["HOME"] + "/disk", "rb").read(1)
 done()""",
+    "renames the folder of base": "os.rename(tree, tree + '.old'); os.mkdir(tree); done()",
+    "writes through a hard link to base": """
+os.link(f"{tree}/base.py", os.environ["HOME"] + "/mine")
+open(os.environ["HOME"] + "/mine", "w").write("slow = 1")
+done()""",
+    "opens a file of base again by its descriptor": """
+file = os.open(f"{tree}/base.py", os.O_RDONLY)
+open(f"/proc/self/fd/{file}", "w").write("slow = 1")
+done()""",
+    "opens a file by its handle": """
+handle, mount = ctypes.create_string_buffer(bytes([128, 0, 0, 0]) + bytes(132)), ctypes.c_int()
+call("name_to_handle_at", -100, tree.encode(), handle, ctypes.byref(mount), 0)
+call("open_by_handle_at", os.open(tree, os.O_RDONLY), handle, os.O_RDONLY)
+done()""",
+    "mounts memory of its own": """
+call("mount", b"none", os.environ["HOME"].encode(), b"tmpfs", ctypes.c_ulong(0), b"")
+done()""",
     "changes a setting of the kernel": """
 text = open("/proc/sys/kernel/core_pattern").read()
 open("/proc/sys/kernel/core_pattern", "w").write(text)
@@ -81,6 +98,14 @@ done(open(f"/proc/{judge}/root{victim['database']}", "rb").read(6))""",
     "reads a hidden file beside base": "done(open(f'{tree}/.env').read().strip() or 1 / 0)",
     "reads the files of the other side": "done(os.listdir(victim['exchange'])[0])",
     "lists the judge's command line": "done(open(f'/proc/{judge}/cmdline').read())",
+    "takes a descriptor of the judge": """
+for number in range(3, 64):
+    pid = libc.syscall(434, judge, 0)
+    if pid < 0:
+        raise ProcessLookupError
+    if libc.syscall(438, pid, number, 0) >= 0:
+        done()""",
+    "watches the files of the machine": "call('fanotify_init', 0, 0); done()",
     "asks the kernel's keyrings": "call('syscall', 250, 0, -4, 1); done()",
 }
 # Sockets.
@@ -97,6 +122,7 @@ done()""",
     "connects to another machine": """
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("192.0.2.1", 53))
 done()""",
+    "reads packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); done()",
     "connects to the host of a virtual machine": """
 socket.socket(40, socket.SOCK_STREAM)
 done()""",
@@ -162,6 +188,15 @@ most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
 resource.setrlimit(resource.RLIMIT_NPROC, (most + 1, most + 1))
 done()""",
     "sets the clock": "time.clock_settime(time.CLOCK_REALTIME, time.time()); done()",
+    "slows the clock": """
+call("adjtimex", ctypes.create_string_buffer(bytes([0, 1]) + bytes(254)))
+done()""",
+    "makes a clock of its own": "call('unshare', 0x80); done()",
+    "renames the machine": "socket.sethostname(socket.gethostname()); done()",
+    "leaves its control group": """
+for path in glob.glob("/sys/fs/cgroup/**/cgroup.procs", recursive=True):
+    open(path, "w").write(str(os.getpid()))
+    done()""",
     "becomes root again": """
 os.setuid(0)
 open("/etc/shadow").read()
@@ -222,6 +257,12 @@ for start in range(0, len(kept), 4096):
     kept[start] = 1
 time.sleep(5)
 done()""",
+    "takes memory in a file without a name": """
+file = os.memfd_create("kept")
+for _ in range(600):
+    os.write(file, bytes(1 << 20))
+time.sleep(5)
+done()""",
     "takes memory in its children": """
 for _ in range(4):
     if os.fork() == 0:
@@ -238,7 +279,13 @@ ATTACKS = {**FILES, **SECRETS, **SOCKETS, **PROCESSES, **RESOURCES}
 # They work without a sandbox, and harm nothing here.
 HARMLESS = (
     *("writes a file of base", "puts a file in its place", "adds a module to base"),
-    *("adds bytecode to base", "removes a file of base", "changes modes in base"),
+    *("renames the folder of base", "writes through a hard link to base"),
+    *(
+        "adds bytecode to base",
+        "opens a file of base again by its descriptor",
+        "removes a file of base",
+    ),
+    "changes modes in base",
     *("changes the judge's compile cache", "opens the database", "reads a file of the home"),
     *("opens the database by the judge's descriptor", "reads a hidden file beside base"),
     *("reads the files of the other side", "connects to a service's socket"),

@@ -29,11 +29,16 @@ _MEASURED_SHARE = 0.1  # of the cases with the same code
 _DEVICE_CODE = ("kernels", "csrc")
 _TEXTS = (".md", ".rst")  # files of a repository that no build compiles
 _C_SUFFIXES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp")
-_HAS_LINES = re.compile(r'\bassert\b|__LINE__|\bR"')  # code that comments may change, or hide in
-# Strings and characters, which may contain the signs of a comment; comments; the end of the file.
+# Code that comments may change, or hide in: lines, raw strings, digits apart by quotation marks,
+# and ends of lines about which compilers differ.
+_NOT_PLAIN = re.compile(
+    r"""\bassert\b|__LINE__|\bR"|\?\?/|[0-9a-fA-F]'[0-9a-fA-F]|\\[^\S\n]+\n|\r(?!\n)"""
+)
+# Strings and characters, which may contain the signs of a comment; comments; either without an end.
 _CUDA_TOKEN = re.compile(
-    r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?P<comment>//[^\n]*|/\*.*?\*/)""",
-    re.DOTALL,
+    r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')
+    |(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<open>["']|/\*)""",
+    re.DOTALL | re.VERBOSE,
 )
 
 
@@ -138,7 +143,7 @@ def _is_same_file(repository: Path, base: str, head: str, path: str) -> bool:
 def _same_python(old: str, new: str) -> bool:
     try:
         return _python_tree(old) == _python_tree(new)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
 
@@ -155,14 +160,20 @@ def _python_tree(text: str) -> str:
 def _without_comments(text: str) -> tuple[str, ...]:
     """Lines of CUDA C++ that the compiler sees, with their tokens apart by at most one space.
 
-    A text in which a line's number, or a raw string, may matter is returned as it is.
+    A text of which this is not certain is returned as it is.
     """
     joined = text.replace("\\\r\n", "").replace("\\\n", "")
-    if _HAS_LINES.search(joined) or "??/" in joined:
+    # The first token without an end is searched for alone: the time of more would be quadratic.
+    if _NOT_PLAIN.search(joined) or any(one["open"] for one in _CUDA_TOKEN.finditer(joined)):
         return (text,)
-    bare = _CUDA_TOKEN.sub(lambda found: found["text"] or " ", joined)
+    bare = _CUDA_TOKEN.sub(lambda found: _without_spaces(found["text"] or " "), joined)
     lines = (" ".join(line.split()) for line in bare.splitlines())
     return tuple(filter(None, lines))
+
+
+def _without_spaces(literal: str) -> str:
+    escaped = literal.encode("unicode_escape").decode("ascii")
+    return literal if literal == " " else escaped.replace(" ", r"\x20")
 
 
 def _kernels_that_compile(

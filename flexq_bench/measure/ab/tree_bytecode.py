@@ -18,6 +18,8 @@ import flexq_bench
 _ROOT = Path(flexq_bench.__file__).resolve().parents[1]
 _HEADER = struct.Struct("<4sIII")  # PEP 552: magic, flags, time of change, size of the source
 _MASK = 0xFFFFFFFF
+# The last two: of a text that is too deep for the parser.
+_FAILURES = (OSError, ValueError, py_compile.PyCompileError, RecursionError, MemoryError)
 
 
 def add_bytecode(tree: Path) -> None:
@@ -29,7 +31,7 @@ def add_bytecode(tree: Path) -> None:
     for own in _loaded():
         source = tree / own.relative_to(_ROOT)
         if source.is_file():
-            with suppress(OSError, ValueError, py_compile.PyCompileError, RecursionError):
+            with suppress(*_FAILURES):
                 _add(source, own)
 
 

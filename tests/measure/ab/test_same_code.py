@@ -78,6 +78,7 @@ def test_texts_that_no_compiler_sees_leave_the_code_the_same(same_after, files):
     [
         {"kernels/cuda/copy.py": LAUNCHER.replace("128", "64")},
         {"kernels/cuda/copy.py": LAUNCHER + "x ="},
+        {"kernels/cuda/copy.py": f"{LAUNCHER}{'-' * 200_000}1"},  # too deep for the parser
         {"kernels/cuda/new.py": ""},
         {"kernels/t.json": "2"},
     ],
@@ -92,7 +93,12 @@ def test_change_of_code_on_the_host_counts_for_all_cases(same_after, files):
         ("= 128", "= 64"),
         ('"// %d"', '"// %i"'),
         ("= 128;  // of a block", "= 128 // of a block\n;"),
+        ('"// %d"', '"//  %d"'),
         ("// A copy.", "// A copy. \\"),
+        ("// A copy.", "// A copy. \\ "),  # one line for some compilers
+        ("// A copy.", "// A copy.\r#undef NDEBUG"),
+        ("// A copy.", "/*" * 100_000),
+        ("// A copy.", '"' + r"\"" * 100_000),
         ("// A copy.", "int line = __LINE__; // A copy."),
     ],
 )

@@ -42,6 +42,7 @@ def test_changed_module_has_bytecode_of_its_own(loaded):
     assert loaded(f"{OWN.read_text()}\nMINE = 7\n", "MINE") == 7
 
 
-def test_module_that_does_not_compile_is_left_out(loaded):
+@pytest.mark.parametrize("text", ["this is no Python", f"{'-' * 200_000}1", "0" + ".a" * 200_000])
+def test_module_that_does_not_compile_is_left_out(loaded, text):
     with pytest.raises(AssertionError, match="compiled again"):
-        loaded("this is no Python", "MINE")
+        loaded(text, "MINE")

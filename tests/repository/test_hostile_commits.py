@@ -1,0 +1,111 @@
+"""Commits that attack the process that checks them out, builds them and reads their files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.repository.benchmark_files import write_benchmarks
+from flexq_bench.repository.project import BenchmarkFiles, open_project
+from flexq_bench.repository.project_builds import built_tree
+from flexq_bench.repository.worktrees import worktree
+from tests.repository.conftest import FILE, TOML
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("option", ["smudge", "process"])
+def test_filter_of_the_clone_runs_no_file_of_a_commit(made, tmp_path, option):
+    script = made.path / "a_script"
+    script.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\ncat\n")
+    script.chmod(0o755)
+    (made.path / ".gitattributes").write_text("*.txt filter=format\n")
+    made.commit(**{"file.txt": "text\n"})
+    made.git("config", f"filter.format.{option}", "./a_script")
+    made.git("config", "filter.format.required", "true")
+    plain = ("git", "-C", str(made.path), "worktree", "add", str(tmp_path / "plain"))
+    subprocess.run(plain, capture_output=True, check=False)
+    (tmp_path / "ran").unlink()  # git alone runs it
+
+    with worktree(made.path, "HEAD") as folder:
+        assert (folder / "file.txt").read_text() == "text\n"
+
+    assert not (tmp_path / "ran").exists()
+
+
+def test_folder_of_a_commit_is_no_repository_of_its_own(made):
+    inner = made.path / "inner"
+    made.git("init", "-q", "--bare", str(inner))
+    made.git("-C", str(inner), "config", "core.bare", "false")
+    made.git("-C", str(inner), "config", "core.worktree", "..")
+    (inner / FILE).write_text(TOML)
+
+    with pytest.raises(UsageError, match="bare repository"):
+        open_project(str(inner))
+
+
+@pytest.mark.parametrize("kind", ["link to a folder", "link to a file", "file"])
+def test_benchmarks_are_written_through_nothing_of_a_commit(tmp_path, kind):
+    outside, checkout = tmp_path / "outside", tmp_path / "checkout"
+    outside.mkdir()
+    checkout.mkdir()
+    (outside / "k.py").write_text("theirs")
+    if kind == "link to a folder":
+        (checkout / "bench").symlink_to(outside)
+    elif kind == "link to a file":
+        (checkout / "bench").mkdir()
+        (checkout / "bench" / "k.py").symlink_to(outside / "k.py")
+    else:
+        (checkout / "bench").write_text("no folder")
+
+    write_benchmarks(BenchmarkFiles("base", "", {"bench/k.py": b"base's"}, {}), checkout)
+
+    assert (checkout / "bench" / "k.py").read_text() == "base's"
+    assert (outside / "k.py").read_text() == "theirs"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mkfifo pyproject.toml",
+        "ln -s /dev/zero pyproject.toml",
+        "mkfifo setup.py",
+        "mkdir setup.cfg",
+        "printf '%040000d' 0 | tr 0 '[' | sed 's/^/project = /' >pyproject.toml",
+        "mkdir -p ../site/a.dist-info && mkfifo ../site/a.dist-info/direct_url.json",
+        "mkdir -p ../site/a.dist-info && ln -s /dev/zero ../site/a.dist-info/direct_url.json",
+    ],
+)
+def test_what_a_build_leaves_does_not_block_its_reader(made, command):
+    (made.path / FILE).write_text(f'{TOML}[build]\ncommand = """{command}"""\n')
+    sha = made.commit()
+
+    built = built_tree(open_project(str(made.path)), sha)
+
+    assert built.place.distribution == ""
+    assert str(built.folder) in built.environment()["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.mark.parametrize("name", ["..", ".git", ".GIT"])
+@pytest.mark.parametrize("mode", ["040000 tree", "160000 commit"])
+def test_tree_that_leaves_its_folder_is_refused(made, tmp_path, name, mode):
+    sha = made.git("rev-parse", "HEAD" if "commit" in mode else "HEAD^{tree}")
+    project = made.git("hash-object", "-w", FILE)
+    entries = f"{mode} {sha}\t{name}\n100644 blob {project}\t{FILE}\n"
+    tree = subprocess.run(
+        ("git", "-C", str(made.path), "mktree", "--missing"),
+        input=entries, capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    commit = made.git("commit-tree", "-m", "hostile", tree)
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(InfrastructureError):
+        built_tree(open_project(str(made.path)), commit)
+
+    assert {*tmp_path.iterdir()} - {*before} <= {tmp_path / "cache"}
