@@ -6,9 +6,11 @@ valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -52,6 +54,10 @@ _IDENTITY = tuple(
     for column in Series.__table__.columns
     if column.name not in {"id", "identity_hash", _PROJECT}
 )
+_SERIES_FIELDS = (*_IDENTITY, _PROJECT)
+_UNIT = _SERIES_FIELDS.index("unit")
+_Key = tuple[Any, ...]
+_series_key: Callable[[Record], _Key] = attrgetter(*_SERIES_FIELDS)
 
 
 def series_identity(record: Record) -> dict[str, Any]:
@@ -72,7 +78,7 @@ class Writer:
         lock_for_writing(session.connection())
         self._session = session
         self._replacing = replacing
-        self._ids: dict[tuple[object, ...], int] = {}
+        self._ids: dict[_Key, int] = {}
         self._opened: dict[int, datetime] = {}
         self._pending: dict[str, Record] = {}
         self._not_placed: set[str] = set()  # projects with new commits
@@ -144,8 +150,7 @@ class Writer:
 
     def _with_references(self, records: Sequence[Record]) -> list[Record]:
         """Cache the ids of what records reference; return them in the units of their series."""
-        converted = self._in_stored_units(list(records))
-        self._cache_series(converted)
+        converted = self._in_stored_series(records)
         self._cache_devices(converted)
         self._cache_epochs(converted)
         return converted
@@ -157,11 +162,12 @@ class Writer:
         rows = [self._measurement_row(record) for record in records]
         self.changed_series |= {row["series_id"] for row in rows}
         self._add_rows(Measurement, rows)
-        new = [record.uuid for record in records]
-        query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
-        ids = {row.uuid: row.id for row in self._session.execute(query)}
-        samples = [row for record in records for row in _sample_rows(record, ids[record.uuid])]
-        self._add_rows(Sample, samples)
+        if sampled := [record for record in records if record.samples_us]:
+            new = [record.uuid for record in sampled]
+            query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
+            ids = {row.uuid: row.id for row in self._session.execute(query)}
+            samples = [row for record in sampled for row in _sample_rows(record, ids[record.uuid])]
+            self._add_rows(Sample, samples)
         self.added += len(records)
 
     def commit(self, info: CommitInfo) -> int:
@@ -248,9 +254,8 @@ class Writer:
 
     def series(self, identity: Mapping[str, Any]) -> int:
         """Return the id of a series by its full identity (see `series_identity`)."""
-        key = _series_key(identity)
-        if key not in self._ids:
-            self._ids[key] = self._row_id(Series, _series_row(identity), by=("identity_hash",))
+        key = tuple(({_PROJECT: ""} | {**identity})[name] for name in _SERIES_FIELDS)
+        self._cache_ids(Series, {key: _series_row(key)}, by="identity_hash")
         return self._ids[key]
 
     def _add_model_result(self, record: ModelResultRecord) -> None:
@@ -308,38 +313,41 @@ class Writer:
                 stored_keys.add(key)
         return first
 
-    def _in_stored_units(self, records: list[Record]) -> list[Record]:
-        """Convert external results to the unit of their stored series, if it is another one."""
-        external = {record.kernel for record in records if record.backend == EXTERNAL_BACKEND}
-        if not external:
-            return records
-        columns = [Series.__table__.columns[name] for name in (*_IDENTITY, _PROJECT)]
-        stored = select(*columns).where(
-            Series.backend == EXTERNAL_BACKEND, Series.kernel.in_(external)
-        )
-        units: dict[tuple[object, ...], list[str]] = {}
-        for row in self._session.execute(stored).mappings():
-            units.setdefault(_key_without_unit(dict(row)), []).append(row["unit"])
-        return [
-            _converted(record, units.setdefault(_key_without_unit(series_identity(record)), []))
-            if record.backend == EXTERNAL_BACKEND
+    def _in_stored_series(self, records: Sequence[Record]) -> list[Record]:
+        """Cache the series ids of all records, with few statements instead of two per record.
+
+        Returns the records; external ones that begin a series are converted to the unit of a stored
+        series that differs in the unit alone.
+        """
+        keys = dict.fromkeys(map(_series_key, records))
+        self._find_ids(Series, {key: _series_hash(key) for key in keys}, by="identity_hash")
+        new = [record for record in records if _series_key(record) not in self._ids]
+        if not new:
+            return list(records)
+        units = self._stored_units({r.kernel for r in new if r.backend == EXTERNAL_BACKEND})
+        in_units = [
+            _converted(record, units.setdefault(_without_unit(_series_key(record)), []))
+            if record.backend == EXTERNAL_BACKEND and _series_key(record) not in self._ids
             else record
             for record in records
         ]
-
-    def _cache_series(self, records: Sequence[Record]) -> None:
-        """Cache the series ids of all records, with two statements instead of two per record."""
-        identities = {_series_key(identity): identity for identity in map(series_identity, records)}
-        rows = {
-            key: _series_row(identity)
-            for key, identity in identities.items()
-            if key not in self._ids
-        }
+        rows = {key: _series_row(key) for key in dict.fromkeys(map(_series_key, in_units))}
         self._cache_ids(Series, rows, by="identity_hash")
+        return in_units
+
+    def _stored_units(self, kernels: Collection[str]) -> dict[_Key, list[str]]:
+        """Return the units of the stored external series of benchmarks, by the key without unit."""
+        units: dict[_Key, list[str]] = {}
+        if kernels:
+            query = select(*(Series.__table__.columns[name] for name in _SERIES_FIELDS))
+            query = query.where(Series.backend == EXTERNAL_BACKEND, Series.kernel.in_(kernels))
+            for row in self._session.execute(query):
+                units.setdefault(_without_unit(tuple(row)), []).append(row.unit)
+        return units
 
     def _cache_devices(self, records: Sequence[Record]) -> None:
         """Cache the device ids of all records, like `_cache_series`."""
-        rows: dict[tuple[object, ...], dict[str, Any]] = {
+        rows: dict[_Key, dict[str, Any]] = {
             ("device", info): _device_row(info)
             for info in dict.fromkeys(record.device for record in records)  # ids by first record
             if ("device", info) not in self._ids
@@ -347,31 +355,31 @@ class Writer:
         self._cache_ids(Device, rows, by="fingerprint")
 
     def _cache_ids(
-        self, table: type[Base], rows: Mapping[tuple[object, ...], Mapping[str, Any]], *, by: str
+        self, table: type[Base], rows: Mapping[_Key, Mapping[str, Any]], *, by: str
     ) -> None:
         """Cache the id of each row under its key; missing rows are inserted."""
-        if not rows:
-            return
-        columns = table.__table__.columns
-        key_and_id = (columns[by], columns["id"])
-
-        def stored(values: Iterable[Any]) -> dict[Any, int]:
-            query = select(*key_and_id).where(columns[by].in_(list(values)))
-            return {row[0]: row[1] for row in self._session.execute(query)}
-
-        ids = stored(row[by] for row in rows.values())
-        new = {row[by]: row for row in rows.values() if row[by] not in ids}
+        values = {key: row[by] for key, row in rows.items()}
+        self._find_ids(table, values, by=by)
+        new = {row[by]: row for key, row in rows.items() if key not in self._ids}
         if new:
             self._add_rows(table, list(new.values()))
-            ids |= stored(new)
-        for key, row in rows.items():
-            self._ids[key] = ids[row[by]]
+            self._find_ids(table, values, by=by)
+
+    def _find_ids(self, table: type[Base], values: Mapping[_Key, str], *, by: str) -> None:
+        """Cache the ids of the stored rows with these values in the column `by`, under the keys."""
+        missing = {key: value for key, value in values.items() if key not in self._ids}
+        if not missing:
+            return
+        column, row_id = table.__table__.columns[by], table.__table__.columns["id"]
+        query = select(column, row_id).where(column.in_(set(missing.values())))
+        ids: dict[str, int] = {row[0]: row[1] for row in self._session.execute(query)}
+        self._ids |= {key: ids[value] for key, value in missing.items() if value in ids}
 
     def _cache_epochs(self, records: Sequence[Record]) -> None:
         """Cache the epochs of all records; a new epoch begins with its earliest record."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for record in records:
-            pair = self.series(series_identity(record)), self.environment(record.environment)
+            pair = self._ids[_series_key(record)], self.environment(record.environment)
             at = _parse_time(record.created_at)
             if ("epoch", *pair) in self._ids or (pair in rows and rows[pair]["opened_at"] <= at):
                 continue
@@ -405,7 +413,7 @@ class Writer:
     def _measurement_row(self, record: Record) -> dict[str, Any]:
         commit_id = self._commit_of(record)
         run_id = self.run(record.run, commit_id)
-        series_id = self.series(series_identity(record))
+        series_id = self._ids[_series_key(record)]
         created_at = _parse_time(record.created_at)
         return column_values(record) | {
             "run_id": run_id,
@@ -468,9 +476,8 @@ class Writer:
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
 
 
-def _key_without_unit(identity: Mapping[str, Any]) -> tuple[object, ...]:
-    names = [name for name in _IDENTITY if name != "unit"]
-    return (*(identity[name] for name in names), identity.get(_PROJECT, ""))
+def _without_unit(series: _Key) -> _Key:
+    return (*series[:_UNIT], *series[_UNIT + 1 :])
 
 
 def _converted(record: Record, units: list[str]) -> Record:
@@ -507,12 +514,16 @@ def _device_row(info: DeviceInfo) -> dict[str, Any]:
     return {**row, "fingerprint": fingerprint(row)}
 
 
-def _series_row(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {_PROJECT: "", **identity, "identity_hash": series_key(identity)}
+def _series_row(key: _Key) -> dict[str, Any]:
+    return {**dict(zip(_SERIES_FIELDS, key, strict=True)), "identity_hash": _series_hash(key)}
 
 
-def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
-    return ("series", *(identity[name] for name in _IDENTITY), identity.get(_PROJECT, ""))
+@lru_cache(maxsize=8192)  # a history has the same series at each of its commits
+def _series_hash(key: _Key) -> str:
+    identity = dict(zip(_SERIES_FIELDS, key, strict=True))
+    return series_key(
+        {name: value for name, value in identity.items() if name != _PROJECT or value}
+    )
 
 
 def stored_run_id(session: Session, run_uuid: str) -> int:
@@ -531,5 +542,6 @@ def _sample_rows(record: AnyRecord, result_id: int) -> list[dict[str, Any]]:
     return [{samples.result_id: result_id} | row for row in rows]
 
 
+@lru_cache(maxsize=1024)
 def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)

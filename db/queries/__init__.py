@@ -68,6 +68,7 @@ from flexq_bench.db.queries.nightly import (
     Judgement,
     NightState,
     OutcomeRow,
+    change_points_by_series,
     change_points_of,
     judgements,
     night_states,

@@ -135,23 +135,35 @@ def change_points_of(
     session: Session, series_id: int, *, with_retracted: bool = False
 ) -> list[ChangePointRow]:
     """Return the stored change points of a series, oldest commit first (ancestry, not clock)."""
+    by_series = change_points_by_series(session, [series_id], with_retracted=with_retracted)
+    return by_series.get(series_id, [])
+
+
+def change_points_by_series(
+    session: Session, series_ids: Sequence[int], *, with_retracted: bool = False
+) -> dict[int, list[ChangePointRow]]:
+    """Return the stored change points by series, like `change_points_of`; others are left out."""
     query = (
         select(
+            ChangePoint.series_id,
             *columns_of(
                 *(ChangePointRow, ChangePoint),
                 commit=Commit.sha,
                 decision=Decision.uuid,
                 retracted=ChangePoint.retraction_reason,
-            )
+            ),
         )
         .join(Decision, ChangePoint.decision_id == Decision.id)
         .join(Commit, ChangePoint.commit_id == Commit.id)
-        .where(ChangePoint.series_id == series_id)
+        .where(ChangePoint.series_id.in_(series_ids))
         .order_by(Commit.position.nulls_last(), ChangePoint.id)
     )
     if not with_retracted:
         query = query.where(ChangePoint.retracted_at.is_(None))
-    return rows_of(session, ChangePointRow, query)
+    rows: dict[int, list[ChangePointRow]] = {}
+    for series, *values in session.execute(query):
+        rows.setdefault(series, []).append(ChangePointRow(*values))
+    return rows
 
 
 def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:

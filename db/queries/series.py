@@ -207,13 +207,17 @@ def stored_texts(session: Session, name: str) -> tuple[str, ...]:
     return tuple(session.scalars(select(_TEXTS[name]).distinct()))
 
 
-def project_series(session: Session) -> list[ProjectSeries]:
-    """Return all series measured by another tool, by id. Reads no measurement."""
+def project_series(
+    session: Session, series_ids: Sequence[int] | None = None
+) -> list[ProjectSeries]:
+    """Return the series measured by another tool, of these ids, by id. Reads no measurement."""
     query = (
         select(*columns_of(ProjectSeries, Series))
         .where(Series.project != "", Series.backend == EXTERNAL_BACKEND)
         .order_by(Series.id)
     )
+    if series_ids is not None:
+        query = query.where(Series.id.in_(series_ids))
     return rows_of(session, ProjectSeries, query)
 
 
@@ -419,12 +423,13 @@ _BATCH = 500  # series per statement
 
 
 def recent_histories(
-    session: Session, series_ids: Iterable[int], *, results: int = 30
+    session: Session, series_ids: Iterable[int], *, results: int | None = 30
 ) -> dict[int, list[HistoryPoint]]:
     """Return the newest accepted results by series, in order of ancestry, without sweeps.
 
-    results: number per series; more if several have the same time. Series without a result are left
-    out. Epochs count from 1 within the returned points. Older measurements are not read.
+    results: number per series, more if several have the same time; None: all, as `series_history`.
+    Series without a result are left out. Epochs count from 1 within the returned points. Older
+    measurements are not read.
     """
     ids = sorted(set(series_ids))
     histories: dict[int, list[HistoryPoint]] = {}
@@ -444,7 +449,7 @@ def noise_sigmas(session: Session, series_ids: Sequence[int]) -> dict[int, tuple
 
 
 def _histories(
-    session: Session, series_ids: Sequence[int], results: int
+    session: Session, series_ids: Sequence[int], results: int | None
 ) -> dict[int, list[HistoryPoint]]:
     measurement = aliased(Measurement)
     last = (
@@ -456,7 +461,7 @@ def _histories(
             is_on_main(measurement.commit_id.expression),
         )
         .order_by(measurement.created_at.desc())
-        .offset(results - 1)
+        .offset((results or 1) - 1)
         .limit(1)
         .correlate(Series)
         .scalar_subquery()
@@ -476,7 +481,6 @@ def _histories(
         .where(
             Series.id.in_(series_ids),
             Measurement.series_id.in_(series_ids),  # so that PostgreSQL uses this index
-            Measurement.created_at >= func.coalesce(last, first),
             Measurement.accepted,
             Measurement.median_us.is_not(None),
             Run.trigger != SWEEP,
@@ -489,6 +493,8 @@ def _histories(
             Measurement.uuid,
         )
     )
+    if results is not None:
+        query = query.where(Measurement.created_at >= func.coalesce(last, first))
     breaks = explained_orders(session, series_ids)
     environments = epoch_environments(session, series_ids)
     rows = session.connection().execute(query).all()  # Core, not ORM: faster

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from flexq_bench.db import tokens
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import ConflictError, DatabaseError, NotFoundError, RecordError
 from flexq_bench.db.exchange import import_file, read_records
+from flexq_bench.db.gzip_files import DAMAGED, unpacked
 from flexq_bench.db.store import projects_of_stored
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
@@ -332,16 +334,17 @@ async def _received(request: Request, token: tokens.Token, path: Path, most: int
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
         raise _Refusal(422, "the Idempotency-Key is 1 to 200 printable letters without spaces")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise _Refusal(415, "send the content without Content-Encoding")
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding not in ("identity", "gzip"):
+        raise _Refusal(415, "send the content as it is, or with Content-Encoding: gzip")
+    received, size = path.with_name("received"), 0
+    with received.open("wb") as file:
         async for part in request.stream():
             size += len(part)
             if size > most:
-                raise _Refusal(413, f"over {most:,} bytes: split the content")
-            digest.update(part)
+                raise _too_large(most)
             await run_in_threadpool(file.write, part)
+    digest = await run_in_threadpool(_decode, received, path, most, is_packed=coding == "gzip")
     # The same content with other parameters is another request.
     digest.update(repr((request.url.path, sorted(request.query_params.multi_items()))).encode())
     return _Call(
@@ -356,6 +359,31 @@ async def _received(request: Request, token: tokens.Token, path: Path, most: int
         client=request.client.host if request.client else "",
         id=int(request.path_params.get("id", 0)),
     )
+
+
+def _decode(received: Path, path: Path, most: int, *, is_packed: bool) -> Any:
+    """Write a content without its coding to a file; return its hash. Raises _Refusal."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with (
+            received.open("rb") as raw,
+            unpacked(raw) if is_packed else nullcontext(raw) as content,
+            path.open("wb") as file,
+        ):
+            while part := content.read(1 << 20):
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                digest.update(part)
+                file.write(part)
+    except DAMAGED:
+        raise _Refusal(400, "the gzip content is cut off or damaged") from None
+    received.unlink()
+    return digest
+
+
+def _too_large(most: int) -> _Refusal:
+    return _Refusal(413, f"over {most:,} bytes: split the content")
 
 
 def _origin(call: _Call) -> Origin:

@@ -88,7 +88,12 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
 
 def history_of(session: Session, series_id: int, *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
     """The newest commits of the newest epoch of a series on the main line, a point for each."""
-    points = one_per_commit(queries.series_history(session, series_id, without_sweeps=True))
+    return newest_epoch(queries.series_history(session, series_id, without_sweeps=True), most=most)
+
+
+def newest_epoch(history: Sequence[HistoryPoint], *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
+    """The newest commits of the newest epoch of a history, a point for each."""
+    points = one_per_commit(history)
     last = points[-1].epoch if points else 0
     return [point for point in points if point.epoch == last][-most:]
 
