@@ -30,6 +30,7 @@ from flexq_bench.exchange.external.result import (
     number,
     of_samples,
     read_json,
+    scaled,
     split_parameters,
 )
 
@@ -185,7 +186,11 @@ def _timed(
         value = summaries.get(tag, {}).get("value")
         return None if value is None else number(value, tag)
 
-    mean = value(f"{time}/mean")
+    def microseconds(tag: str) -> float | None:
+        seconds = value(tag)
+        return None if seconds is None else scaled(seconds, _US)
+
+    mean = microseconds(f"{time}/mean")
     n = count(summaries.get(f"{stem}/sample_size", {}).get("value", 0), f"{stem}/sample_size")
     samples = _samples(summaries.get(f"nv/json/bin:{stem}/sample_times"), folder)
     if samples:
@@ -197,26 +202,25 @@ def _timed(
             "samples": samples,
             "n_samples": len(samples),
         }
-    median_s = value(f"{time}/median")
-    if median_s is not None:
-        q1, q3 = value(f"{time}/q1"), value(f"{time}/q3")
+    middle = microseconds(f"{time}/median")
+    if middle is not None:
+        q1, q3 = microseconds(f"{time}/q1"), microseconds(f"{time}/q3")
         ends: tuple[float | None, float | None] = (None, None)
         if q1 is not None and q3 is not None and n:
-            ends = notches(median_s * _US, q1 * _US, q3 * _US, n)
+            ends = notches(middle, q1, q3, n)
         return "median", {
-            "median": median_s * _US, "low": ends[0], "high": ends[1], "n_samples": n,
+            "median": middle, "low": ends[0], "high": ends[1], "n_samples": n,
         }  # fmt: skip
     if mean is None:
         return None
     # For fewer than five samples nvbench writes an infinite deviation.
     deviation = summaries.get(f"{time}/stdev/relative", {}).get("value")
     relative = None if str(deviation) in _NOT_FINITE else value(f"{time}/stdev/relative")
-    reach = None if relative is None or not n else _Z_95 * relative * mean * _US / math.sqrt(n)
-    centre = mean * _US
+    reach = None if relative is None or not n else _Z_95 * relative * mean / math.sqrt(n)
     return "mean", {
-        "median": centre,
-        "low": None if reach is None else max(centre - reach, centre / 1000),
-        "high": None if reach is None else centre + reach,
+        "median": mean,
+        "low": None if reach is None else max(mean - reach, mean / 1000),
+        "high": None if reach is None else mean + reach,
         "n_samples": n,
     }
 
