@@ -138,7 +138,8 @@ def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
 
 def column_values(record: AnyRecord) -> Row:
     """Return the columns of a record's row, without references and creation time."""
-    names, nested = _stored_names(type(record))
+    kind: Any = type(record)
+    names, nested = _stored_names(kind)
     row = {name: getattr(record, name) for name in names}
     return row | {name: plain_value(row[name]) for name in nested}
 

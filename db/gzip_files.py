@@ -22,7 +22,7 @@ def unpacked(file: BufferedReader) -> Iterator[BufferedReader]:
     if not file.peek(len(_MAGIC)).startswith(_MAGIC):
         yield file
         return
-    with gzip.GzipFile(fileobj=file) as packed, BufferedReader(packed) as content:  # type: ignore[type-var]
+    with gzip.GzipFile(fileobj=file) as packed, BufferedReader(packed) as content:
         yield cast(BufferedReader, content)
 
 

@@ -86,6 +86,7 @@ from flexq_bench.db.queries.results import (
     SWEEP,
     ResultDetail,
     ResultRow,
+    asked_questions,
     case_seconds,
     gpu_names,
     latest_results,

@@ -40,6 +40,7 @@ from flexq_bench.exchange.external.records import Origin
 from flexq_bench.exchange.external.result import commit_of, iso_time
 from flexq_bench.read_api.app import problem
 from flexq_bench.read_api.endpoints import JSON, PROBLEM
+from flexq_bench.results.paired_questions import paired_verdicts
 
 OWN_PROJECT = "flexq-bench"  # name of this repository, whose results have no project
 RECORDS = "records"  # format of `run --json` and `db export`
@@ -240,7 +241,11 @@ class Ingest:
         )
         if not done.read and not done.refused:
             raise UsageError("it has no results: did its tool run? Nothing was stored")
-        return {"format": name, **_counts(done), **self._judge(done.series)}
+        paired: list[str] = []
+        if done.has_questions:
+            with self._database.session() as session:
+                paired = [one.text for one in paired_verdicts(session, done.series)]
+        return {"format": name, **_counts(done), "paired": paired, **self._judge(done.series)}
 
     def _store_records(self, call: _Call) -> dict[str, Any]:
         path = call.path.rename(call.path.with_name(_RECORDS_FILE))
