@@ -241,16 +241,16 @@ def _conversion(hint: Any, name: str) -> Callable[[Any], Any]:
     low, high = range_of(name)
     # Usual values pass by one comparison; all others are checked one rule after another.
     if hint is str and name not in _TIMES:
-        return lambda value: (
-            value
-            if type(value) is str and value.isascii() and "\x00" not in value
-            else _scalar(value, hint, name)
-        )
+        return lambda value: value if _is_usual_text(value) else _scalar(value, hint, name)
     if hint in (int, float):
         return lambda value: (
             value if type(value) is hint and low <= value <= high else _scalar(value, hint, name)
         )
     return lambda value: _scalar(value, hint, name)
+
+
+def _is_usual_text(value: object) -> bool:
+    return type(value) is str and value.isascii() and "\x00" not in value
 
 
 def _info(value: Any, kind: Any, name: str) -> Any:
@@ -285,8 +285,8 @@ def _sequence(value: Any, item: Any, convert: Callable[[Any], Any], name: str) -
 def _mapping(value: Any, item: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RecordError(f"{name} must be an object, got {_shown(value)}")
-    if not value:
-        return {}
+    if all(map(_is_usual_text, (*value, *value.values()))):
+        return {key: value[key] for key in sorted(value)}
     try:
         plain: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False, sort_keys=True))
     except (TypeError, ValueError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flexq_bench.db.records import TIME_METRICS
 
@@ -86,6 +87,7 @@ def is_rate(unit: str) -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def conversion(unit: str, to: str) -> float | None:
     """Return the factor from one unit to another; None: they are not of one quantity."""
     if unit == to:

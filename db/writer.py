@@ -56,6 +56,7 @@ _IDENTITY = tuple(
 )
 _SERIES_FIELDS = (*_IDENTITY, _PROJECT)
 _UNIT = _SERIES_FIELDS.index("unit")
+_COMMIT_KEY = ("sha", "dirty", _PROJECT)
 _Key = tuple[Any, ...]
 _series_key: Callable[[Record], _Key] = attrgetter(*_SERIES_FIELDS)
 
@@ -115,10 +116,10 @@ class Writer:
         stored = set(
             self._session.scalars(select(Measurement.uuid).where(Measurement.uuid.in_(uuids)))
         )
-        records = self._first_of_each_repetition(
-            [record for uuid, record in self._pending.items() if uuid not in stored]
-        )
         known = [record for uuid, record in self._pending.items() if uuid in stored]
+        new = [record for uuid, record in self._pending.items() if uuid not in stored]
+        self._cache_commits_and_runs([*new, *known] if self._replacing else new)
+        records = self._first_of_each_repetition(new)
         self._pending.clear()
         self._add_new(records)
         if self._replacing:
@@ -177,22 +178,41 @@ class Writer:
         """
         key = ("commit", info)
         if key not in self._ids:
-            row = {
-                "sha": info.sha,
-                "parent_sha": info.parent,
-                "topo_order": info.topo_order,
-                "dirty": info.dirty,
-                "subject": info.subject,
-                "author": info.author,
-                "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
-                "project": info.project,
-                "branch": info.branch,
-            }
-            self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty", _PROJECT))
-            self._complete_commit(self._ids[key], row)
-            if info.parents:
-                add_parents(self._session, info.project, {info.sha: info.parents})
+            self._cache_commits([info])
         return self._ids[key]
+
+    def _cache_commits(self, infos: Iterable[CommitInfo]) -> None:
+        """Cache the ids of commits like `commit`, with few statements for all of them."""
+        new = [info for info in dict.fromkeys(infos) if ("commit", info) not in self._ids]
+        if not new:
+            return
+        rows = {info: _commit_row(info) for info in new}
+        columns = Commit.__table__.columns
+        query = select(*columns).where(columns["sha"].in_({info.sha for info in new}))
+
+        def stored() -> dict[_Key, dict[str, Any]]:
+            found = self._session.execute(query).mappings().all()
+            return {_commit_key(row): dict(row) for row in found}
+
+        known = stored()
+        missing = {_commit_key(row): row for row in rows.values() if _commit_key(row) not in known}
+        if missing:
+            self._add_rows(Commit, list(missing.values()))
+            known = stored()
+        on_branch = set(
+            self._session.scalars(
+                select(BranchCommit.commit_id).where(
+                    BranchCommit.commit_id.in_({row["id"] for row in known.values()})
+                )
+            )
+        )
+        parents: dict[str, dict[str, tuple[str, ...]]] = {}
+        for info, row in rows.items():
+            self._ids["commit", info] = self._complete(known[_commit_key(row)], row, on_branch)
+            if info.parents:
+                parents.setdefault(info.project, {}).setdefault(info.sha, info.parents)
+        for project, of_commits in parents.items():
+            add_parents(self._session, project, of_commits)
 
     def place_commits(self) -> None:
         """Place the commits that were added or completed on their lines (db.lines)."""
@@ -207,20 +227,42 @@ class Writer:
         """
         key = ("run", info)
         if key not in self._ids:
-            rows = self._session.execute(
-                select(Run.id, Run.uuid).where(
-                    (Run.uuid == info.uuid) | (Run.idempotency_key == info.idempotency_key)
-                )
-            ).all()
-            for _, uuid in rows:
-                if uuid != info.uuid:
-                    raise ConflictError(
-                        f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
-                        f"{uuid}, which is stored: keep one of them, or name another database"
-                    )
-            self._ids[key] = rows[0].id if rows else self._insert_run(info, commit_id)
-            self.plan(self._ids[key], info.plan)
+            self._cache_runs({info: commit_id})
         return self._ids[key]
+
+    def _cache_runs(self, commit_ids: Mapping[RunInfo, int]) -> None:
+        """Cache the ids of runs like `run`, with few statements for all of them."""
+        new = [info for info in commit_ids if ("run", info) not in self._ids]
+        if not new:
+            return
+        query = select(Run.id, Run.uuid, Run.idempotency_key).where(
+            Run.uuid.in_({info.uuid for info in new})
+            | Run.idempotency_key.in_({info.idempotency_key for info in new})
+        )
+        ids: dict[str, int] = {}
+        owners: dict[str, str] = {}  # uuid by idempotency key
+
+        def look_up() -> None:
+            for row in self._session.execute(query):
+                ids[row.uuid], owners[row.idempotency_key] = row.id, row.uuid
+
+        look_up()
+        missing = {}
+        for info in new:
+            uuid = owners.setdefault(info.idempotency_key, info.uuid)
+            if uuid != info.uuid:
+                raise ConflictError(
+                    f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
+                    f"{uuid}, which is stored: keep one of them, or name another database"
+                )
+            if info.uuid not in ids:
+                missing.setdefault(info.uuid, _run_row(info, commit_ids[info]))
+        if missing:
+            self._add_rows(Run, list(missing.values()))
+            look_up()
+        for info in new:
+            self._ids["run", info] = ids[info.uuid]
+            self.plan(ids[info.uuid], info.plan)
 
     def plan(self, run_id: int, case_keys: Iterable[str]) -> None:
         """Append the cases that are missing in a run's plan."""
@@ -403,12 +445,13 @@ class Writer:
             self._ids["epoch", row.series_id, row.environment_id] = row.id
             self._opened[row.id] = row.opened_at
 
+    def _cache_commits_and_runs(self, records: Sequence[Record]) -> None:
+        self._cache_commits(map(_commit_info, records))
+        self._cache_runs({record.run: self._commit_of(record) for record in records})
+
     def _commit_of(self, record: Record) -> int:
         """Return the id of a record's commit, in the project of its series."""
-        commit = record.commit
-        if commit.project != record.project:  # a record from before commits were stored per project
-            commit = replace(commit, project=record.project)
-        return self.commit(commit)
+        return self.commit(_commit_info(record))
 
     def _measurement_row(self, record: Record) -> dict[str, Any]:
         commit_id = self._commit_of(record)
@@ -428,11 +471,6 @@ class Writer:
             "created_at": created_at,
         }
 
-    def _insert_run(self, info: RunInfo, commit_id: int) -> int:
-        row = {name: getattr(info, name) for name in RunInfo.__slots__ if name != "plan"}
-        row |= {"commit_id": commit_id, "created_at": _parse_time(info.created_at)}
-        return self._insert(Run, row)
-
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
         epoch_id = self._ids["epoch", series_id, environment_id]  # cached by _cache_epochs
         # Results may be imported in any order; an epoch begins with the earliest.
@@ -445,21 +483,24 @@ class Writer:
             )
         return epoch_id
 
-    def _complete_commit(self, commit_id: int, row: Mapping[str, Any]) -> None:
-        query = select(*Commit.__table__.columns).where(Commit.id == commit_id)
-        stored = self._session.execute(query).mappings().one()
+    def _complete(
+        self, stored: dict[str, Any], row: Mapping[str, Any], on_branch: Collection[int]
+    ) -> int:
+        """Fill the empty columns of a stored commit, and return its id."""
         unknown = (None, "")
         new_values = {
             name: value
             for name, value in row.items()
             if stored[name] in unknown and value not in unknown
         }
+        commit_id: int = stored["id"]
         if new_values:
             self._session.execute(update(Commit).where(Commit.id == commit_id).values(new_values))
+            stored |= new_values
         is_placed = stored["position"] is not None or stored["orphaned_at"] is not None
-        on_branch = select(BranchCommit.commit_id).where(BranchCommit.commit_id == commit_id)
-        if new_values or not (is_placed or self._session.scalar(on_branch) is not None):
+        if new_values or not (is_placed or commit_id in on_branch):
             self._not_placed.add(stored[_PROJECT])
+        return commit_id
 
     def _row_id(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
         """Return the id of the row with these values in the columns `by`, inserted if missing."""
@@ -512,6 +553,36 @@ def _repetition(record: Record) -> int | None:
 def _device_row(info: DeviceInfo) -> dict[str, Any]:
     row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
     return {**row, "fingerprint": fingerprint(row)}
+
+
+def _commit_info(record: Record) -> CommitInfo:
+    commit = record.commit
+    if commit.project != record.project:  # a record from before commits were stored per project
+        commit = replace(commit, project=record.project)
+    return commit
+
+
+def _commit_row(info: CommitInfo) -> dict[str, Any]:
+    return {
+        "sha": info.sha,
+        "parent_sha": info.parent,
+        "topo_order": info.topo_order,
+        "dirty": info.dirty,
+        "subject": info.subject,
+        "author": info.author,
+        "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
+        "project": info.project,
+        "branch": info.branch,
+    }
+
+
+def _commit_key(row: Mapping[str, Any]) -> _Key:
+    return tuple(row[name] for name in _COMMIT_KEY)
+
+
+def _run_row(info: RunInfo, commit_id: int) -> dict[str, Any]:
+    row = {name: getattr(info, name) for name in RunInfo.__slots__ if name != "plan"}
+    return row | {"commit_id": commit_id, "created_at": _parse_time(info.created_at)}
 
 
 def _series_row(key: _Key) -> dict[str, Any]:
