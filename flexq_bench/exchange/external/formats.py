@@ -83,7 +83,13 @@ def _is_column_of_both(content: _Content) -> bool:
 Read = Callable[[str], Reading]
 # By name: how a file is read as a whole, and how its content is recognized.
 _WHOLE: dict[str, tuple[Read, Callable[[_Content], bool]]] = {
-    "nvbench": (nvbench.read, _keys("devices", "benchmarks")),
+    "nvbench": (
+        nvbench.read,
+        lambda content: (
+            content.keys >= {"devices", "benchmarks"}
+            or content.header.startswith(nvbench.CSV_HEADER)
+        ),
+    ),
     "google-benchmark": (google_benchmark.read, _keys("context", "benchmarks")),
     "pytest-benchmark": (pytest_benchmark.read, _keys("machine_info", "benchmarks")),
     "github-action-benchmark": (

@@ -66,6 +66,12 @@ LM_EVAL = {
     "configs": {},
 }
 K6 = {"root_group": {}, "metrics": {"dropped_iterations": {"count": 0, "rate": 0}}}
+NVBENCH_CSV = (
+    "Benchmark,Device,Device Name,M (pow2),M,T,Skipped,Samples,CPU Time (sec),Noise,"
+    "GPU Time (sec),Noise,Elem/s (elem/sec),Samples,Batch GPU (sec)\n"
+    "copy,0,NVIDIA H200,2^4,16,I32,,100,2e-05,0.5,1.1e-05,0.02,1e9,2000,1.05e-05\n"
+    "copy,0,NVIDIA H200,2^40,1099511627776,I32,too large,,,,,,,,\n"
+)
 # Content, and of each result that is read: name, metric, unit, direction, value (None: it failed).
 READ = {
     "colours": (COLOURED, [("fib 20", "time", "us", "lower", 1600.0)]),
@@ -98,6 +104,14 @@ READ = {
         ],
     ),
     "group without aggregate": (LM_EVAL, [("arc", "acc", "fraction", "higher", 0.5)]),
+    "nvbench as csv": (
+        NVBENCH_CSV,
+        [
+            ("copy", "time", "us", "lower", 11.0),
+            ("copy", "time", "us", "lower", 10.5),
+            ("copy", "time", "us", "lower", None),
+        ],
+    ),
     "nothing was dropped": (K6, []),
 }
 
