@@ -230,36 +230,35 @@ class Writer:
             self._cache_runs({info: commit_id})
         return self._ids[key]
 
-    def _cache_runs(self, commit_ids: Mapping[RunInfo, int]) -> None:
-        """Cache the ids of runs like `run`, with few statements for all of them."""
-        new = [info for info in commit_ids if ("run", info) not in self._ids]
-        if not new:
-            return
+    def stored_runs(self, infos: Collection[RunInfo]) -> dict[str, int]:
+        """Return the ids of those of the runs that are stored, by uuid. Raises like `run`."""
         query = select(Run.id, Run.uuid, Run.idempotency_key).where(
-            Run.uuid.in_({info.uuid for info in new})
-            | Run.idempotency_key.in_({info.idempotency_key for info in new})
+            Run.uuid.in_({info.uuid for info in infos})
+            | Run.idempotency_key.in_({info.idempotency_key for info in infos})
         )
-        ids: dict[str, int] = {}
-        owners: dict[str, str] = {}  # uuid by idempotency key
-
-        def look_up() -> None:
-            for row in self._session.execute(query):
-                ids[row.uuid], owners[row.idempotency_key] = row.id, row.uuid
-
-        look_up()
-        missing = {}
-        for info in new:
+        rows = self._session.execute(query).all()
+        owners = {row.idempotency_key: row.uuid for row in rows}
+        for info in infos:
             uuid = owners.setdefault(info.idempotency_key, info.uuid)
             if uuid != info.uuid:
                 raise ConflictError(
                     f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
                     f"{uuid}, which is stored: keep one of them, or name another database"
                 )
-            if info.uuid not in ids:
-                missing.setdefault(info.uuid, _run_row(info, commit_ids[info]))
+        return {row.uuid: row.id for row in rows}
+
+    def _cache_runs(self, commit_ids: Mapping[RunInfo, int]) -> None:
+        """Cache the ids of runs like `run`, with few statements for all of them."""
+        new = [info for info in commit_ids if ("run", info) not in self._ids]
+        if not new:
+            return
+        ids = self.stored_runs(new)
+        missing = {
+            info.uuid: _run_row(info, commit_ids[info]) for info in new if info.uuid not in ids
+        }
         if missing:
             self._add_rows(Run, list(missing.values()))
-            look_up()
+            ids = self.stored_runs(new)
         for info in new:
             self._ids["run", info] = ids[info.uuid]
             self.plan(ids[info.uuid], info.plan)
