@@ -407,8 +407,8 @@ def _print_summary(summary: _Imported, database: Database) -> None:
         say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
     verdicts = summary.verdicts
     say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
-    for line in (*summary.paired, *verdicts.changed):
-        say(out, line.text)
+    for text in (*(one.text for one in summary.paired), *(one.text for one in verdicts.changed)):
+        say(out, text)
 
 
 def _alerts_text(verdicts: HistoryVerdicts) -> str:
