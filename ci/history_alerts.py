@@ -11,7 +11,7 @@ from flexq_bench.db.decisions import DecisionInfo, add_decision
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
-from flexq_bench.db.queries import CommitRow, HistoryPoint, ProjectSeries
+from flexq_bench.db.queries import ChangePointRow, CommitRow, HistoryPoint, ProjectSeries
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.verdicts import Verdict
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
@@ -26,7 +26,9 @@ from flexq_bench.verdicts.history_verdict import (
     evidence_of,
     judge_history,
 )
-from flexq_bench.verdicts.standing import history_of, metric_of
+from flexq_bench.verdicts.standing import metric_of, newest_epoch
+
+_TOGETHER = 100  # series whose histories are read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,13 @@ def judge_histories(
     alert. Steps within one commit are not caused by code, and open none. The open alerts of the
     projects are judged again.
     """
-    selected_ids = None if series_ids is None else set(series_ids)
-    chosen = [
-        row
-        for row in queries.project_series(session)
-        if selected_ids is None or row.id in selected_ids
-    ]
+    chosen = queries.project_series(session, None if series_ids is None else [*series_ids])
     at = datetime.now(UTC)
-    new_steps = [new for row in chosen for new in _revise(session, row, at, watched=alerting)]
+    new_steps = [
+        new
+        for start in range(0, len(chosen), _TOGETHER)
+        for new in _revise(session, chosen[start : start + _TOGETHER], at, watched=alerting)
+    ]
     improved = tuple(new.uuid for new in new_steps if new.step.verdict is Verdict.FASTER)
     if not alerting:
         return HistoryVerdicts(len(chosen), len(new_steps), improved=improved)
@@ -91,15 +92,32 @@ def family_of(project: str, kernel: str) -> str:
 
 
 def _revise(
-    session: Session, row: ProjectSeries, at: datetime, *, watched: bool
+    session: Session, rows: Sequence[ProjectSeries], at: datetime, *, watched: bool
 ) -> list[_StoredStep]:
-    """Retract the steps of a series that no longer hold; store the new ones, and return them."""
-    points = history_of(session, row.id)
+    """Retract the steps of series that no longer hold; store the new ones, and return them."""
+    ids = [row.id for row in rows]
+    histories = queries.series_histories(session, ids, without_sweeps=True)
+    stored = queries.change_points_by_series(session, ids, with_retracted=True)
+    new = []
+    for row in rows:
+        points = newest_epoch(histories.pop(row.id, []))
+        new += _revise_one(session, row, points, stored.get(row.id, []), at, watched=watched)
+    return new
+
+
+def _revise_one(
+    session: Session,
+    row: ProjectSeries,
+    points: Sequence[HistoryPoint],
+    stored: Sequence[ChangePointRow],
+    at: datetime,
+    *,
+    watched: bool,
+) -> list[_StoredStep]:
     metric = metric_of(row)
     judged = judge_history([point.median_us for point in points], metric)
     located = judged.steps
     places = {point.commit: place for place, point in enumerate(points)}
-    stored = queries.change_points_of(session, row.id, with_retracted=True)
     for known in stored:
         place = places.get(known.commit)
         if place is None or known.retracted is not None:

@@ -7,15 +7,14 @@ line is the name of a table and a row of it; rows are in the order of the tables
 from __future__ import annotations
 
 import base64
-import gzip
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from io import BufferedReader
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from sqlalchemy import Table, insert, select, text
 
@@ -23,10 +22,10 @@ from flexq_bench.db.copy import ROWS, begin_copy, end_copy
 from flexq_bench.db.engine import Session
 from flexq_bench.db.errors import RecordFormatError, ResultsFileError
 from flexq_bench.db.exchange import replacing
+from flexq_bench.db.gzip_files import DAMAGED, packing, unpacked
 from flexq_bench.db.tables import Base
 
 _FORMAT = "flexq-bench-backup"
-_GZIP = b"\x1f\x8b"
 
 
 def write_backup(
@@ -42,7 +41,7 @@ def write_backup(
     else:
         connection.exec_driver_sql("BEGIN")  # Python's driver begins none for a SELECT
     count = 0
-    with replacing(path) as raw, _packing(raw, str(path).endswith(".gz")) as file:
+    with replacing(path) as raw, packing(raw, compress=str(path).endswith(".gz"), level=6) as file:
         _write(file, {_FORMAT: 1, "revision": revision})
         for table in Base.metadata.sorted_tables:
             names = [column.name for column in table.columns]
@@ -61,7 +60,7 @@ def is_backup(path: str | Path) -> bool:
     try:
         with _lines(Path(path)) as file:
             return file.readline(200).startswith(f'{{"{_FORMAT}"'.encode())
-    except (OSError, EOFError, zlib.error):
+    except (OSError, *DAMAGED):
         return False
 
 
@@ -100,12 +99,12 @@ def restore_backup(
                     connection.execute(insert(tables[name]), rows)
                     on_rows(len(rows))
                     count += len(rows)
-    except OSError as error:
-        raise ResultsFileError(f"can't read {path}: {error.strerror or error}") from error
-    except (EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*DAMAGED, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecordFormatError(
             f"{path}:{number + 1}: the backup is damaged: copy it again"
         ) from error
+    except OSError as error:
+        raise ResultsFileError(f"can't read {path}: {error.strerror or error}") from error
     if not whole:
         raise RecordFormatError(f"{path}:{number}: the backup is cut off: copy it again")
     end_copy(connection)
@@ -151,21 +150,6 @@ def _write(file: BinaryIO, value: Any) -> None:
 
 
 @contextmanager
-def _packing(file: BinaryIO, compress: bool) -> Iterator[BinaryIO]:
-    if not compress:
-        yield file
-        return
-    with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=6) as packed:
-        yield cast(BinaryIO, packed)
-
-
-@contextmanager
-def _lines(path: Path) -> Iterator[BinaryIO]:
-    with path.open("rb") as file:
-        is_packed = file.read(2) == _GZIP
-        file.seek(0)
-        if not is_packed:
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield cast(BinaryIO, unpacked)
+def _lines(path: Path) -> Iterator[BufferedReader]:
+    with path.open("rb") as file, unpacked(file) as content:
+        yield content

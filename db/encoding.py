@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from flexq_bench.db.errors import RecordError
-from flexq_bench.db.ranges import check_number, check_numbers
+from flexq_bench.db.ranges import check_number, check_numbers, range_of
 from flexq_bench.db.records import (
     ACCURACY_STATUSES,
     COMPARABLE_STATUSES,
@@ -80,7 +80,7 @@ def canonical(info: T) -> T:
     if isinstance(error, Real) and not math.isfinite(error):
         values["max_rel_error"] = None
     checked = _checked(type(info), values)
-    return dataclasses.replace(info, **checked)  # type: ignore[type-var]
+    return type(info)(**checked)
 
 
 def encode_record(record: AnyRecord) -> dict[str, Any]:
@@ -181,7 +181,9 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise RecordError(f"{min(missing)} is missing")
     checked = {
-        name: _conform(values[name], hint, name) for name, hint in hints.items() if name in values
+        name: convert(values[name])
+        for name, convert in _conversions(kind).items()
+        if name in values
     }
     for (owner, name), choices in _CHOICES.items():
         if owner is kind and name in checked and checked[name] not in choices:
@@ -217,23 +219,38 @@ def _fields_with_default(kind: type) -> frozenset[str]:
 
 
 @cache
-def _conversion(hint: Any) -> Callable[[Any, str], Any]:
-    """Return the function that checks a value, given with its field's name, by its type hint."""
+def _conversions(kind: type) -> dict[str, Callable[[Any], Any]]:
+    """Return the function that checks a value, by the name of its field."""
+    return {name: _conversion(hint, name) for name, hint in _hints(kind).items()}
+
+
+def _conversion(hint: Any, name: str) -> Callable[[Any], Any]:
+    """Return the function that checks a value by its type hint and its field's name."""
     if NoneType in get_args(hint):
-        convert = _conversion(get_args(hint)[0])
-        return lambda value, name: None if value is None else convert(value, name)
+        convert = _conversion(get_args(hint)[0], name)
+        return lambda value: None if value is None else convert(value)
     origin, parts = get_origin(hint), get_args(hint)
     last = next((part for part in reversed(parts) if part is not Ellipsis), None)
     if origin is tuple:
-        return lambda value, name: _sequence(value, last, name)
+        convert_item = _conversion(last, name)
+        return lambda value: _sequence(value, last, convert_item, name)
     if origin is dict:
-        return lambda value, name: _mapping(value, last, name)
-    check = _info if is_dataclass(hint) else _scalar
-    return lambda value, name: check(value, hint, name)
+        return lambda value: _mapping(value, last, name)
+    if is_dataclass(hint):
+        return lambda value: _info(value, hint, name)
+    low, high = range_of(name)
+    # Usual values pass by one comparison; all others are checked one rule after another.
+    if hint is str and name not in _TIMES:
+        return lambda value: value if _is_usual_text(value) else _scalar(value, hint, name)
+    if hint in (int, float):
+        return lambda value: (
+            value if type(value) is hint and low <= value <= high else _scalar(value, hint, name)
+        )
+    return lambda value: _scalar(value, hint, name)
 
 
-def _conform(value: Any, hint: Any, name: str) -> Any:
-    return _conversion(hint)(value, name)
+def _is_usual_text(value: object) -> bool:
+    return type(value) is str and value.isascii() and "\x00" not in value
 
 
 def _info(value: Any, kind: Any, name: str) -> Any:
@@ -255,19 +272,21 @@ def _built(value: Any, kind: Any, name: str) -> Any:
         raise RecordError(f"{name}: {error}") from None
 
 
-def _sequence(value: Any, item: Any, name: str) -> tuple[Any, ...]:
+def _sequence(value: Any, item: Any, convert: Callable[[Any], Any], name: str) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) and not _is_numpy(value, "ndarray"):
         raise RecordError(f"{name} must be a list, got {_shown(value)}")
     # Fast path for raw samples: much faster than one call per number.
     if item is float and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
         check_numbers(name, value)
         return tuple(value)
-    return tuple(_conform(entry, item, name) for entry in value)
+    return tuple(map(convert, value))
 
 
 def _mapping(value: Any, item: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RecordError(f"{name} must be an object, got {_shown(value)}")
+    if all(map(_is_usual_text, (*value, *value.values()))):
+        return {key: value[key] for key in sorted(value)}
     try:
         plain: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False, sort_keys=True))
     except (TypeError, ValueError) as error:
@@ -322,6 +341,7 @@ def _text(value: str, name: str) -> str:
     return str(value)
 
 
+@lru_cache(maxsize=1024)
 def _time(value: str, name: str) -> str:
     try:
         moment = datetime.fromisoformat(value)

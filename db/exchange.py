@@ -7,22 +7,25 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from sqlalchemy.orm import Session
 
 from flexq_bench.db import jsonlines
 from flexq_bench.db.dialects import lock_for_writing
+from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import ResultsFileError
 from flexq_bench.db.jsonlines import record_line
-from flexq_bench.db.records import AnyRecord
-from flexq_bench.db.store import advance_run
+from flexq_bench.db.records import AnyRecord, RunInfo
+from flexq_bench.db.store import add_records, advance_run
 from flexq_bench.db.writer import Writer
 
 __all__ = [
     "ImportSummary",
     "import_file",
+    "import_in_parts",
     "read_records",
     "record_line",
     "replacing",
@@ -32,6 +35,8 @@ __all__ = [
 _JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 _PARQUET_SUFFIX = ".parquet"
 _GZIP_SUFFIX = ".gz"
+_A_TRANSACTION = 1_000  # records
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,35 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
         for uuid, status in runs.items():
             advance_run(session, uuid, status)
     return ImportSummary(str(path), read, writer.added, tuple(runs))
+
+
+def import_in_parts(database: Database, path: str | Path) -> ImportSummary:
+    """Store the records of a file in short transactions, so that others write meanwhile.
+
+    A file that can't be stored stores nothing: all of it is read, and its runs are looked up,
+    before the first part is stored. An import that was interrupted is completed by repeating it.
+    Raises like `import_file`.
+    """
+    runs: dict[str, RunInfo] = {}
+    for record in read_records(path):
+        runs[record.run.uuid] = record.run
+    for part in _batches(runs.values()):
+        with database.session() as session:
+            Writer(session).stored_runs(part)
+    read = added = 0
+    for records in _batches(read_records(path)):
+        with database.session() as session:
+            read, added = read + len(records), added + add_records(session, records)
+    with database.session() as session:
+        for run in runs.values():
+            advance_run(session, run.uuid, run.status)
+    return ImportSummary(str(path), read, added, tuple(runs))
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, _A_TRANSACTION)):
+        yield batch
 
 
 def _format(path: Path) -> tuple[str, bool]:

@@ -122,6 +122,13 @@ FAMILIES: Mapping[type, Family] = {
 
 
 @cache
+def _stored_names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields of a record that are columns, and those that have objects or lists."""
+    hints = _stored_fields(kind, FAMILIES[kind].table)
+    return tuple(hints), tuple(name for name in hints if get_origin(hints[name]) is tuple)
+
+
+@cache
 def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
     """Return the type of each field of a record that is a column of the table."""
     columns: list[str] = inspect(table).column_attrs.keys()
@@ -132,10 +139,9 @@ def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
 def column_values(record: AnyRecord) -> Row:
     """Return the columns of a record's row, without references and creation time."""
     kind: Any = type(record)
-    return {
-        name: plain_value(getattr(record, name))
-        for name in _stored_fields(kind, FAMILIES[kind].table)
-    }
+    names, nested = _stored_names(kind)
+    row = {name: getattr(record, name) for name in names}
+    return row | {name: plain_value(row[name]) for name in nested}
 
 
 def field_values(kind: Any, row: Any) -> Row:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from flexq_bench.db.records import LINEAR
@@ -40,8 +41,12 @@ def series_key(identity: Mapping[str, Any]) -> str:
 
 def name_uuid(name: str, *, kind: str = "") -> str:
     """Return the uuid5 of a name. kind: names of different kinds never have the same uuid."""
-    namespace = uuid.uuid5(uuid.NAMESPACE_DNS, f"flexq-bench {kind}" if kind else "flexq-bench")
-    return str(uuid.uuid5(namespace, name))
+    return str(uuid.uuid5(_namespace(kind), name))
+
+
+@cache
+def _namespace(kind: str) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_DNS, f"flexq-bench {kind}" if kind else "flexq-bench")
 
 
 def content_uuid(content: str) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NoReturn, cast
+from typing import BinaryIO, NoReturn
 
 from flexq_bench.db.encoding import decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
+from flexq_bench.db.gzip_files import DAMAGED, packing
 from flexq_bench.db.records import AnyRecord
 
 # Bounds of one record, after decoding; usual ones have some thousands of bytes and some hundred
@@ -43,14 +43,11 @@ def record_line(record: AnyRecord) -> str:
 
 def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> int:
     """Write the records and return their number."""
-    if compress:
-        # No name and no time in the header, so that equal records give equal bytes.
-        with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
-            return write(cast(BinaryIO, packed), records, compress=False)
     count = 0
-    for record in records:
-        file.write(record_line(record).encode() + b"\n")
-        count += 1
+    with packing(file, compress=compress) as content:
+        for record in records:
+            content.write(record_line(record).encode() + b"\n")
+            count += 1
     return count
 
 
@@ -75,7 +72,7 @@ def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
                 if not blank:
                     has_record = True
                     yield _record(line, path, number)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except DAMAGED as error:
         raise RecordFormatError(
             f"{path}:{number + 1}: the gzip file is cut off or damaged ({error}): copy it again"
         ) from error

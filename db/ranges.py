@@ -59,6 +59,14 @@ _FIELDS: tuple[tuple[float, float, str], ...] = (
 _RANGES = {name: (low, high) for low, high, names in _FIELDS for name in names.split()}
 
 
+_ANY_NUMBER = (-(2.0**63), 2.0**62)  # of any field; larger ones are checked by their type
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """Return a range of numbers that a field of this name may have: of usual ones, if of any."""
+    return _RANGES.get(name, _ANY_NUMBER)
+
+
 def check_number(name: str, value: float) -> None:
     """Raise RecordError if a field of this name can't have this value."""
     bounds = _RANGES.get(name)

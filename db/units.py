@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flexq_bench.db.records import TIME_METRICS
 
@@ -23,12 +24,14 @@ _BASES = {  # unit without its prefix -> dimension and factor
     "s": (_TIME, 1.0), "B": (_BYTES, 1.0), "byte": (_BYTES, 1.0), "bytes": (_BYTES, 1.0),
     "FLOPS": ("FLOP/s", 1.0), "FLOP": ("FLOP", 1.0), "OPS": ("OP/s", 1.0), "OP": ("OP", 1.0),
     "Hz": ("1/s", 1.0), "J": ("J", 1.0), "W": ("W", 1.0), "bit": (_BYTES, 1 / 8),
+    "ops": ("OP/s", 1.0), "bps": (f"{_BYTES}/s", 1 / 8),
     "sec": (_TIME, 1.0), "secs": (_TIME, 1.0), "second": (_TIME, 1.0), "seconds": (_TIME, 1.0),
     "tokens": ("tokens", 1.0), "items": ("items", 1.0), "requests": ("requests", 1.0),
 }  # fmt: skip
 _WHOLE = {  # without prefixes
     **dict.fromkeys(("min", "mins", "minute", "minutes"), (_TIME, 60.0)),
     **dict.fromkeys(("h", "hr", "hour", "hours"), (_TIME, 3600.0)),
+    **dict.fromkeys(("qps", "rps", "tps", "fps", "iops"), ("1/s", 1.0)),
     "%": (_SHARE, 0.01), "percent": (_SHARE, 0.01), "fraction": (_SHARE, 1.0),
 }  # fmt: skip
 _RATES = re.compile(r"\s*(?:/|_per_| per )\s*")
@@ -77,9 +80,14 @@ def is_rate(unit: str) -> bool:
     per = _simple("s" if below and below[0] in ("second", "sec") else below[0]) if below else None
     if per is not None and per.dimension == _TIME:
         return not (known is not None and known.dimension == f"{_TIME}/s")
-    return known is not None and known.dimension.endswith(("P/s", "1/s")) and above == unit.strip()
+    return (
+        known is not None
+        and known.dimension.endswith(("P/s", "1/s", "byte/s"))
+        and above == unit.strip()
+    )
 
 
+@lru_cache(maxsize=1024)
 def conversion(unit: str, to: str) -> float | None:
     """Return the factor from one unit to another; None: they are not of one quantity."""
     if unit == to:

@@ -6,9 +6,11 @@ valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -52,6 +54,11 @@ _IDENTITY = tuple(
     for column in Series.__table__.columns
     if column.name not in {"id", "identity_hash", _PROJECT}
 )
+_SERIES_FIELDS = (*_IDENTITY, _PROJECT)
+_UNIT = _SERIES_FIELDS.index("unit")
+_COMMIT_KEY = ("sha", "dirty", _PROJECT)
+_Key = tuple[Any, ...]
+_series_key: Callable[[Record], _Key] = attrgetter(*_SERIES_FIELDS)
 
 
 def series_identity(record: Record) -> dict[str, Any]:
@@ -72,7 +79,7 @@ class Writer:
         lock_for_writing(session.connection())
         self._session = session
         self._replacing = replacing
-        self._ids: dict[tuple[object, ...], int] = {}
+        self._ids: dict[_Key, int] = {}
         self._opened: dict[int, datetime] = {}
         self._pending: dict[str, Record] = {}
         self._not_placed: set[str] = set()  # projects with new commits
@@ -109,10 +116,10 @@ class Writer:
         stored = set(
             self._session.scalars(select(Measurement.uuid).where(Measurement.uuid.in_(uuids)))
         )
-        records = self._first_of_each_repetition(
-            [record for uuid, record in self._pending.items() if uuid not in stored]
-        )
         known = [record for uuid, record in self._pending.items() if uuid in stored]
+        new = [record for uuid, record in self._pending.items() if uuid not in stored]
+        self._cache_commits_and_runs([*new, *known] if self._replacing else new)
+        records = self._first_of_each_repetition(new)
         self._pending.clear()
         self._add_new(records)
         if self._replacing:
@@ -144,8 +151,7 @@ class Writer:
 
     def _with_references(self, records: Sequence[Record]) -> list[Record]:
         """Cache the ids of what records reference; return them in the units of their series."""
-        converted = self._in_stored_units(list(records))
-        self._cache_series(converted)
+        converted = self._in_stored_series(records)
         self._cache_devices(converted)
         self._cache_epochs(converted)
         return converted
@@ -157,11 +163,12 @@ class Writer:
         rows = [self._measurement_row(record) for record in records]
         self.changed_series |= {row["series_id"] for row in rows}
         self._add_rows(Measurement, rows)
-        new = [record.uuid for record in records]
-        query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
-        ids = {row.uuid: row.id for row in self._session.execute(query)}
-        samples = [row for record in records for row in _sample_rows(record, ids[record.uuid])]
-        self._add_rows(Sample, samples)
+        if sampled := [record for record in records if record.samples_us]:
+            new = [record.uuid for record in sampled]
+            query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
+            ids = {row.uuid: row.id for row in self._session.execute(query)}
+            samples = [row for record in sampled for row in _sample_rows(record, ids[record.uuid])]
+            self._add_rows(Sample, samples)
         self.added += len(records)
 
     def commit(self, info: CommitInfo) -> int:
@@ -171,22 +178,41 @@ class Writer:
         """
         key = ("commit", info)
         if key not in self._ids:
-            row = {
-                "sha": info.sha,
-                "parent_sha": info.parent,
-                "topo_order": info.topo_order,
-                "dirty": info.dirty,
-                "subject": info.subject,
-                "author": info.author,
-                "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
-                "project": info.project,
-                "branch": info.branch,
-            }
-            self._ids[key] = self._row_id(Commit, row, by=("sha", "dirty", _PROJECT))
-            self._complete_commit(self._ids[key], row)
-            if info.parents:
-                add_parents(self._session, info.project, {info.sha: info.parents})
+            self._cache_commits([info])
         return self._ids[key]
+
+    def _cache_commits(self, infos: Iterable[CommitInfo]) -> None:
+        """Cache the ids of commits like `commit`, with few statements for all of them."""
+        new = [info for info in dict.fromkeys(infos) if ("commit", info) not in self._ids]
+        if not new:
+            return
+        rows = {info: _commit_row(info) for info in new}
+        columns = Commit.__table__.columns
+        query = select(*columns).where(columns["sha"].in_({info.sha for info in new}))
+
+        def stored() -> dict[_Key, dict[str, Any]]:
+            found = map(dict, self._session.execute(query).mappings())
+            return {_commit_key(row): row for row in found}
+
+        known = stored()
+        missing = {_commit_key(row): row for row in rows.values() if _commit_key(row) not in known}
+        if missing:
+            self._add_rows(Commit, list(missing.values()))
+            known = stored()
+        on_branch = set(
+            self._session.scalars(
+                select(BranchCommit.commit_id).where(
+                    BranchCommit.commit_id.in_({row["id"] for row in known.values()})
+                )
+            )
+        )
+        parents: dict[str, dict[str, tuple[str, ...]]] = {}
+        for info, row in rows.items():
+            self._ids["commit", info] = self._complete(known[_commit_key(row)], row, on_branch)
+            if info.parents:
+                parents.setdefault(info.project, {}).setdefault(info.sha, info.parents)
+        for project, of_commits in parents.items():
+            add_parents(self._session, project, of_commits)
 
     def place_commits(self) -> None:
         """Place the commits that were added or completed on their lines (db.lines)."""
@@ -201,20 +227,41 @@ class Writer:
         """
         key = ("run", info)
         if key not in self._ids:
-            rows = self._session.execute(
-                select(Run.id, Run.uuid).where(
-                    (Run.uuid == info.uuid) | (Run.idempotency_key == info.idempotency_key)
-                )
-            ).all()
-            for _, uuid in rows:
-                if uuid != info.uuid:
-                    raise ConflictError(
-                        f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
-                        f"{uuid}, which is stored: keep one of them, or name another database"
-                    )
-            self._ids[key] = rows[0].id if rows else self._insert_run(info, commit_id)
-            self.plan(self._ids[key], info.plan)
+            self._cache_runs({info: commit_id})
         return self._ids[key]
+
+    def stored_runs(self, infos: Collection[RunInfo]) -> dict[str, int]:
+        """Return the ids of those of the runs that are stored, by uuid. Raises like `run`."""
+        query = select(Run.id, Run.uuid, Run.idempotency_key).where(
+            Run.uuid.in_({info.uuid for info in infos})
+            | Run.idempotency_key.in_({info.idempotency_key for info in infos})
+        )
+        rows = self._session.execute(query).all()
+        owners = {row.idempotency_key: row.uuid for row in rows}
+        for info in infos:
+            uuid = owners.setdefault(info.idempotency_key, info.uuid)
+            if uuid != info.uuid:
+                raise ConflictError(
+                    f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
+                    f"{uuid}, which is stored: keep one of them, or name another database"
+                )
+        return {row.uuid: row.id for row in rows}
+
+    def _cache_runs(self, commit_ids: Mapping[RunInfo, int]) -> None:
+        """Cache the ids of runs like `run`, with few statements for all of them."""
+        new = [info for info in commit_ids if ("run", info) not in self._ids]
+        if not new:
+            return
+        ids = self.stored_runs(new)
+        missing = {
+            info.uuid: _run_row(info, commit_ids[info]) for info in new if info.uuid not in ids
+        }
+        if missing:
+            self._add_rows(Run, list(missing.values()))
+            ids = self.stored_runs(new)
+        for info in new:
+            self._ids["run", info] = ids[info.uuid]
+            self.plan(ids[info.uuid], info.plan)
 
     def plan(self, run_id: int, case_keys: Iterable[str]) -> None:
         """Append the cases that are missing in a run's plan."""
@@ -248,9 +295,8 @@ class Writer:
 
     def series(self, identity: Mapping[str, Any]) -> int:
         """Return the id of a series by its full identity (see `series_identity`)."""
-        key = _series_key(identity)
-        if key not in self._ids:
-            self._ids[key] = self._row_id(Series, _series_row(identity), by=("identity_hash",))
+        key = tuple(({_PROJECT: ""} | {**identity})[name] for name in _SERIES_FIELDS)
+        self._cache_ids(Series, {key: _series_row(key)}, by="identity_hash")
         return self._ids[key]
 
     def _add_model_result(self, record: ModelResultRecord) -> None:
@@ -308,38 +354,41 @@ class Writer:
                 stored_keys.add(key)
         return first
 
-    def _in_stored_units(self, records: list[Record]) -> list[Record]:
-        """Convert external results to the unit of their stored series, if it is another one."""
-        external = {record.kernel for record in records if record.backend == EXTERNAL_BACKEND}
-        if not external:
-            return records
-        columns = [Series.__table__.columns[name] for name in (*_IDENTITY, _PROJECT)]
-        stored = select(*columns).where(
-            Series.backend == EXTERNAL_BACKEND, Series.kernel.in_(external)
-        )
-        units: dict[tuple[object, ...], list[str]] = {}
-        for row in self._session.execute(stored).mappings():
-            units.setdefault(_key_without_unit(dict(row)), []).append(row["unit"])
-        return [
-            _converted(record, units.setdefault(_key_without_unit(series_identity(record)), []))
-            if record.backend == EXTERNAL_BACKEND
+    def _in_stored_series(self, records: Sequence[Record]) -> list[Record]:
+        """Cache the series ids of all records, with few statements instead of two per record.
+
+        Returns the records; external ones that begin a series are converted to the unit of a stored
+        series that differs in the unit alone.
+        """
+        keys = dict.fromkeys(map(_series_key, records))
+        self._find_ids(Series, {key: _series_hash(key) for key in keys}, by="identity_hash")
+        new = [record for record in records if _series_key(record) not in self._ids]
+        if not new:
+            return list(records)
+        units = self._stored_units({r.kernel for r in new if r.backend == EXTERNAL_BACKEND})
+        in_units = [
+            _converted(record, units.setdefault(_without_unit(_series_key(record)), []))
+            if record.backend == EXTERNAL_BACKEND and _series_key(record) not in self._ids
             else record
             for record in records
         ]
-
-    def _cache_series(self, records: Sequence[Record]) -> None:
-        """Cache the series ids of all records, with two statements instead of two per record."""
-        identities = {_series_key(identity): identity for identity in map(series_identity, records)}
-        rows = {
-            key: _series_row(identity)
-            for key, identity in identities.items()
-            if key not in self._ids
-        }
+        rows = {key: _series_row(key) for key in dict.fromkeys(map(_series_key, in_units))}
         self._cache_ids(Series, rows, by="identity_hash")
+        return in_units
+
+    def _stored_units(self, kernels: Collection[str]) -> dict[_Key, list[str]]:
+        """Return the units of the stored external series of benchmarks, by the key without unit."""
+        units: dict[_Key, list[str]] = {}
+        if kernels:
+            query = select(*(Series.__table__.columns[name] for name in _SERIES_FIELDS))
+            query = query.where(Series.backend == EXTERNAL_BACKEND, Series.kernel.in_(kernels))
+            for row in self._session.execute(query):
+                units.setdefault(_without_unit(tuple(row)), []).append(row.unit)
+        return units
 
     def _cache_devices(self, records: Sequence[Record]) -> None:
         """Cache the device ids of all records, like `_cache_series`."""
-        rows: dict[tuple[object, ...], dict[str, Any]] = {
+        rows: dict[_Key, dict[str, Any]] = {
             ("device", info): _device_row(info)
             for info in dict.fromkeys(record.device for record in records)  # ids by first record
             if ("device", info) not in self._ids
@@ -347,31 +396,31 @@ class Writer:
         self._cache_ids(Device, rows, by="fingerprint")
 
     def _cache_ids(
-        self, table: type[Base], rows: Mapping[tuple[object, ...], Mapping[str, Any]], *, by: str
+        self, table: type[Base], rows: Mapping[_Key, Mapping[str, Any]], *, by: str
     ) -> None:
         """Cache the id of each row under its key; missing rows are inserted."""
-        if not rows:
-            return
-        columns = table.__table__.columns
-        key_and_id = (columns[by], columns["id"])
-
-        def stored(values: Iterable[Any]) -> dict[Any, int]:
-            query = select(*key_and_id).where(columns[by].in_(list(values)))
-            return {row[0]: row[1] for row in self._session.execute(query)}
-
-        ids = stored(row[by] for row in rows.values())
-        new = {row[by]: row for row in rows.values() if row[by] not in ids}
+        values = {key: row[by] for key, row in rows.items()}
+        self._find_ids(table, values, by=by)
+        new = {row[by]: row for key, row in rows.items() if key not in self._ids}
         if new:
             self._add_rows(table, list(new.values()))
-            ids |= stored(new)
-        for key, row in rows.items():
-            self._ids[key] = ids[row[by]]
+            self._find_ids(table, values, by=by)
+
+    def _find_ids(self, table: type[Base], values: Mapping[_Key, str], *, by: str) -> None:
+        """Cache the ids of the stored rows with these values in the column `by`, under the keys."""
+        missing = {key: value for key, value in values.items() if key not in self._ids}
+        if not missing:
+            return
+        column, row_id = table.__table__.columns[by], table.__table__.columns["id"]
+        query = select(column, row_id).where(column.in_(set(missing.values())))
+        ids: dict[str, int] = {row[0]: row[1] for row in self._session.execute(query)}
+        self._ids |= {key: ids[value] for key, value in missing.items() if value in ids}
 
     def _cache_epochs(self, records: Sequence[Record]) -> None:
         """Cache the epochs of all records; a new epoch begins with its earliest record."""
         rows: dict[tuple[int, int], dict[str, Any]] = {}
         for record in records:
-            pair = self.series(series_identity(record)), self.environment(record.environment)
+            pair = self._ids[_series_key(record)], self.environment(record.environment)
             at = _parse_time(record.created_at)
             if ("epoch", *pair) in self._ids or (pair in rows and rows[pair]["opened_at"] <= at):
                 continue
@@ -395,17 +444,18 @@ class Writer:
             self._ids["epoch", row.series_id, row.environment_id] = row.id
             self._opened[row.id] = row.opened_at
 
+    def _cache_commits_and_runs(self, records: Sequence[Record]) -> None:
+        self._cache_commits(map(_commit_info, records))
+        self._cache_runs({record.run: self._commit_of(record) for record in records})
+
     def _commit_of(self, record: Record) -> int:
         """Return the id of a record's commit, in the project of its series."""
-        commit = record.commit
-        if commit.project != record.project:  # a record from before commits were stored per project
-            commit = replace(commit, project=record.project)
-        return self.commit(commit)
+        return self.commit(_commit_info(record))
 
     def _measurement_row(self, record: Record) -> dict[str, Any]:
         commit_id = self._commit_of(record)
         run_id = self.run(record.run, commit_id)
-        series_id = self.series(series_identity(record))
+        series_id = self._ids[_series_key(record)]
         created_at = _parse_time(record.created_at)
         return column_values(record) | {
             "run_id": run_id,
@@ -420,11 +470,6 @@ class Writer:
             "created_at": created_at,
         }
 
-    def _insert_run(self, info: RunInfo, commit_id: int) -> int:
-        row = {name: getattr(info, name) for name in RunInfo.__slots__ if name != "plan"}
-        row |= {"commit_id": commit_id, "created_at": _parse_time(info.created_at)}
-        return self._insert(Run, row)
-
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
         epoch_id = self._ids["epoch", series_id, environment_id]  # cached by _cache_epochs
         # Results may be imported in any order; an epoch begins with the earliest.
@@ -437,21 +482,24 @@ class Writer:
             )
         return epoch_id
 
-    def _complete_commit(self, commit_id: int, row: Mapping[str, Any]) -> None:
-        query = select(*Commit.__table__.columns).where(Commit.id == commit_id)
-        stored = self._session.execute(query).mappings().one()
+    def _complete(
+        self, stored: dict[str, Any], row: Mapping[str, Any], on_branch: Collection[int]
+    ) -> int:
+        """Fill the empty columns of a stored commit, and return its id."""
         unknown = (None, "")
         new_values = {
             name: value
             for name, value in row.items()
             if stored[name] in unknown and value not in unknown
         }
+        commit_id: int = stored["id"]
         if new_values:
             self._session.execute(update(Commit).where(Commit.id == commit_id).values(new_values))
+            stored |= new_values
         is_placed = stored["position"] is not None or stored["orphaned_at"] is not None
-        on_branch = select(BranchCommit.commit_id).where(BranchCommit.commit_id == commit_id)
-        if new_values or not (is_placed or self._session.scalar(on_branch) is not None):
+        if new_values or not (is_placed or commit_id in on_branch):
             self._not_placed.add(stored[_PROJECT])
+        return commit_id
 
     def _row_id(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
         """Return the id of the row with these values in the columns `by`, inserted if missing."""
@@ -468,9 +516,8 @@ class Writer:
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
 
 
-def _key_without_unit(identity: Mapping[str, Any]) -> tuple[object, ...]:
-    names = [name for name in _IDENTITY if name != "unit"]
-    return (*(identity[name] for name in names), identity.get(_PROJECT, ""))
+def _without_unit(series: _Key) -> _Key:
+    return (*series[:_UNIT], *series[_UNIT + 1 :])
 
 
 def _converted(record: Record, units: list[str]) -> Record:
@@ -507,12 +554,46 @@ def _device_row(info: DeviceInfo) -> dict[str, Any]:
     return {**row, "fingerprint": fingerprint(row)}
 
 
-def _series_row(identity: Mapping[str, Any]) -> dict[str, Any]:
-    return {_PROJECT: "", **identity, "identity_hash": series_key(identity)}
+def _commit_info(record: Record) -> CommitInfo:
+    commit = record.commit
+    if commit.project != record.project:  # a record from before commits were stored per project
+        commit = replace(commit, project=record.project)
+    return commit
 
 
-def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
-    return ("series", *(identity[name] for name in _IDENTITY), identity.get(_PROJECT, ""))
+def _commit_row(info: CommitInfo) -> dict[str, Any]:
+    return {
+        "sha": info.sha,
+        "parent_sha": info.parent,
+        "topo_order": info.topo_order,
+        "dirty": info.dirty,
+        "subject": info.subject,
+        "author": info.author,
+        "committed_at": _parse_time(info.committed_at) if info.committed_at else None,
+        "project": info.project,
+        "branch": info.branch,
+    }
+
+
+def _commit_key(row: Mapping[str, Any]) -> _Key:
+    return tuple(row[name] for name in _COMMIT_KEY)
+
+
+def _run_row(info: RunInfo, commit_id: int) -> dict[str, Any]:
+    row = {name: getattr(info, name) for name in RunInfo.__slots__ if name != "plan"}
+    return row | {"commit_id": commit_id, "created_at": _parse_time(info.created_at)}
+
+
+def _series_row(key: _Key) -> dict[str, Any]:
+    return {**dict(zip(_SERIES_FIELDS, key, strict=True)), "identity_hash": _series_hash(key)}
+
+
+@lru_cache(maxsize=8192)  # a history has the same series at each of its commits
+def _series_hash(key: _Key) -> str:
+    identity = dict(zip(_SERIES_FIELDS, key, strict=True))
+    return series_key(
+        {name: value for name, value in identity.items() if name != _PROJECT or value}
+    )
 
 
 def stored_run_id(session: Session, run_uuid: str) -> int:
@@ -531,5 +612,6 @@ def _sample_rows(record: AnyRecord, result_id: int) -> list[dict[str, Any]]:
     return [{samples.result_id: result_id} | row for row in rows]
 
 
+@lru_cache(maxsize=1024)
 def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)

@@ -135,10 +135,21 @@ def change_points_of(
     session: Session, series_id: int, *, with_retracted: bool = False
 ) -> list[ChangePointRow]:
     """Return the stored change points of a series, oldest commit first (ancestry, not clock)."""
-    query = _change_points(ChangePoint.series_id == series_id)
+    by_series = change_points_by_series(session, [series_id], with_retracted=with_retracted)
+    return by_series.get(series_id, [])
+
+
+def change_points_by_series(
+    session: Session, series_ids: Sequence[int], *, with_retracted: bool = False
+) -> dict[int, list[ChangePointRow]]:
+    """Return the stored change points by series, like `change_points_of`; others are left out."""
+    query = _change_points(ChangePoint.series_id.in_(series_ids))
     if not with_retracted:
         query = query.where(ChangePoint.retracted_at.is_(None))
-    return rows_of(session, ChangePointRow, query)
+    rows: dict[int, list[ChangePointRow]] = {}
+    for *values, series in session.execute(query.add_columns(ChangePoint.series_id)):
+        rows.setdefault(series, []).append(ChangePointRow(*values))
+    return rows
 
 
 def change_points_by_decision(

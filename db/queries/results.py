@@ -145,6 +145,13 @@ def run_results_page(
     return rows, count_of(session, count)
 
 
+def asked_questions(session: Session, measurement_uuids: Sequence[str]) -> dict[str, str]:
+    """Return the hash of the questions whose answers are a result's samples, by uuid; "": none."""
+    query = select(Measurement.uuid, Measurement.extra)
+    rows = session.execute(query.where(Measurement.uuid.in_(measurement_uuids)))
+    return {uuid: str(extra.get("questions") or "") for uuid, extra in rows}
+
+
 def samples_of(session: Session, measurement_uuid: str) -> tuple[tuple[float, ...], ...]:
     """Return raw samples in microseconds by placement, in measurement order.
 

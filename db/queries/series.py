@@ -207,13 +207,17 @@ def stored_texts(session: Session, name: str) -> tuple[str, ...]:
     return tuple(session.scalars(select(_TEXTS[name]).distinct()))
 
 
-def project_series(session: Session) -> list[ProjectSeries]:
-    """Return all series measured by another tool, by id. Reads no measurement."""
+def project_series(
+    session: Session, series_ids: Sequence[int] | None = None
+) -> list[ProjectSeries]:
+    """Return the series measured by another tool, of these ids, by id. Reads no measurement."""
     query = (
         select(*columns_of(ProjectSeries, Series))
         .where(Series.project != "", Series.backend == EXTERNAL_BACKEND)
         .order_by(Series.id)
     )
+    if series_ids is not None:
+        query = query.where(Series.id.in_(series_ids))
     return rows_of(session, ProjectSeries, query)
 
 

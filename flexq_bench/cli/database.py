@@ -28,7 +28,7 @@ from flexq_bench.db import engine, maintenance, queries
 from flexq_bench.db.backup import is_backup, restore_backup, write_backup
 from flexq_bench.db.copy import copy_database
 from flexq_bench.db.engine import Session, open_database
-from flexq_bench.db.exchange import ImportSummary, import_file, write_records
+from flexq_bench.db.exchange import ImportSummary, import_in_parts, write_records
 from flexq_bench.db.maintenance import compact, prune_samples
 from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import MODEL_KINDS, AnyRecord, Record
@@ -75,7 +75,7 @@ def import_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Store the records of files, each file in one transaction; known records are skipped.
+    """Store the records of files, in short transactions; known records are skipped.
 
     A backup of `db export --all` is restored into an empty database.
 
@@ -99,8 +99,7 @@ def import_(
         progress("importing", len(files)) as bar,
     ):
         for path in files:
-            with database.session() as session:
-                done.append(import_file(session, path))
+            done.append(import_in_parts(database, path))
             bar.advance(path)
             if not as_json:
                 new = f"{done[-1].added} of {done[-1].read} records are new"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from flexq_bench.exchange.external.importing import Imported
     from flexq_bench.exchange.external.records import Origin
     from flexq_bench.exchange.external.result import Reading
+    from flexq_bench.results.paired_questions import PairedVerdict
 
 TRACES = "flashinfer-bench"  # a folder, unlike the formats of exchange.external
 OWN_PROJECT = "flexq-bench"  # name of this repository's results, which have no project
@@ -153,6 +154,7 @@ def import_external(
         read_results,
     )
     from flexq_bench.exchange.flashinfer_traces import read_traces
+    from flexq_bench.results.paired_questions import paired_verdicts
 
     if format_name not in (*FORMATS, TRACES, _AUTO):
         raise UsageError(unknown("format", format_name, (*FORMATS, TRACES, _AUTO)))
@@ -182,10 +184,12 @@ def import_external(
             verdicts = judge_imported(database, done.series, alerting=options.alert)
             with database.session() as session:
                 begun = _new_breaks(session, done)
+                paired = paired_verdicts(session, done.series) if done.has_questions else []
             for text in begun:
                 say(console(stderr=True), f"{path}: {text}")
             refused = tuple(f"{result.name}: {result.reason}" for result in done.refused)
-            summary = _Imported(path, done.read, done.added, done.replaced, refused, verdicts)
+            counts = done.read, done.added, done.replaced
+            summary = _Imported(path, *counts, refused, verdicts, tuple(paired))
             imported.append(summary)
             _note_quality(path, done, origin.device)
             if not as_json:
@@ -216,7 +220,7 @@ def _write_suite(
 @dataclass(frozen=True, slots=True)
 class _Imported:
     """An imported file. read: valid results; added: new ones; replaced: corrected ones; refused:
-    others, with reasons."""
+    others, with reasons. paired: verdicts by question."""
 
     path: str
     read: int
@@ -224,6 +228,7 @@ class _Imported:
     replaced: int
     refused: tuple[str, ...]
     verdicts: HistoryVerdicts
+    paired: tuple[PairedVerdict, ...]
 
 
 def _check(path: str, readings: Iterable[Reading], origin: Origin) -> None:
@@ -402,8 +407,8 @@ def _print_summary(summary: _Imported, database: Database) -> None:
         say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
     verdicts = summary.verdicts
     say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
-    for change in verdicts.changed:
-        say(out, change.text)
+    for text in (*(one.text for one in summary.paired), *(one.text for one in verdicts.changed)):
+        say(out, text)
 
 
 def _alerts_text(verdicts: HistoryVerdicts) -> str:

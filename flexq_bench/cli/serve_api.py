@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -74,11 +74,13 @@ def serve_api(
         hosts = allowed_hosts(address, allow_host or ())
         with ExitStack() as stack:
             further: Sequence[BaseRoute] = ()
+            described: Mapping[str, Any] = {}
             if ingest:
                 writable = stack.enter_context(open_database(db, create=False))
                 limits = Limits(max_bytes=max_bytes, per_minute=rate)
-                further = Ingest(writable, partial(_judged, writable), limits).routes()
-            routes = api_app(database, repository=tree, further=further)
+                posted = Ingest(writable, partial(_judged, writable), limits)
+                further, described = posted.routes(), posted.described()
+            routes = api_app(database, repository=tree, further=further, described=described)
             app = BrowserGuard(routes, hosts, DATA_POLICY, allow_origin or ())
             uvicorn.run(app, host=address, port=port, log_level="warning", access_log=False)
 

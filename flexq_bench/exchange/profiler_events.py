@@ -6,7 +6,6 @@ Written by `torch.profiler`: an object with `traceEvents`, or only that list; pl
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,24 +26,20 @@ def trace_events(path: str) -> Iterator[dict[str, Any]]:
     it iterates.
     """
     scanner = _Scanner(path)
-    try:
-        first = scanner.take("{[")
-        if first == "[":
+    first = scanner.take("{[")
+    if first == "[":
+        yield from _events(scanner, path)
+        return
+    while scanner.peek() != "}":
+        name = scanner.value()
+        scanner.take(":")
+        if name == "traceEvents":
+            scanner.take("[")
             yield from _events(scanner, path)
+        else:
+            scanner.value()
+        if scanner.take(",}") == "}":
             return
-        while scanner.peek() != "}":
-            name = scanner.value()
-            scanner.take(":")
-            if name == "traceEvents":
-                scanner.take("[")
-                yield from _events(scanner, path)
-            else:
-                scanner.value()
-            if scanner.take(",}") == "}":
-                return
-    except (EOFError, zlib.error) as error:
-        reason = str(error) or type(error).__name__
-        raise UsageError(f"{path} can't be read: {reason}: name {WHAT}") from None
 
 
 def _events(scanner: _Scanner, path: str) -> Iterator[dict[str, Any]]:

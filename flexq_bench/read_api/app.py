@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -197,17 +197,22 @@ class _CachedEndpoint:
 
 
 def api_app(
-    database: Database, *, repository: Path | None = None, further: Sequence[BaseRoute] = ()
+    database: Database,
+    *,
+    repository: Path | None = None,
+    further: Sequence[BaseRoute] = (),
+    described: Mapping[str, Any] | None = None,
 ) -> ASGIApp:
     """Return the application for a database opened read-only.
 
     repository: git tree for branch names of badges; None: badges only of commits. further: routes
-    that accept other methods.
+    that accept other methods; described: their paths in the OpenAPI document.
     """
     # A branch moves without a change in the database: responses are then never revalidated.
     cache = _Cache(database.version if repository is None else lambda: None)
     metrics = RequestMetrics()
     count_runs = RunCountsCache()
+    openapi = {**document(), "paths": {**document()["paths"], **(described or {})}}
 
     def route_of(endpoint: Endpoint) -> Route:
         adapter: TypeAdapter[Any] = TypeAdapter(endpoint.response_type)
@@ -266,8 +271,8 @@ def api_app(
         lifespan=lifespan,
         routes=[
             *map(route_of, ENDPOINTS),
-            fixed("/openapi.json", lambda _: (200, json.dumps(document()).encode(), JSON)),
-            fixed("/docs", lambda _: (200, docs_page(document()).encode(), _HTML)),
+            fixed("/openapi.json", lambda _: (200, json.dumps(openapi).encode(), JSON)),
+            fixed("/docs", lambda _: (200, docs_page(openapi).encode(), _HTML)),
             Route("/metrics", measured, methods=["GET"]),
             *further,
         ],
@@ -328,9 +333,11 @@ async def _not_found(request: Request, _: Exception) -> Response:
     return Response(problem(404, message), 404, media_type=PROBLEM)
 
 
-async def _method_not_allowed(request: Request, _: Exception) -> Response:
-    message = "this address only reads: use GET"
-    return Response(problem(405, message), 405, {"Allow": ALLOWED}, PROBLEM)
+async def _method_not_allowed(request: Request, error: Exception) -> Response:
+    named: str = (getattr(error, "headers", None) or {}).get("Allow", "")
+    allowed = ", ".join(sorted({"OPTIONS", *filter(None, named.split(", "))}))
+    message = f"this address takes {allowed}"
+    return Response(problem(405, message), 405, {"Allow": allowed}, PROBLEM)
 
 
 async def _failed(request: Request, _: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -32,7 +32,8 @@ _MAX_INT = 2**31 - 1
 class Parameter:
     """A parameter. kind: str, int or datetime. least, most: bounds of an int.
 
-    choices: empty: any text. repeated: may occur several times; its value is then a tuple.
+    choices: empty: any text that the pattern matches. repeated: may occur several times; its value
+    is then a tuple.
     """
 
     name: str
@@ -43,6 +44,8 @@ class Parameter:
     most: int = _MAX_INT
     choices: tuple[str, ...] = ()
     repeated: bool = False
+    required: bool = False
+    pattern: str = _NO_CONTROLS
 
     def read(self, texts: list[str]) -> Any:
         """Parse and validate the values of a request. Raises UsageError."""
@@ -61,6 +64,8 @@ class Parameter:
                 raise UsageError(
                     f"{self.name} has a control character or more than {_MAX_TEXT} characters"
                 )
+            if not re.fullmatch(self.pattern, text):
+                raise UsageError(f"{self.name} is {text!r:.60}: give one like {self.pattern}")
             if self.choices and text not in self.choices:
                 choices = ", ".join(self.choices)
                 raise UsageError(f"{self.name} is {text!r:.60}: give one of {choices}")
@@ -95,7 +100,7 @@ class Parameter:
         elif self.choices:
             schema = {"type": "string", "enum": list(self.choices)}
         else:
-            schema = {"type": "string", "maxLength": _MAX_TEXT, "pattern": _NO_CONTROLS}
+            schema = {"type": "string", "maxLength": _MAX_TEXT, "pattern": self.pattern}
             if self.in_path:
                 schema = {"type": "string", "minLength": 1, "pattern": "^[0-9a-f-]+$"}
         if self.repeated:
@@ -103,7 +108,7 @@ class Parameter:
         return {
             "name": self.name,
             "in": "path" if self.in_path else "query",
-            "required": self.in_path,
+            "required": self.in_path or self.required,
             "description": self.description,
             "schema": schema,
         }
@@ -123,15 +128,25 @@ class Endpoint:
 
     def read(self, query: Iterable[tuple[str, str]]) -> dict[str, Any]:
         """Parse the parameters of a request. Raises UsageError if one is unknown or invalid."""
-        known = {parameter.name: parameter for parameter in self.parameters}
-        texts: dict[str, list[str]] = {}
-        for name, text in query:
-            texts.setdefault(name, []).append(text)
-        unknown = sorted(set(texts) - set(known))
-        if unknown:
-            names = ", ".join(known) or "none"
-            raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
-        return {name: known[name].read(values) for name, values in texts.items()}
+        return read_parameters(self.parameters, query)
+
+
+def read_parameters(
+    parameters: Sequence[Parameter], query: Iterable[tuple[str, str]]
+) -> dict[str, Any]:
+    """Parse names and texts. Raises UsageError if one is unknown, missing or invalid."""
+    known = {parameter.name: parameter for parameter in parameters}
+    texts: dict[str, list[str]] = {}
+    for name, text in query:
+        texts.setdefault(name, []).append(text)
+    unknown = sorted(set(texts) - set(known))
+    if unknown:
+        names = ", ".join(known) or "none"
+        raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
+    missing = [one.name for one in parameters if one.required and one.name not in texts]
+    if missing:
+        raise UsageError(f"give {missing[0]}")
+    return {name: known[name].read(values) for name, values in texts.items()}
 
 
 def _texts(name: str, description: str) -> Parameter:
@@ -291,7 +306,10 @@ def document() -> dict[str, Any]:
             "characters and ? for one. Pages: pass `next` as `after` until it is null.",
         },
         "paths": paths,
-        "components": {"schemas": schemas},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
     }
 
 

@@ -16,7 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,25 +31,28 @@ from flexq_bench.db import tokens
 from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import ConflictError, DatabaseError, NotFoundError, RecordError
 from flexq_bench.db.exchange import import_file, read_records
+from flexq_bench.db.gzip_files import DAMAGED, unpacked
 from flexq_bench.db.store import projects_of_stored
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
 from flexq_bench.exchange.external.importing import Imported, full_commits, store_readings
 from flexq_bench.exchange.external.records import Origin
-from flexq_bench.exchange.external.result import commit_of, iso_time
+from flexq_bench.exchange.external.result import commit_of
 from flexq_bench.read_api.app import problem
-from flexq_bench.read_api.endpoints import JSON, PROBLEM
+from flexq_bench.read_api.endpoints import JSON, PROBLEM, Parameter, read_parameters
+from flexq_bench.results.paired_questions import paired_verdicts
 
 OWN_PROJECT = "flexq-bench"  # name of this repository, whose results have no project
 RECORDS = "records"  # format of `run --json` and `db export`
 _RECORDS_FILE = "records.jsonl"
 _AUTO = "auto"
+_RESULTS = "/v1/results"
 _MAX_LISTED = 100  # refused results in an answer
 _MAX_PAGE = 1000
 _MAX_DAYS = 3650
 _MAX_GRACE_H = 24 * 30
 _MAX_OBJECT = 1 << 14  # bytes of a request about tokens
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -96,6 +100,77 @@ class _Rate:
         times.append(now)
 
 
+_PROJECT = Parameter("project", "of the token")
+_ORIGIN = (
+    Parameter("commit", "of results that name none", pattern="^([0-9a-fA-F]{7,64})?$"),
+    Parameter("branch", "of results that name none"),
+    Parameter("device", "of the results; default: the one in the file"),
+    Parameter("time", "of the results; default: the one in the file, else now", datetime),
+    Parameter("occasion", "id of the run; another one is a further measurement of a commit"),
+)
+_FORMAT = Parameter("format", "default: auto, by the content", choices=(_AUTO, RECORDS, *FORMATS))
+_ID = Parameter("id", "of the token", int, in_path=True, least=1)
+_KEY_HEADER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "a repeated request with this key gets the first answer",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
+}
+_REFUSALS = {
+    400: "the content was cut off or is damaged",
+    401: "no valid token",
+    403: "a token of another project, or without this right",
+    404: "not stored",
+    413: "the content is too large",
+    415: "an unknown Content-Encoding",
+    422: "an invalid parameter or content",
+    429: "too many requests: repeat it after the seconds of Retry-After",
+    503: "the database can't be written now: repeat it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """A method of a path. right: that its token needs. name: in the OpenAPI document."""
+
+    method: str
+    path: str
+    right: str
+    name: str
+    respond: Callable[[_Call], Mapping[str, Any]]
+    description: str
+    own_parameters: tuple[Parameter, ...] = ()
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return (*self.own_parameters, _PROJECT)
+
+    def described(self) -> dict[str, Any]:
+        """Return the operation object of the OpenAPI document."""
+        refusal = {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+        answer = {JSON: {"schema": {"type": "object"}}}
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+        is_upload = self.path == _RESULTS
+        return {
+            "operationId": self.name,
+            "summary": self.description,
+            "security": [{"token": []}],
+            "parameters": [
+                *(parameter.described() for parameter in self.parameters),
+                *([_KEY_HEADER] if is_upload else []),
+            ],
+            **({"requestBody": {"required": True, "content": content}} if is_upload else {}),
+            "responses": {
+                "200": {"description": self.description, "content": answer},
+                **{
+                    str(status): {"description": reason, "content": refusal}
+                    for status, reason in _REFUSALS.items()
+                },
+            },
+        }
+
+
 class Ingest:
     """Routes that write to a database opened for writing.
 
@@ -108,32 +183,73 @@ class Ingest:
         self._rate = _Rate(self._limits.per_minute)
         self._lock = threading.Lock()  # one import at a time: they would wait for each other anyway
 
+        self._operations = (
+            _Operation(
+                *("POST", _RESULTS, "write", "postResults", self._store),
+                "store results, of a file that is the content",
+                (*_ORIGIN, _FORMAT, Parameter("filename", "of the content, if it says something")),
+            ),
+            _Operation(
+                *("GET", "/v1/requests", "read", "listRequests", self._audit),
+                "requests of the project's tokens, and their answers, newest first",
+                (
+                    Parameter("limit", "maximum number of rows", int, least=1, most=_MAX_PAGE),
+                    Parameter("before", "latest time, exclusive", datetime),
+                ),
+            ),
+            _Operation(
+                *("GET", "/v1/tokens", "admin", "listTokens", self._list_tokens),
+                "the project's valid tokens, without their secrets",
+            ),
+            _Operation(
+                *("POST", "/v1/tokens", "admin", "createToken", self._create_token),
+                "a new token of the project; the answer alone has its secret",
+                (
+                    Parameter("name", "of its bearer", required=True, pattern=_NAME),
+                    Parameter("rights", "default: write", choices=tokens.RIGHTS),
+                    Parameter("days", "until it expires; default: 90", int, most=_MAX_DAYS),
+                ),
+            ),
+            _Operation(
+                *("POST", "/v1/tokens/{id}/rotate", "admin", "rotateToken", self._rotate_token),
+                "a new secret of a token; the old one is valid for some hours",
+                (_ID, Parameter("grace_hours", "default: 24", int, most=_MAX_GRACE_H)),
+            ),
+            _Operation(
+                *("DELETE", "/v1/tokens/{id}", "admin", "revokeToken", self._revoke_token),
+                "revoke a token",
+                (_ID,),
+            ),
+        )
+
     def routes(self) -> list[Route]:
         """Return the routes, for `flexq_bench.read_api.app.api_app`."""
-        return [
-            self._route("POST", "/v1/results", "write", self._store),
-            self._route("GET", "/v1/requests", "read", self._audit),
-            self._route("GET", "/v1/tokens", "admin", self._list_tokens),
-            self._route("POST", "/v1/tokens", "admin", self._create_token),
-            self._route("POST", "/v1/tokens/{id:int}/rotate", "admin", self._rotate_token),
-            self._route("DELETE", "/v1/tokens/{id:int}", "admin", self._revoke_token),
-        ]
+        by_path: dict[str, dict[str, _Operation]] = {}
+        for operation in self._operations:
+            by_path.setdefault(operation.path, {})[operation.method] = operation
+        return [self._route(path, operations) for path, operations in by_path.items()]
 
-    def _route(
-        self, method: str, path: str, right: str, respond: Callable[[_Call], Mapping[str, Any]]
-    ) -> Route:
-        most = self._limits.max_bytes if path == "/v1/results" else _MAX_OBJECT
+    def described(self) -> dict[str, Any]:
+        """Return the paths of the routes in the OpenAPI document."""
+        paths: dict[str, Any] = {}
+        for operation in self._operations:
+            paths.setdefault(operation.path, {})[operation.method.lower()] = operation.described()
+        return paths
+
+    def _route(self, path: str, operations: Mapping[str, _Operation]) -> Route:
+        most = self._limits.max_bytes if path == _RESULTS else _MAX_OBJECT
 
         async def answered(request: Request) -> Response:
+            operation = operations["GET" if request.method == "HEAD" else request.method]
             request.scope["flexq_bench.route"] = path
             try:
-                token = await run_in_threadpool(self._bearer, request, right)
+                token = await run_in_threadpool(self._bearer, request, operation.right)
                 with tempfile.TemporaryDirectory(prefix="flexq-ingest-") as folder:
                     # Two levels: readers look for other files of a tool in the folder above.
                     inner = Path(folder) / "content"
                     inner.mkdir()
                     call = await _received(request, token, inner / _file_name(request), most)
-                    return await run_in_threadpool(self._answer, call, respond)
+                    return await run_in_threadpool(self._answer, call, operation)
             except _Refusal as error:
                 return _refused(error)
             except ClientDisconnect:
@@ -143,7 +259,7 @@ class Ingest:
                 wait = {"Retry-After": "5"}
                 return _refused(_Refusal(503, "the database can't be written now", **wait))
 
-        return Route(path, answered, methods=[method])
+        return Route(path, answered, methods=list(operations))
 
     def _bearer(self, request: Request, right: str) -> tokens.Token:
         """Return the token of a request. Raises _Refusal unless it has this right here."""
@@ -180,7 +296,7 @@ class Ingest:
         with self._database.session() as session:
             tokens.add_entry(session, entry)
 
-    def _answer(self, call: _Call, respond: Callable[[_Call], Mapping[str, Any]]) -> Response:
+    def _answer(self, call: _Call, operation: _Operation) -> Response:
         """Respond, and store the answer in the audit before it is given."""
         if call.key is not None:
             with self._database.session() as session:
@@ -189,8 +305,9 @@ class Ingest:
                 return _repeated(call, first)
         status = 200
         try:
+            call = replace(call, parameters=read_parameters(operation.parameters, call.query))
             with self._lock:
-                answer = dict(respond(call))
+                answer = dict(operation.respond(call))
         except NotFoundError as error:
             status, answer = 404, {"detail": str(error)}
         except _Refusal as error:
@@ -219,15 +336,11 @@ class Ingest:
         return _json(status, answer | ({} if secret is None else {"secret": secret}))
 
     def _store(self, call: _Call) -> dict[str, Any]:
-        format_name = call.parameter("format", _AUTO)
+        format_name = call.parameters.get("format", _AUTO)
         if format_name == RECORDS:
             return self._store_records(call)
         if not call.token.project:
             raise UsageError(f"results of {OWN_PROJECT} are records: give format={RECORDS}")
-        if format_name not in (*FORMATS, _AUTO):
-            raise UsageError(
-                f"no format {format_name!r:.50}: use {', '.join((_AUTO, RECORDS, *FORMATS))}"
-            )
         path = str(call.path)
         name = detect_format(path) if format_name == _AUTO else format_name
         done = store_readings(
@@ -238,7 +351,11 @@ class Ingest:
         )
         if not done.read and not done.refused:
             raise UsageError("it has no results: did its tool run? Nothing was stored")
-        return {"format": name, **_counts(done), **self._judge(done.series)}
+        paired: list[str] = []
+        if done.has_questions:
+            with self._database.session() as session:
+                paired = [one.text for one in paired_verdicts(session, done.series)]
+        return {"format": name, **_counts(done), "paired": paired, **self._judge(done.series)}
 
     def _store_records(self, call: _Call) -> dict[str, Any]:
         path = call.path.rename(call.path.with_name(_RECORDS_FILE))
@@ -255,11 +372,10 @@ class Ingest:
         }
 
     def _audit(self, call: _Call) -> dict[str, Any]:
-        limit = int(call.number("limit", 100, _MAX_PAGE))
-        before = iso_time(call.parameter("before", "")) if call.parameter("before", "") else None
+        of_page = {"limit": call.parameters.get("limit", 100)}
+        of_page["before"] = call.parameters.get("before")
         with self._database.session() as session:
-            moment = None if before is None else datetime.fromisoformat(before)
-            entries = tokens.audit_entries(session, call.token.project, limit=limit, before=moment)
+            entries = tokens.audit_entries(session, call.token.project, **of_page)
         return {"requests": [_plain(asdict(entry)) for entry in entries]}
 
     def _list_tokens(self, call: _Call) -> dict[str, Any]:
@@ -268,11 +384,9 @@ class Ingest:
         return {"tokens": [_plain(asdict(token)) for token in found]}
 
     def _create_token(self, call: _Call) -> dict[str, Any]:
-        name, rights = call.parameter("name", ""), call.parameter("rights", "write")
-        if not _NAME.fullmatch(name) or rights not in tokens.RIGHTS:
-            raise UsageError(f"give name=… and rights={'|'.join(tokens.RIGHTS)}")
+        name, rights = call.parameters["name"], call.parameters.get("rights", "write")
         now = datetime.now(UTC)
-        expires_at = now + timedelta(days=call.number("days", 90, _MAX_DAYS))
+        expires_at = now + timedelta(days=call.parameters.get("days", 90))
         with self._database.session() as session:
             token, secret = tokens.create_token(
                 session, call.token.project, name, rights, at=now, expires_at=expires_at
@@ -280,46 +394,33 @@ class Ingest:
         return {"token": _plain(asdict(token)), "secret": secret}
 
     def _rotate_token(self, call: _Call) -> dict[str, Any]:
-        grace = timedelta(hours=call.number("grace_hours", 24, _MAX_GRACE_H))
+        grace = timedelta(hours=call.parameters.get("grace_hours", 24))
         with self._database.session() as session:
-            token, secret = tokens.rotate_token(
-                session, call.token.project, call.id, at=datetime.now(UTC), grace=grace
-            )
+            rotated = session, call.token.project, call.parameters["id"]
+            token, secret = tokens.rotate_token(*rotated, at=datetime.now(UTC), grace=grace)
         return {"token": _plain(asdict(token)), "secret": secret}
 
     def _revoke_token(self, call: _Call) -> dict[str, Any]:
         with self._database.session() as session:
-            tokens.revoke_token(session, call.token.project, call.id, at=datetime.now(UTC))
-        return {"revoked": call.id}
+            token = call.parameters["id"]
+            tokens.revoke_token(session, call.token.project, token, at=datetime.now(UTC))
+        return {"revoked": token}
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A received request of a bearer. path: the file of its content. id: in its path, 0: none."""
+    """A received request of a bearer. path: the file of its content. parameters: as read."""
 
     token: tokens.Token
     action: str
     is_safe: bool
-    parameters: Mapping[str, str]
+    query: tuple[tuple[str, str], ...]
     path: Path
     key: str | None
     content_hash: str
     content_bytes: int
     client: str
-    id: int
-
-    def parameter(self, name: str, default: str) -> str:
-        return self.parameters.get(name, default)
-
-    def number(self, name: str, default: float, most: float) -> float:
-        text = self.parameter(name, str(default))
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not 0 <= value <= most:
-            raise UsageError(f"{name} is {text!r:.50}, not a number from 0 to {most:g}")
-        return value
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def without_path(self, text: str) -> str:
         for path in (self.path, self.path.with_name(_RECORDS_FILE)):
@@ -332,48 +433,72 @@ async def _received(request: Request, token: tokens.Token, path: Path, most: int
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
         raise _Refusal(422, "the Idempotency-Key is 1 to 200 printable letters without spaces")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise _Refusal(415, "send the content without Content-Encoding")
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding not in ("identity", "gzip"):
+        raise _Refusal(415, "send the content as it is, or with Content-Encoding: gzip")
+    received, size = path.with_name("received"), 0
+    with received.open("wb") as file:
         async for part in request.stream():
             size += len(part)
             if size > most:
-                raise _Refusal(413, f"over {most:,} bytes: split the content")
-            digest.update(part)
+                raise _too_large(most)
             await run_in_threadpool(file.write, part)
+    digest = await run_in_threadpool(_decode, received, path, most, is_packed=coding == "gzip")
     # The same content with other parameters is another request.
     digest.update(repr((request.url.path, sorted(request.query_params.multi_items()))).encode())
     return _Call(
         token=token,
         action=f"{request.method} {request.url.path}",
         is_safe=request.method == "GET",
-        parameters=dict(request.query_params),
+        query=(
+            *((name, str(value)) for name, value in request.path_params.items()),
+            *request.query_params.multi_items(),
+        ),
         path=path,
         key=key,
         content_hash=digest.hexdigest(),
         content_bytes=size,
         client=request.client.host if request.client else "",
-        id=int(request.path_params.get("id", 0)),
     )
+
+
+def _decode(received: Path, path: Path, most: int, *, is_packed: bool) -> Any:
+    """Write a content without its coding to a file; return its hash. Raises _Refusal."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with (
+            received.open("rb") as raw,
+            unpacked(raw) if is_packed else nullcontext(raw) as content,
+            path.open("wb") as file,
+        ):
+            while part := content.read(1 << 20):
+                size += len(part)
+                if size > most:
+                    raise _too_large(most)
+                digest.update(part)
+                file.write(part)
+    except DAMAGED:
+        raise _Refusal(400, "the gzip content is cut off or damaged") from None
+    received.unlink()
+    return digest
+
+
+def _too_large(most: int) -> _Refusal:
+    return _Refusal(413, f"over {most:,} bytes: split the content")
 
 
 def _origin(call: _Call) -> Origin:
     """Return the origin that the parameters name. Raises UsageError."""
-    texts = {name: call.parameter(name, "").strip() for name in ("device", "branch", "occasion")}
-    for name, text in texts.items():
-        if not text.isprintable() or len(text) > 100:
-            raise UsageError(f"{name} has control characters, or over 100 letters")
-    time_text = call.parameter("time", "")
-    at = iso_time(time_text) if time_text else None
-    if time_text and at is None:
-        raise UsageError("time is not written as 2026-01-31T02:00:00+00:00")
-    commit = call.parameter("commit", "")
-    try:
-        named = commit_of(commit) if commit else None
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    return Origin(call.token.project, named, time=at, **texts)
+    of = call.parameters
+    texts = {name: of.get(name, "").strip() for name in ("device", "branch", "occasion")}
+    if unprintable := [name for name, text in texts.items() if not text.isprintable()]:
+        raise UsageError(f"{unprintable[0]} has letters that can't be printed")
+    return Origin(
+        call.token.project,
+        commit_of(of["commit"]) if of.get("commit") else None,
+        time=of["time"].isoformat() if "time" in of else None,
+        **texts,
+    )
 
 
 def _counts(done: Imported) -> dict[str, Any]:

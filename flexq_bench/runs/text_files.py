@@ -1,19 +1,17 @@
-"""Reading of small text files given on the command line, with a size limit."""
+"""Reading of text files given on the command line, plain or gzip, with a size limit."""
 
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
 
+from flexq_bench.db.gzip_files import DAMAGED, unpacked
 from flexq_bench.errors import UsageError
-
-_GZIP = b"\x1f\x8b"
 
 
 def read_text(path: str, what: str, *, most_bytes: int, pipes: bool = False) -> str:
@@ -41,29 +39,27 @@ def text_lines(path: str, what: str, *, most_bytes: int, longest: int = 1 << 20)
     with _opened(path, what) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise _too_large(path, most_bytes)
-        encoding = _encoding(file.read(4))
-        file.seek(0)
+        encoding, letters = _encoding(file.peek(4)), 0
         # Ends of lines are kept: a quoted cell of a CSV file has its own.
         text = io.TextIOWrapper(file, encoding, newline="")
         while line := text.readline(longest + 1):
             if len(line) > longest:
                 raise UsageError(f"{path} has a line of over {longest:,} letters: name {what}")
+            letters += len(line)
+            if letters > most_bytes:  # of a gzip file
+                raise _too_large(path, most_bytes)
             yield line
 
 
 def text_chunks(path: str, what: str, *, most_bytes: int, size: int = 1 << 20) -> Iterator[str]:
-    """Iterate over the text of a file, plain or gzip, in pieces of up to `size` bytes.
+    """Iterate over the text of a file, in pieces of up to `size` bytes.
 
-    most_bytes: of the text. Raises UsageError like `read_text`, also while it iterates; EOFError,
-    OSError or zlib.error for a damaged gzip file.
+    most_bytes: of the text. Raises UsageError like `read_text`, also while it iterates.
     """
     with _opened(path, what) as file:
-        packed = file.read(len(_GZIP)) == _GZIP
-        file.seek(0)
-        source = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if packed else file
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
         done = 0
-        while chunk := source.read(size):
+        while chunk := file.read(size):
             done += len(chunk)
             if done > most_bytes:
                 raise _too_large(path, most_bytes)
@@ -72,14 +68,18 @@ def text_chunks(path: str, what: str, *, most_bytes: int, size: int = 1 << 20) -
 
 
 @contextmanager
-def _opened(path: str, what: str, *, pipes: bool = False) -> Iterator[BinaryIO]:
+def _opened(path: str, what: str, *, pipes: bool = False) -> Iterator[BufferedReader]:
     file = Path(path)
     try:
         # Checked before opening, because opening a pipe blocks until there is a writer.
         if not pipes and file.exists() and not file.is_file():
             raise UsageError(f"{path} can't be read: it is no regular file: name {what}")
-        with file.open("rb") as opened:
-            yield opened
+        with file.open("rb") as opened, unpacked(opened) as content:
+            yield content
+    except DAMAGED:
+        raise UsageError(
+            f"{path} can't be read: the gzip file is cut off or damaged: copy it again"
+        ) from None
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise UsageError(f"{path} can't be read: {reason}: name {what}") from error

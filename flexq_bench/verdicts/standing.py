@@ -88,10 +88,11 @@ def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
 
 def history_of(session: Session, series_id: int, *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
     """The newest commits of the newest epoch of a series on the main line, a point for each."""
-    return _newest_of(queries.series_history(session, series_id, without_sweeps=True), most)
+    return newest_epoch(queries.series_history(session, series_id, without_sweeps=True), most=most)
 
 
-def _newest_of(history: Sequence[HistoryPoint], most: int = MAX_RESULTS) -> list[HistoryPoint]:
+def newest_epoch(history: Sequence[HistoryPoint], *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
+    """The newest commits of the newest epoch of a history, a point for each."""
     points = one_per_commit(history)
     last = points[-1].epoch if points else 0
     return [point for point in points if point.epoch == last][-most:]
@@ -138,7 +139,7 @@ def _by_history(session: Session, decisions: Sequence[DecisionRow]) -> Iterator[
 def _by_one_history(
     decision: DecisionRow, point: queries.ChangePointRow, history: Sequence[HistoryPoint]
 ) -> Iterator[Standing]:
-    points = _newest_of(history)
+    points = newest_epoch(history)
     metric = metric_of(decision)
     judged = judge_history([one.median_us for one in points], metric)
     located = judged.steps

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import JSON, insert, select
+from sqlalchemy import JSON, BigInteger, insert, select
 
 from flexq_bench.db.backup import is_backup, restore_backup, write_backup
 from flexq_bench.db.copy import NotEmptyError
@@ -41,7 +41,7 @@ def a_row(table, number):
         elif isinstance(value, str):
             value = f"{value} {number}"
         elif isinstance(value, int) and not isinstance(value, bool):
-            value = number + 2**40
+            value = number + (2**40 if isinstance(column.type, BigInteger) else 2**20)
         row[column.name] = None if column.nullable and number == ROWS else value
     return row
 
@@ -54,14 +54,14 @@ def rows_of(path):
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory):
+def full(make_url):
     """A database with rows in every table that the schema has."""
-    path = tmp_path_factory.mktemp("full") / "full.sqlite"
-    with open_database(str(path)) as database, database.session() as session:
+    url = make_url()
+    with open_database(url) as database, database.session() as session:
         for table in TABLES:
             rows = [a_row(table, number) for number in range(1, ROWS + 1)]
             session.connection().execute(insert(table), rows)
-    return str(path)
+    return url
 
 
 @pytest.fixture
@@ -77,18 +77,20 @@ def backed_up(full, tmp_path):
 
 
 def restored(path, target, revision="r"):
-    with open_database(str(target)) as database, database.session() as session:
+    with open_database(target) as database, database.session() as session:
         return restore_backup(session, path, revision=revision, on_rows=lambda rows: None)
 
 
 @pytest.mark.parametrize("name", ["backup.jsonl", "backup.jsonl.gz"])
-def test_every_table_is_restored_as_it_was(full, backed_up, tmp_path, name):
+@pytest.mark.parametrize("to_sqlite", [True, False])
+def test_every_table_is_restored_as_it_was(full, backed_up, make_url, tmp_path, name, to_sqlite):
     path = backed_up(name)
+    target = str(tmp_path / "new.sqlite") if to_sqlite else make_url()
     assert is_backup(path)
 
-    assert restored(path, tmp_path / "new.sqlite") == ROWS * len(TABLES)
+    assert restored(path, target) == ROWS * len(TABLES)
 
-    before, after = rows_of(full), rows_of(str(tmp_path / "new.sqlite"))
+    before, after = rows_of(full), rows_of(target)
     assert set(before) == {table.name for table in TABLES}
     for table in before:
         assert len(before[table]) == ROWS, table
@@ -110,15 +112,15 @@ def test_backup_is_restored_only_into_an_empty_database(full, backed_up):
         (lambda lines: [lines[0].replace('"r"', '"s"'), *lines[1:]], "revision"),
     ],
 )
-def test_damaged_backup_restores_nothing(backed_up, tmp_path, damage, reason):
-    path = backed_up()
+def test_damaged_backup_restores_nothing(backed_up, make_url, damage, reason):
+    path, target = backed_up(), make_url()
     lines = gzip.decompress(path.read_bytes()).decode().split("\n")[:-1]
     path.write_bytes(gzip.compress("\n".join([*damage(lines), ""]).encode()))
 
     with pytest.raises(RecordFormatError, match=reason):
-        restored(path, tmp_path / "new.sqlite")
+        restored(path, target)
 
-    assert not any(rows_of(str(tmp_path / "new.sqlite")).values())
+    assert not any(rows_of(target).values())
 
 
 def test_results_file_is_no_backup(tmp_path):

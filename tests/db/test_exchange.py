@@ -23,6 +23,7 @@ from flexq_bench.db.errors import (
 )
 from flexq_bench.db.exchange import (
     import_file,
+    import_in_parts,
     read_records,
     record_line,
     write_records,
@@ -448,6 +449,36 @@ def test_file_with_a_conflict_is_not_stored(session, tmp_path, build):
         import_file(session, tmp_path / "b.jsonl")
 
     assert len(list(queries.stored_records(session, Record))) == 1
+
+
+def test_file_in_parts_is_stored_like_a_whole_one(database, session, tmp_path, three):
+    write_records(tmp_path / "r.jsonl", three)
+
+    summary = import_in_parts(database, tmp_path / "r.jsonl")
+
+    assert summary == import_file(session, tmp_path / "r.jsonl")
+    with database.session() as stored:
+        records = list(queries.stored_records(stored, Record))
+    assert records == list(queries.stored_records(session, Record))
+    assert import_in_parts(database, tmp_path / "r.jsonl").added == 0
+
+
+def test_file_in_parts_with_a_conflict_at_its_end_stores_nothing(
+    database, tmp_path, build, monkeypatch
+):
+    monkeypatch.setattr(exchange, "_A_TRANSACTION", 3)
+    runs = [build.a_run(str(number), idempotency_key=f"x{number}") for number in range(8)]
+    records = [build.a_record(str(run.uuid), run=run) for run in runs]
+    records.append(build.a_record(run=build.a_run("b", idempotency_key="x7")))
+    write_records(tmp_path / "r.jsonl", records)
+    write_records(tmp_path / "seven.jsonl", records[7:8])
+    import_in_parts(database, tmp_path / "seven.jsonl")
+
+    with pytest.raises(ConflictError):
+        import_in_parts(database, tmp_path / "r.jsonl")
+
+    with database.session() as session:
+        assert len(list(queries.stored_records(session, Record))) == 1
 
 
 def test_invalid_record_leaves_the_existing_file_unchanged(tmp_path, build):

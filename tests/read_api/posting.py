@@ -44,9 +44,19 @@ class Poster:
         with self.database.session() as session:
             return tokens.create_token(session, project, "ci", rights, at=now, expires_at=end)
 
-    def post(self, content, secret, key=None, path="/v1/results", method="POST", **parameters):
+    def post(
+        self,
+        content,
+        secret,
+        key=None,
+        path="/v1/results",
+        method="POST",
+        coding=None,
+        **parameters,
+    ):
         headers = {"authorization": f"Bearer {secret}"} if secret is not None else {}
         headers |= {"idempotency-key": key} if key is not None else {}
+        headers |= {"content-encoding": coding} if coding is not None else {}
         return asyncio.run(self._post(content, headers, path, method, parameters))
 
     async def _post(self, content, headers, path, method, parameters):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -185,15 +186,42 @@ def test_limits_of_size_and_rate_are_kept(tmp_path):
         assert small.post(CSV, other).status == 200
 
 
+def test_gzip_content_is_stored_as_what_it_packs(poster):
+    _, secret = poster.token()
+    plain = poster.post(CSV, secret, key="plain")
+
+    packed = poster.post(gzip.compress(CSV.encode()), secret, key="packed", coding="gzip")
+
+    assert plain.content["added"] == packed.content["read"] == 1
+    assert packed.content["added"] == packed.content["replaced"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "coding", "status"),
+    [
+        (gzip.compress(bytes(10_000)), "gzip", 413),  # more than the limit, unpacked
+        (gzip.compress(CSV.encode())[:-9], "gzip", 400),
+        (CSV, "br", 415),
+    ],
+)
+def test_bad_coding_of_a_content_stores_nothing(tmp_path, content, coding, status):
+    with open_database(str(tmp_path / "a.sqlite")) as database:
+        small = Poster(database, max_bytes=5_000)
+        _, secret = small.token()
+
+        assert small.post(content, secret, coding=coding).status == status
+        assert not small.judged
+
+
 @pytest.mark.parametrize(
     ("content", "parameters", "says"),
     [
         ("hello", {}, "the content is of no known format"),
-        (CSV, {"format": "svg"}, "no format 'svg'"),
+        (CSV, {"format": "svg"}, "format is 'svg'"),
         ("benchmark,value\n", {"format": "csv"}, "it has no results"),
-        (CSV, {"time": "soon"}, "time is not written as"),
-        (CSV, {"commit": "; rm"}, "no hexadecimal sha"),
-        (CSV, {"device": "a\nb"}, "device has control characters"),
+        (CSV, {"time": "soon"}, "time is 'soon'"),
+        (CSV, {"commit": "; rm"}, "commit is '; rm'"),
+        (CSV, {"device": "a\nb"}, "device has a control character"),
         ("{}", {"format": "records"}, "the content:1: "),
     ],
 )

@@ -7,14 +7,14 @@ The tool (benchmarkdotnet.org) writes `HostEnvironmentInfo` and `Benchmarks` wit
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
     ExternalResult,
     Reading,
-    by_unit,
+    beside,
     cleaned,
     collect,
     count,
@@ -45,7 +45,7 @@ def read(path: str) -> Reading:
     )
 
 
-def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> list[ExternalResult]:
+def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[ExternalResult]:
     pairs = (pair.partition("=") for pair in str(benchmark.get("Parameters") or "").split("&"))
     shape, variant = split_parameters({key: value for key, sign, value in pairs if sign})
     job = _JOB.fullmatch(str(benchmark.get("DisplayInfo") or ""))
@@ -68,21 +68,18 @@ def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> list[Exte
     }
     stats = benchmark.get("Statistics")
     if stats is None:
-        return [ExternalResult(**common, median=None, detail="it has no statistics: it failed")]
+        yield ExternalResult(**common, median=None, detail="it has no statistics: it failed")
+        return
     median, q1, q3 = (in_us(stats[key], "ns", key) for key in ("Median", "Q1", "Q3"))
     n = count(stats["N"], "N")
     low, high = notches(median, q1, q3, n) if n else (None, None)
     samples = tuple(in_us(v, "ns", "a value") for v in stats.get("OriginalValues") or ())
-    results = [
-        ExternalResult(
-            **common, median=median, low=low, high=high, samples=samples, n_samples=n,
-            extra={"memory": kept(benchmark.get("Memory")), "mean_ns": kept(stats.get("Mean"))},
-        )
-    ]  # fmt: skip
+    yield ExternalResult(
+        **common, median=median, low=low, high=high, samples=samples, n_samples=n,
+        extra={"memory": kept(benchmark.get("Memory")), "mean_ns": kept(stats.get("Mean"))},
+    )  # fmt: skip
     for metric in benchmark.get("Metrics") or ():
         about = metric["Descriptor"]
-        name = cleaned(about["Id"])
-        higher = bool(about.get("TheGreaterTheBetter"))
-        fields = by_unit(metric["Value"], about.get("Unit"), metric=name, higher=higher)
-        results.append(ExternalResult(**common, **fields | {"metric": name}))
-    return results
+        of_diagnoser = cleaned(about["Id"]), metric.get("Value"), about.get("Unit")
+        for fields in beside(*of_diagnoser, higher=bool(about.get("TheGreaterTheBetter"))):
+            yield ExternalResult(**common, **fields)

@@ -13,26 +13,27 @@ from functools import partial
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MAX_BYTES,
     Entries,
     ExternalResult,
     Reading,
+    cleaned,
     collect,
+    console_text,
     count,
     in_us,
 )
-from flexq_bench.runs.text_files import read_text
 
 _WHAT = "the output of a Catch2 test with benchmarks, or its XML: -r xml"
 _VALUE = r"([\d.e+-]+) (ns|us|µs|ms|s|m)"
 _HEAD = re.compile(rf"(\S.*?)\s+(\d+)\s+(\d+)\s+{_VALUE}\s*")
 _THREE = re.compile(rf"\s+{_VALUE}\s+{_VALUE}\s+{_VALUE}\s*")
+_PART = re.compile(r"(?!-{9}|\.{9}|={9}|benchmark name )\S.*")
 _MINUTES = {"m": "min"}  # as Catch2 writes them
 
 
 def read(path: str) -> Reading:
     """Read mean times with their intervals. Raises UsageError if there is no benchmark."""
-    text = read_text(path, _WHAT, most_bytes=MAX_BYTES)
+    text = console_text(path, _WHAT)
     entries = list(_of_xml(path, text) if text.lstrip().startswith("<") else _of_text(text))
     if not entries:
         raise UsageError(f"{path} has no benchmark: name {_WHAT}")
@@ -53,6 +54,11 @@ def _of_xml(path: str, text: str) -> Entries:
 
 def _element(case: str, benchmark: ET.Element) -> ExternalResult:
     mean, deviation = benchmark.find("mean"), benchmark.find("standardDeviation")
+    if (failed := benchmark.find("failed")) is not None:
+        reason = cleaned(failed.get("message") or "it failed")
+        return ExternalResult(
+            benchmark.attrib["name"], case, None, detail=reason, environment={"tool": "catch2"}
+        )
     if mean is None:
         raise KeyError("mean")
     values = [(mean.attrib[key], "ns") for key in ("value", "lowerBound", "upperBound")]
@@ -62,6 +68,7 @@ def _element(case: str, benchmark: ET.Element) -> ExternalResult:
 
 def _of_text(text: str) -> Iterator[tuple[str, partial[ExternalResult]]]:
     head: re.Match[str] | None = None
+    wrapped, name = "", ""
     lines = iter(text.splitlines())
     for line in lines:
         three = _THREE.fullmatch(line)
@@ -69,8 +76,12 @@ def _of_text(text: str) -> Iterator[tuple[str, partial[ExternalResult]]]:
             deviation = _THREE.fullmatch(next(lines, ""))
             spread = None if deviation is None else in_us(deviation[1], _unit(deviation[2]), "it")
             values = [(three[place], _unit(three[place + 1])) for place in (1, 3, 5)]
-            yield head[1], partial(_result, head[1], "", head[2], values, spread)
+            yield name, partial(_result, name, "", head[2], values, spread)
         head = _HEAD.fullmatch(line)
+        if head is not None:
+            name = f"{wrapped} {head[1]}".strip()
+        is_part = head is None and _PART.fullmatch(line) is not None  # of a long name
+        wrapped = f"{wrapped} {line.strip()}" if is_part else ""
 
 
 def _unit(text: str) -> str:

@@ -20,17 +20,16 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MAX_BYTES,
     BadResult,
     ExternalResult,
     Reading,
     by_unit,
     collect,
+    console_text,
     in_us,
     number,
     read_json,
 )
-from flexq_bench.runs.text_files import read_text
 
 _WHAT = "the output of cargo bench, or of cargo criterion as JSON, or the folder target/criterion"
 _VALUE = r"([\d.]+) (\S+)"
@@ -54,7 +53,7 @@ def read(path: str) -> Reading:
         return collect(
             (str(file.parent.parent), partial(_of_folder, file.parent)) for file in files
         )
-    lines = read_text(path, _WHAT, most_bytes=MAX_BYTES).splitlines()
+    lines = console_text(path, _WHAT).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):
         entries = list(_of_text(lines))
@@ -114,11 +113,11 @@ def _result(message: object) -> ExternalResult | None:
     counts = message.get("iteration_count") or ()
     values = message.get("measured_values") or ()
     times = _samples(values, counts, message.get("unit"))
+    ends = (by_unit(estimate[f"{end}_bound"], unit)["median"] for end in ("lower", "upper"))
     return ExternalResult(
         **_named(message["id"]),
-        median=in_us(estimate["estimate"], unit, "the median"),
-        low=in_us(estimate["lower_bound"], unit, "the lower bound"),
-        high=in_us(estimate["upper_bound"], unit, "the upper bound"),
+        **by_unit(estimate["estimate"], unit),
+        **dict(zip(("low", "high"), ends, strict=True)),
         samples=times,
         n_samples=len(times),
     )
@@ -146,7 +145,7 @@ def _of_folder(folder: Path) -> ExternalResult:
 
 
 def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tuple[float, ...]:
-    """Return microseconds per iteration of each sample: its total time over its iterations."""
+    """Return each sample per iteration, of a time in microseconds."""
     if len(counts) != len(values):
         raise BadResult("it has not one measured value for each iteration count")
     times = []
@@ -154,7 +153,7 @@ def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tupl
         launches = number(iterations, "an iteration count")
         if launches < 1:
             raise BadResult("an iteration count is below 1")
-        times.append(in_us(value, unit, "a measured value") / launches)
+        times.append(by_unit(value, unit)["median"] / launches)
     return tuple(times)
 
 

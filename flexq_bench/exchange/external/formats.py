@@ -35,7 +35,7 @@ from flexq_bench.exchange.external import (
     serving_benchmark,
     triton_csv,
 )
-from flexq_bench.exchange.external.result import MAX_BYTES, Reading, read_value
+from flexq_bench.exchange.external.result import COLOUR, MAX_BYTES, Reading, read_value
 from flexq_bench.runs.text_files import text_lines
 
 _HEAD = 200  # lines, of a file whose format is asked for
@@ -56,6 +56,10 @@ class _Content:
 
 def _keys(*names: str) -> Callable[[_Content], bool]:
     return lambda content: content.keys >= set(names)
+
+
+def _any_keys(*sets: tuple[str, ...]) -> Callable[[_Content], bool]:
+    return lambda content: any(content.keys >= set(names) for names in sets)
 
 
 def _text(pattern: str) -> Callable[[_Content], bool]:
@@ -79,7 +83,13 @@ def _is_column_of_both(content: _Content) -> bool:
 Read = Callable[[str], Reading]
 # By name: how a file is read as a whole, and how its content is recognized.
 _WHOLE: dict[str, tuple[Read, Callable[[_Content], bool]]] = {
-    "nvbench": (nvbench.read, _keys("devices", "benchmarks")),
+    "nvbench": (
+        nvbench.read,
+        lambda content: (
+            content.keys >= {"devices", "benchmarks"}
+            or content.header.startswith(nvbench.CSV_HEADER)
+        ),
+    ),
     "google-benchmark": (google_benchmark.read, _keys("context", "benchmarks")),
     "pytest-benchmark": (pytest_benchmark.read, _keys("machine_info", "benchmarks")),
     "github-action-benchmark": (
@@ -109,13 +119,26 @@ _WHOLE: dict[str, tuple[Read, Callable[[_Content], bool]]] = {
         llama_bench.read,
         lambda content: (
             content.keys >= {"model_type", "avg_ts"}
-            or _header(r"^\s*\|.*\|\s*t/s\s*\|")(content)
+            or _text(r"^\|.*\|\s*t/s\s*\|")(content)
             or {"model_type", "avg_ts"} <= set(content.header.replace('"', "").split(","))
+            or "INSERT INTO llama_bench (" in content.head
         ),
     ),
     "tensorrt-llm": (serving_benchmark.read, _keys("engine", "performance")),
-    "sglang": (serving_benchmark.read, _keys("mean_e2e_latency_ms", "request_throughput")),
-    "vllm": (serving_benchmark.read, _keys("mean_ttft_ms", "request_throughput")),
+    "sglang": (
+        serving_benchmark.read,
+        _any_keys(
+            ("mean_e2e_latency_ms", "request_throughput"), ("prefill_latency", "overall_throughput")
+        ),
+    ),
+    "vllm": (
+        serving_benchmark.read,
+        _any_keys(
+            ("mean_ttft_ms", "request_throughput"),
+            ("avg_latency", "percentiles"),
+            ("requests_per_second", "tokens_per_second"),
+        ),
+    ),
     "mlperf": (mlperf.read, _text(f"^{mlperf.TITLE}")),
     "locust": (
         locust.read,
@@ -128,7 +151,13 @@ _WHOLE: dict[str, tuple[Read, Callable[[_Content], bool]]] = {
             or _text(r"time: +\[[\d.]+ \S+ [\d.]+ \S+ [\d.]+ \S+\]|^test .* bench: ")(content)
         ),
     ),
-    "go": (go_benchmark.read, _text(r"^Benchmark\S*\s+\d+\s+\S+ \S+/op|\"Output\":\"Benchmark")),
+    "go": (
+        go_benchmark.read,
+        lambda content: (
+            content.keys >= {"Action", "Package"}  # of test2json
+            or _text(r"^Benchmark\S*\s+\d+\s+\S+ \S+/op")(content)
+        ),
+    ),
     "catch2": (
         catch2.read,
         _text(r"^<Catch|<BenchmarkResults |^benchmark name +samples +iterations"),
@@ -180,7 +209,7 @@ def detect_format(path: str) -> str:
 
 def _content(path: str) -> _Content:
     lines = text_lines(path, "a file of results", most_bytes=1 << 30, longest=MAX_BYTES)
-    head = "".join(line for line, _ in zip(lines, range(_HEAD), strict=False))
+    head = COLOUR.sub("", "".join(line for line, _ in zip(lines, range(_HEAD), strict=False)))
     first = head.partition("\n")[0]
     value: Any = None
     if head.lstrip()[:1] in ("{", "["):

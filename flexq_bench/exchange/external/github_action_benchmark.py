@@ -35,8 +35,11 @@ from flexq_bench.exchange.external.result import (
 _WHAT = "the data.js of github-action-benchmark"
 _CUSTOM = "a custom file of github-action-benchmark: a list of name, unit and value"
 START = "window.BENCHMARK_DATA ="
-# Tools whose values are better if higher; of the others this follows from the unit.
-_HIGHER = ("benchmarkjs", "pytest", "customBiggerIsBetter")
+# Tools that say which values are better; of the others this follows from the unit.
+_HIGHER = {
+    "benchmarkjs": True, "pytest": True, "customBiggerIsBetter": True,
+    "customSmallerIsBetter": False,
+}  # fmt: skip
 
 
 def read(path: str) -> Reading:
@@ -70,7 +73,7 @@ def _entries(suites: Mapping[str, Any]) -> Entries:
                     committed_at=iso_time(about.get("timestamp")),
                 )
                 benches, tool = entry["benches"], str(entry.get("tool") or "")
-                higher = True if tool in _HIGHER else None
+                higher = _HIGHER.get(tool)
             except (BadResult, KeyError, TypeError, AttributeError) as error:
                 yield f"{suite} entry {place}", partial(_refuse, f"it has no such commit: {error}")
                 continue

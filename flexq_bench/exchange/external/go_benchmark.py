@@ -1,7 +1,8 @@
 """Go: the output of `go test -bench`, also with `-json`.
 
 The form is that of pkg.go.dev/golang.org/x/perf/benchfmt: lines of configuration (`pkg:`, `cpu:`),
-and lines `BenchmarkName/parameter=value-procs iterations value unit value unit …`.
+of units (`Unit widgets better=higher`), and lines `BenchmarkName/parameter=value-procs iterations
+value unit value unit …`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from functools import partial
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MAX_BYTES,
     Entries,
     ExternalResult,
     Reading,
     by_unit,
     cleaned,
     collect,
+    console_text,
     of_repeated,
     split_parameters,
 )
-from flexq_bench.runs.text_files import read_text
 
 _WHAT = "the output of go test -bench"
+_UNIT = re.compile(r"Unit (\S+) (?:.*\s)?better=(higher|lower)(?:\s.*)?")
 LINE = re.compile(r"(Benchmark\S*)[ \t]+(\d+)((?:[ \t]+\S+[ \t]+[^\s]+)+)[ \t]*")
 _SETTING = re.compile(r"(goos|goarch|pkg|cpu): (.*)")
 _PROCS = re.compile(r"-(\d+)$")
@@ -41,8 +42,11 @@ def read(path: str) -> Reading:
     settings: dict[str, str] = {}
     found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     contexts: dict[tuple[str, str, str], dict[str, str]] = {}
-    for line in _output(read_text(path, _WHAT, most_bytes=MAX_BYTES)).splitlines():
-        if (setting := _SETTING.fullmatch(line.strip())) is not None:
+    higher: dict[str, bool] = {}
+    for line in _output(console_text(path, _WHAT)).splitlines():
+        if (of_unit := _UNIT.fullmatch(line.strip())) is not None:
+            higher[of_unit[1]] = of_unit[2] == "higher"
+        elif (setting := _SETTING.fullmatch(line.strip())) is not None:
             settings[setting[1]] = setting[2]
         elif (match := LINE.fullmatch(line)) is not None:
             values = match[3].split()
@@ -52,7 +56,7 @@ def read(path: str) -> Reading:
                 contexts.setdefault(key, dict(settings))
     if not found:
         raise UsageError(f"{path} has no line of a benchmark: name {_WHAT}")
-    return collect(_entries(found, contexts))
+    return collect(_entries(found, contexts, higher))
 
 
 def _output(text: str) -> str:
@@ -69,13 +73,15 @@ def _output(text: str) -> str:
 def _entries(
     found: dict[tuple[str, str, str], list[str]],
     contexts: dict[tuple[str, str, str], dict[str, str]],
+    higher: dict[str, bool],
 ) -> Entries:
     for key, values in found.items():
-        yield f"{key[1]} {key[2]}", partial(_result, key, values, contexts[key])
+        better = higher.get(key[2])
+        yield f"{key[1]} {key[2]}", partial(_result, key, values, contexts[key], better)
 
 
 def _result(
-    key: tuple[str, str, str], values: Sequence[str], settings: dict[str, str]
+    key: tuple[str, str, str], values: Sequence[str], settings: dict[str, str], higher: bool | None
 ) -> ExternalResult:
     package, full_name, unit = key
     procs = _PROCS.search(full_name)
@@ -86,12 +92,13 @@ def _result(
         for place, (key, sign, value) in enumerate(named)
     } | ({"procs": procs[1]} if procs else {})
     shape, variant = split_parameters(parameters)
-    fields = [by_unit(value, unit, metric=_METRICS.get(unit, unit)) for value in values]
+    metric = _METRICS.get(unit, unit)
+    fields = [by_unit(value, unit, metric=metric, higher=higher) for value in values]
     return ExternalResult(
         name=f"{package}.{name}" if package else name,
         variant=variant,
         shape=shape,
-        **fields[0] | of_repeated([one["median"] for one in fields]),
+        **fields[0] | of_repeated([one["median"] for one in fields]) | {"metric": metric},
         device=cleaned(settings.get("cpu", "")),
         environment={"tool": "go", "os": cleaned(settings.get("goos", ""))},
     )

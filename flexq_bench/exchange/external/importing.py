@@ -26,7 +26,7 @@ class Imported:
     read: valid ones; added, replaced: of these; the others were stored before. refused: their
     names and reasons. series: ids of those that changed. runs: uuids. without_device: number, on
     this machine as the file describes it. remarks: on the quality of results, and how many have
-    each.
+    each. has_questions: samples of some are values by question.
     """
 
     read: int = 0
@@ -38,6 +38,7 @@ class Imported:
     without_device: int = 0
     machine: str = ""
     remarks: Counter[str] = field(default_factory=Counter)
+    has_questions: bool = False
 
 
 def full_commits(database: Database, project: str, commits: Collection[CommitInfo]) -> Commits:
@@ -90,5 +91,6 @@ def store_readings(
             done.replaced += written.replaced
             done.series |= written.series
             done.runs |= {record.run.uuid for record in part}
+        done.has_questions |= any(result.extra.get("questions") for result in reading.results)
         done.remarks.update(remark for result in reading.results for remark in result.remarks)
     return done

@@ -15,6 +15,7 @@ from typing import Any
 from flexq_bench.exchange.external.result import (
     ExternalResult,
     Reading,
+    beside,
     by_unit,
     cleaned,
     collect,
@@ -40,7 +41,7 @@ def read(path: str) -> Reading:
     )
 
 
-def _results(entry: Mapping[str, Any]) -> list[ExternalResult]:
+def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
     shape, variant = split_parameters(entry.get("params") or {})
     mode = str(entry["mode"])
     common: dict[str, Any] = {
@@ -55,25 +56,27 @@ def _results(entry: Mapping[str, Any]) -> list[ExternalResult]:
     }  # fmt: skip
     settings = ("forks", "warmupIterations", "measurementIterations", "jvmArgs")
     extra = {name: kept(entry[name]) for name in settings if name in entry}
-    primary = ExternalResult(**common, **_score(entry["primaryMetric"], "value"), extra=extra)
-    return [primary, *_secondary(entry.get("secondaryMetrics") or {}, common)]
+    score = entry["primaryMetric"]
+    if str(score["score"]) == "NaN":
+        yield ExternalResult(**common, median=None, detail="it has no score: NaN", extra=extra)
+        return
+    primary = by_unit(score["score"], score["scoreUnit"])
+    yield ExternalResult(**common, **primary, **_spread(primary, score), extra=extra)
+    # What profilers measured, such as `·gc.alloc.rate.norm`: less of it is better.
+    for name, metric in (entry.get("secondaryMetrics") or {}).items():
+        of_profiler = str(name).lstrip("·+"), metric.get("score"), metric.get("scoreUnit")
+        for fields in beside(*of_profiler, higher=False):
+            yield ExternalResult(**common, **fields, **_spread(fields, metric))
 
 
-def _secondary(metrics: Mapping[str, Any], common: Mapping[str, Any]) -> Iterator[ExternalResult]:
-    """Yield what profilers measured, such as `·gc.alloc.rate.norm`: less of it is better."""
-    for name, metric in metrics.items():
-        if str(metric.get("score")) != "NaN":
-            fields = _score(metric, str(name).lstrip("·+"), higher=False)
-            yield ExternalResult(**common, **fields | {"metric": str(name).lstrip("·+")})
-
-
-def _score(metric: Mapping[str, Any], name: str, *, higher: bool | None = None) -> dict[str, Any]:
+def _spread(fields: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the iterations of a score as samples, and the interval of their mean."""
     unit = metric["scoreUnit"]
-    fields = by_unit(metric["score"], unit, metric=name, higher=higher)
     raw = [value for fork in metric.get("rawData") or () for value in fork]
-    samples = tuple(by_unit(value, unit, higher=higher)["median"] for value in raw)
+    samples = tuple(by_unit(value, unit, higher=False)["median"] for value in raw)
+    spread: dict[str, Any] = {"samples": samples, "n_samples": len(samples)}
     if len(samples) > 1:
         # The file's own interval is one of 99.9 %.
         reach = _Z_95 * statistics.stdev(samples) / math.sqrt(len(samples))
-        fields |= {"low": fields["median"] - reach, "high": fields["median"] + reach}
-    return fields | {"samples": samples, "n_samples": len(samples)}
+        spread |= {"low": fields["median"] - reach, "high": fields["median"] + reach}
+    return spread

@@ -15,9 +15,9 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
     ExternalResult,
     Reading,
+    beside,
     by_unit,
     collect,
-    number,
     read_json,
 )
 
@@ -71,14 +71,13 @@ def _fields(
             if statistic in ("count", "thresholds") or not isinstance(value, int | float):
                 continue
             own = "time" if statistic == "med" and is_time else statistic
-            if number(value, statistic) or not is_time:  # 0 ms: nothing to wait for
-                yield by_unit(value, "ms" if is_time else "", metric=own) | {"metric": own}
+            yield from beside(own, value, "ms" if is_time else "")  # 0 ms: nothing to wait for
     elif "passes" in values:
         share = values.get("rate", values.get("value"))
         fields = by_unit(share, "fraction", metric="rate", higher=name in _BETTER_HIGH)
         yield fields | {"extra": {key: values[key] for key in ("passes", "fails") if key in values}}
     elif "rate" in values and "count" in values:
         unit = "B/s" if name in _BYTES else "1/s"
-        yield by_unit(values["rate"], unit, metric="rate", higher=True) | {"metric": "rate"}
+        yield from beside("rate", values["rate"], unit, higher=name != "dropped_iterations")
     elif "value" in values:
         yield by_unit(values["value"], "", metric="value")

@@ -1,4 +1,4 @@
-"""llama-bench, of llama.cpp: its output as json, jsonl, csv or md.
+"""llama-bench, of llama.cpp: its output as json, jsonl, csv, md or sql.
 
 The tool (github.com/ggml-org/llama.cpp, tools/llama-bench) writes a row per test: settings, the
 numbers of prompt and generated tokens, and tokens per second with their deviation. A table of md
@@ -17,12 +17,12 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    MAX_BYTES,
     ExternalResult,
     Reading,
     by_unit,
     cleaned,
     collect,
+    console_text,
     count,
     iso_time,
     number,
@@ -30,9 +30,9 @@ from flexq_bench.exchange.external.result import (
     of_samples,
     read_objects,
 )
-from flexq_bench.runs.text_files import read_text
 
-_WHAT = "the output of llama-bench as json, jsonl, csv or md"
+_WHAT = "the output of llama-bench as json, jsonl, csv, md or sql"
+_INSERT = re.compile(r"INSERT INTO \w+ \(([\w, ]+)\) VALUES \((.*)\);")
 KEYS = ("model_type", "avg_ts")
 _SETTINGS = (
     "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "split_mode",
@@ -48,11 +48,13 @@ def read(path: str) -> Reading:
 
     Raises UsageError if the file is of another format.
     """
-    text = read_text(path, _WHAT, most_bytes=MAX_BYTES)
-    if text.lstrip().startswith("|"):
-        return _of_table(path, text)
+    text = console_text(path, _WHAT)
     if text.lstrip()[:1] in ("[", "{"):
         rows = read_objects(path, _WHAT)
+    elif inserts := _INSERT.findall(text):
+        rows = [dict(zip(*map(_sql_values, insert), strict=False)) for insert in inserts]
+    elif text.startswith("|") or "\n|" in text:
+        return _of_table(path, text)
     else:
         rows = list(csv.DictReader(io.StringIO(text, newline=None)))
     entries = objects_with(rows, KEYS, path, _WHAT)
@@ -62,6 +64,10 @@ def read(path: str) -> Reading:
     builds = {str(row.get("build_commit")) for row in entries if isinstance(row, dict)}
     build = builds.pop() if len(builds) == 1 else ""
     return replace(reading, commit=build if re.fullmatch("[0-9a-f]{7,40}", build) else None)
+
+
+def _sql_values(text: str) -> list[str]:
+    return next(csv.reader([text], quotechar="'", skipinitialspace=True))
 
 
 def _result(row: Mapping[str, Any]) -> ExternalResult:

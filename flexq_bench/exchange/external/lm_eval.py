@@ -69,6 +69,8 @@ def _results(
         metric, _, form = key.partition(",")
         if metric in ("alias", "name", "sample_len", "sample_count") or metric.endswith("_stderr"):
             continue
+        if not isinstance(value, int | float):  # of a group without an aggregate: " " or N/A
+            continue
         real = number(value, key)
         higher = directions.get(metric)
         if higher is None:

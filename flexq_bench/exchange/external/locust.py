@@ -16,6 +16,7 @@ from flexq_bench.exchange.external.result import (
     MAX_BYTES,
     ExternalResult,
     Reading,
+    beside,
     by_unit,
     collect,
     count,
@@ -47,9 +48,10 @@ def _results(row: Mapping[str, str]) -> list[ExternalResult]:
     n = count(row["Request Count"], "Request Count")
     failures = count(row["Failure Count"], "Failure Count")
     values = [
-        (metric, by_unit(row[column], "ms") | {"metric": metric})
+        (metric, fields)
         for column, metric in _TIMES.items()
-        if row.get(column) not in (None, "", "N/A", "0")  # 0: no request was answered
+        if row.get(column) not in (None, "", "N/A")
+        for fields in beside(metric, row[column], "ms")  # 0: no request was answered
     ]
     for column, (metric, unit, higher) in _RATES.items():
         if float(row[column]) > 0:

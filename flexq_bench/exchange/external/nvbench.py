@@ -1,4 +1,4 @@
-"""nvbench (C++) and cuda-bench (Python): the file of `--json` or `--jsonbin`.
+"""nvbench (C++) and cuda-bench (Python): the file of `--json` or `--jsonbin`, or of `--csv`.
 
 It is read as cuda-bench's own `cuda.bench.results` reads it: devices, benchmarks, their states, and
 the summaries of each state by tag. Numbers are text, times are in seconds.
@@ -7,9 +7,10 @@ the summaries of each state by tag. Numbers are text, times are in seconds.
 from __future__ import annotations
 
 import array
+import csv
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
+    MAX_BYTES,
     MAX_SAMPLES,
     BadResult,
     ExternalResult,
@@ -30,8 +32,10 @@ from flexq_bench.exchange.external.result import (
     number,
     of_samples,
     read_json,
+    scaled,
     split_parameters,
 )
+from flexq_bench.runs.text_files import text_lines
 
 _WHAT = "an nvbench file: the benchmark's --json FILE"
 _FORM = 1  # major version of nvbench's JSON
@@ -40,6 +44,9 @@ _LOW_CLOCK = 0.95  # share of the default clock; below it, times are of a slower
 _Z_95 = 1.96  # half-width of a 95 % interval in standard errors
 _NOT_FINITE = ("inf", "-inf", "nan", "-nan", "Infinity", "NaN")  # in text form
 # Our cache mode, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
+CSV_HEADER = "Benchmark,Device,Device Name,"
+_AFTER_AXES = ("Skipped", "Samples", "CPU Time (sec)", "GPU Time (sec)")  # columns
+_CSV_TIMES = (("cold", "GPU Time (sec)"), ("hot", "Batch GPU (sec)"), ("", "CPU Time (sec)"))
 _MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
 
 
@@ -52,6 +59,8 @@ def read(path: str) -> Reading:
     environment contains which of them. A skipped state becomes a failed result with its reason.
     Raises UsageError if the file is not of this format.
     """
+    if next(text_lines(path, _WHAT, most_bytes=MAX_BYTES), "").startswith(CSV_HEADER):
+        return _read_csv(path)
     file = read_json(path, _WHAT)
     _check_form(file, path)
     devices = {d.get("id"): d for d in file.get("devices") or () if isinstance(d, dict)}
@@ -64,6 +73,48 @@ def read(path: str) -> Reading:
         (f"device {number}", partial(_refuse, reason)) for number, reason in refused_devices.items()
     )
     return collect(chain(entries, refused))
+
+
+def _read_csv(path: str) -> Reading:
+    """Read the mean times of the rows of `--csv`, whose cells nvbench does not quote."""
+    header, *rows = csv.reader(text_lines(path, _WHAT, most_bytes=MAX_BYTES))
+    first = next((place for place, name in enumerate(header) if name in _AFTER_AXES), len(header))
+    return collect(
+        (f"row {number}", partial(_of_row, header, first, row))
+        for number, row in enumerate(rows, start=2)
+    )
+
+
+def _of_row(header: Sequence[str], first: int, row: Sequence[str]) -> list[ExternalResult]:
+    """Return the results of a row. first: place of the first column that is no axis."""
+    if len(row) != len(header):
+        raise BadResult("a cell of it has a comma: write --json")
+    axes = dict(zip(header[3:first], row[3:first], strict=True))
+    shape, variant = split_parameters(
+        {name: value for name, value in axes.items() if not name.endswith(" (pow2)")}
+    )
+    common: dict[str, Any] = {
+        "name": row[0], "variant": variant, "shape": shape, "device": row[2],
+        "environment": {"tool": "nvbench", "statistic": "mean"},
+    }  # fmt: skip
+    values = list(zip(header, row, strict=True))[first:]
+    if reason := dict(values).get("Skipped"):
+        return [ExternalResult(**common, median=None, cache="cold", detail=cleaned(reason))]
+    results: list[ExternalResult] = []
+    for cache, column in _CSV_TIMES:
+        place = next(
+            (at for at, (name, value) in enumerate(values) if name == column and value), None
+        )
+        if place is None or (not cache and results):
+            continue
+        noise = next(
+            (value for name, value in values[place + 1 : place + 2] if name == "Noise"), ""
+        )
+        samples = [value for name, value in values[:place] if name == "Samples" and value]
+        n = count(samples[-1], "Samples") if samples else 0
+        time = scaled(number(values[place][1], column), _US)
+        results.append(ExternalResult(**common, **_of_mean(time, noise, n), cache=cache))
+    return results
 
 
 def _check_form(file: Mapping[str, Any], path: str) -> None:
@@ -185,7 +236,11 @@ def _timed(
         value = summaries.get(tag, {}).get("value")
         return None if value is None else number(value, tag)
 
-    mean = value(f"{time}/mean")
+    def microseconds(tag: str) -> float | None:
+        seconds = value(tag)
+        return None if seconds is None else scaled(seconds, _US)
+
+    mean = microseconds(f"{time}/mean")
     n = count(summaries.get(f"{stem}/sample_size", {}).get("value", 0), f"{stem}/sample_size")
     samples = _samples(summaries.get(f"nv/json/bin:{stem}/sample_times"), folder)
     if samples:
@@ -197,26 +252,30 @@ def _timed(
             "samples": samples,
             "n_samples": len(samples),
         }
-    median_s = value(f"{time}/median")
-    if median_s is not None:
-        q1, q3 = value(f"{time}/q1"), value(f"{time}/q3")
+    middle = microseconds(f"{time}/median")
+    if middle is not None:
+        q1, q3 = microseconds(f"{time}/q1"), microseconds(f"{time}/q3")
         ends: tuple[float | None, float | None] = (None, None)
         if q1 is not None and q3 is not None and n:
-            ends = notches(median_s * _US, q1 * _US, q3 * _US, n)
+            ends = notches(middle, q1, q3, n)
         return "median", {
-            "median": median_s * _US, "low": ends[0], "high": ends[1], "n_samples": n,
+            "median": middle, "low": ends[0], "high": ends[1], "n_samples": n,
         }  # fmt: skip
     if mean is None:
         return None
-    # For fewer than five samples nvbench writes an infinite deviation.
     deviation = summaries.get(f"{time}/stdev/relative", {}).get("value")
-    relative = None if str(deviation) in _NOT_FINITE else value(f"{time}/stdev/relative")
-    reach = None if relative is None or not n else _Z_95 * relative * mean * _US / math.sqrt(n)
-    centre = mean * _US
-    return "mean", {
-        "median": centre,
-        "low": None if reach is None else max(centre - reach, centre / 1000),
-        "high": None if reach is None else centre + reach,
+    return "mean", _of_mean(mean, deviation, n)
+
+
+def _of_mean(mean: float, deviation: object, n: int) -> dict[str, Any]:
+    """Return the fields of a mean of n samples with their relative standard deviation."""
+    # For fewer than five samples nvbench writes an infinite one.
+    known = deviation not in (None, "") and str(deviation) not in _NOT_FINITE and n
+    reach = _Z_95 * number(deviation, "the deviation") * mean / math.sqrt(n) if known else None
+    return {
+        "median": mean,
+        "low": None if reach is None else max(mean - reach, mean / 1000),
+        "high": None if reach is None else mean + reach,
         "n_samples": n,
     }
 

@@ -24,14 +24,12 @@ from flexq_bench.exchange.external.result import (
     kept,
     list_of,
     notches,
-    number,
     read_json,
     split_parameters,
 )
 
 _WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
 _SHA = re.compile(r"[0-9a-f]{40,64}")  # "unversioned" outside of a repository
-_US = 1e6  # microseconds in a second
 _DIRTY = "measured with uncommitted changes"
 _FAILED = "the benchmark raised an error, whose reason is not in the file"
 
@@ -116,7 +114,7 @@ def _result(
     samples = (
         ()
         if shortened
-        else tuple(number(value, "a sample") * _US for value in data[: MAX_SAMPLES + 1])
+        else tuple(in_us(value, "s", "a sample") for value in data[: MAX_SAMPLES + 1])
     )
     common["environment"]["statistic"] = "median"
     return ExternalResult(

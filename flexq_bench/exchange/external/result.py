@@ -34,6 +34,7 @@ _MAX_DIMENSION = 2**31 - 1
 _MAX_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _AXIS_TAG = re.compile(r"\{\w+\}$")  # of CUB's axes: M{io}, T{ct}
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _US = "us"
@@ -103,7 +104,7 @@ class Reading:
     occasion: str = ""
 
 
-Entries = Iterable[tuple[str, Callable[[], ExternalResult | Sequence[ExternalResult] | None]]]
+Entries = Iterable[tuple[str, Callable[[], ExternalResult | Iterable[ExternalResult] | None]]]
 
 
 def collect(
@@ -130,24 +131,10 @@ def collect_batches(entries: Entries, size: int) -> Iterator[Reading]:
         try:
             entry = read()
             for result in [entry] if isinstance(entry, ExternalResult) else entry or ():
-                checked = _checked(result)
-                identity = hash(
-                    (
-                        result.name,
-                        result.variant,
-                        result.metric,
-                        result.cache,
-                        result.device,
-                        result.shape,
-                        result.parameters,
-                        None if result.commit is None else result.commit.sha,
-                        result.occasion or result.created_at,
-                    )
-                )
-                if identity in identities:
-                    raise BadResult("there is another result of this name and these parameters")
-                identities.add(identity)
-                results.append(checked)
+                try:
+                    results.append(_checked(result, identities))
+                except BadResult as error:  # the others of the entry may be valid
+                    refused.append(Refused(_shown(name), str(error)))
         except BadResult as error:
             refused.append(Refused(_shown(name), str(error)))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -285,6 +272,25 @@ def by_unit(
     }
 
 
+def beside(
+    metric: str, value: object, unit: object, *, higher: bool | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a metric that a tool reports beside the time of a benchmark.
+
+    None of a time or a rate that is 0 or no number: nothing of it happened.
+    """
+    if value is None or str(value) == "NaN":
+        return
+    fields = by_unit(value, unit, metric=metric, higher=higher) | {"metric": metric}
+    if fields["median"] or scale_of(metric, fields.get("unit", _US)) != RATIO:
+        yield fields
+
+
+def console_text(path: str, what: str) -> str:
+    """Read the output of a program, without the codes of colours. Raises UsageError."""
+    return COLOUR.sub("", read_text(path, what, most_bytes=MAX_BYTES))
+
+
 def of_repeated(times: Sequence[float]) -> dict[str, Any]:
     """Return the fields of a benchmark that ran several times: their median is the value."""
     if len(times) == 1:
@@ -332,14 +338,21 @@ def notches(median: float, q1: float, q3: float, n: int) -> tuple[float, float]:
 
 def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
     """Compute the median of samples and the ends of its 95 % interval (`notches`)."""
-    median = statistics.median(samples)
+    median = _median(samples)
     if len(samples) < 4:
         return median, min(samples), max(samples)
     q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
     return (median, *notches(median, q1, q3, len(samples)))
 
 
-def _checked(result: ExternalResult) -> ExternalResult:
+def _median(values: Sequence[float]) -> float:
+    """Return the median, in decimal, so that of 1.05 and 1.052 it is 1.051."""
+    low, high = statistics.median_low(values), statistics.median_high(values)
+    return low if low == high else float((Decimal(repr(low)) + Decimal(repr(high))) / 2)
+
+
+def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
+    """Return a valid result, whose identity joins the others. Raises BadResult."""
     for what, text in (
         ("its name", result.name),
         ("its parameters", result.variant),
@@ -382,6 +395,22 @@ def _checked(result: ExternalResult) -> ExternalResult:
     low, median, high = result.low, result.median, result.high
     if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
+    identity = hash(
+        (
+            result.name,
+            result.variant,
+            result.metric,
+            result.cache,
+            result.device,
+            result.shape,
+            result.parameters,
+            None if result.commit is None else result.commit.sha,
+            result.occasion or result.created_at,
+        )
+    )
+    if identity in identities:
+        raise BadResult("there is another result of this name and these parameters")
+    identities.add(identity)
     return result
 
 

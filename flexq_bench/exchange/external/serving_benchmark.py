@@ -29,20 +29,22 @@ from flexq_bench.exchange.external.result import (
 
 _WHAT = "a serving benchmark of vLLM, SGLang or TensorRT-LLM"
 # What a number's name ends with: its unit, and whether more is better.
-_TOKENS = r"tok(ens?)?_(per_)?s|(output|input|total_token|token)_throughput.*"
+_SECOND = r"_(per_)?s(ec(ond)?)?"
 _KINDS = (
-    (re.compile(_TOKENS), "tokens/s", True),
-    (re.compile(r"req_s|request_(throughput|goodput).*"), "requests/s", True),
+    (re.compile(rf"req(uests?)?{_SECOND}|request_(throughput|goodput).*"), "requests/s", True),
+    (re.compile(rf"tok(ens?)?{_SECOND}|\w+_throughput.*"), "tokens/s", True),
     (re.compile(r"ms"), "ms", False),
+    (re.compile(r"latency"), "s", False),  # of one batch, as `vllm bench latency` has it
 )
 _FAILED = ("failed", "num_failed_requests")
 # Settings of the load; a number of them is another series.
 _SETTINGS = (
     "backend", "endpoint_type", "dataset_name", "request_rate", "burstiness", "max_concurrency",
     "num_prompts", "random_input_len", "random_output_len", "random_range_ratio", "tp_size",
-    "pp_size", "num_requests", "max_batch_size", "max_num_tokens",
+    "pp_size", "num_requests", "max_batch_size", "max_num_tokens", "batch_size", "input_len",
+    "output_len",
 )  # fmt: skip
-_MODEL = ("model_id", "model", "model_name", "backend")
+_MODEL = ("run_name", "model_id", "model", "model_name", "backend")
 _DATE = "%Y%m%d-%H%M%S"
 
 
@@ -111,7 +113,8 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
         if isinstance(member, Mapping):
             yield from _flat(member, str(key))
         elif not isinstance(member, list):
-            yield (f"{above}.{key}" if above.endswith("_ms") else str(key)), member
+            name = f"p{key}_latency" if above == "percentiles" else str(key)
+            yield (f"{above}.{key}" if above.endswith("_ms") else name), member
 
 
 def _text(value: object) -> str:

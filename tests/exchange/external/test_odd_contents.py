@@ -1,0 +1,143 @@
+"""What tools write in legal, unusual files: it is read, or is no reason to lose other results."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from flexq_bench.db.units import is_rate, scale_of
+from flexq_bench.exchange.external.formats import detect_format, read_results
+
+COLOURED = "\x1b[32mfib 20\x1b[0m   time:   [\x1b[2m1.5 ms\x1b[0m \x1b[1m1.6 ms\x1b[0m 1.7 ms]\n"
+CATCH2 = """benchmark name            samples       iterations    est run time
+-------------------------------------------------------------------------------
+a long name that is
+wrapped                            100             1     2.5 s
+                                 1.5 m         1.4 m         1.6 m
+                               15.1 us        7.0 us       25.7 us
+"""
+FAILED_CATCH2 = (
+    '<Catch2TestRun><TestCase name="t"><BenchmarkResults name="fib" samples="1">'
+    '<failed message="it threw"/></BenchmarkResults></TestCase></Catch2TestRun>'
+)
+GO = (
+    "Unit widgets/op better=higher\n"
+    "BenchmarkA-8  10  1052 ns/op  2.5 ms/op  5 widgets/op\n"
+    "BenchmarkA-8  10  1050 ns/op  2.5 ms/op  5 widgets/op\n"
+)
+JMH = [
+    {
+        "benchmark": "a.B",
+        "mode": "avgt",
+        "primaryMetric": {"score": 1.5, "scoreUnit": "us/op", "rawData": [[1.5]]},
+        "secondaryMetrics": {
+            "·gc.alloc.rate": {"score": 0.0, "scoreUnit": "MB/sec", "rawData": [[0.0]]},
+            "·gc.count": {"score": 0.0, "scoreUnit": "counts", "rawData": [[0.0]]},
+        },
+    },
+    {"benchmark": "a.C", "mode": "thrpt", "primaryMetric": {"score": "NaN", "scoreUnit": "ops/s"}},
+]
+SMALLER = {
+    "lastUpdate": 1,
+    "entries": {
+        "s": [
+            {
+                "commit": {"id": "a" * 40},
+                "date": 1760000000000,
+                "tool": "customSmallerIsBetter",
+                "benches": [{"name": "traffic", "value": "12.5", "unit": "MB/s"}],
+            }
+        ]
+    },
+}
+LLAMA_SQL = (
+    "CREATE TABLE IF NOT EXISTS llama_bench (\n  build_commit TEXT\n);\n\nINSERT INTO llama_bench "
+    "(build_commit, cpu_info, model_type, n_prompt, n_gen, avg_ts, stddev_ts) VALUES "
+    "('8cf427ff', 'x, ''y''', 'llama 7B Q4_0', '512', '0', '7100.002165', '140.34');\n"
+)
+LLAMA_TABLE = (
+    "ggml: found 1 device\n| model | test | t/s |\n| --- | --- | --- |\n| a | pp8 | 2.5 |\n"
+)
+VLLM_LATENCY = {"avg_latency": 1.25, "latencies": [1.25], "percentiles": {"99": 1.3}}
+LM_EVAL = {
+    "results": {"group": {" ": " ", "alias": "group"}, "arc": {"acc,none": 0.5}},
+    "configs": {},
+}
+K6 = {"root_group": {}, "metrics": {"dropped_iterations": {"count": 0, "rate": 0}}}
+NVBENCH_CSV = (
+    "Benchmark,Device,Device Name,M (pow2),M,T,Skipped,Samples,CPU Time (sec),Noise,"
+    "GPU Time (sec),Noise,Elem/s (elem/sec),Samples,Batch GPU (sec)\n"
+    "copy,0,NVIDIA H200,2^4,16,I32,,100,2e-05,0.5,1.1e-05,0.02,1e9,2000,1.05e-05\n"
+    "copy,0,NVIDIA H200,2^40,1099511627776,I32,too large,,,,,,,,\n"
+)
+# Content, and of each result that is read: name, metric, unit, direction, value (None: it failed).
+READ = {
+    "colours": (COLOURED, [("fib 20", "time", "us", "lower", 1600.0)]),
+    "wrapped name": (CATCH2, [("a long name that is wrapped", "time", "us", "lower", 9e7)]),
+    "failed benchmark": (FAILED_CATCH2, [("fib", "time", "us", "lower", None)]),
+    "units of go": (
+        GO,
+        [
+            ("BenchmarkA", "time", "us", "lower", 1.051),
+            ("BenchmarkA", "ms/op", "us", "lower", 2500.0),
+            ("BenchmarkA", "widgets/op", "widgets/op", "higher", 5.0),
+        ],
+    ),
+    "zero rate of a profiler": (
+        JMH,
+        [
+            ("a.B", "time", "us", "lower", 1.5),
+            ("a.B", "gc.count", "counts", "lower", 0.0),
+            ("a.C", "time", "us", "lower", None),
+        ],
+    ),
+    "smaller rate is better": (SMALLER, [("traffic", "throughput", "MB/s", "lower", 12.5)]),
+    "sql": (LLAMA_SQL, [("llama 7B Q4_0", "throughput", "tokens/s", "higher", 7100.002165)]),
+    "table after a log": (LLAMA_TABLE, [("a", "throughput", "tokens/s", "higher", 2.5)]),
+    "latency of a batch": (
+        VLLM_LATENCY,
+        [
+            ("serving", "avg_latency", "us", "lower", 1250000.0),
+            ("serving", "p99_latency", "us", "lower", 1300000.0),
+        ],
+    ),
+    "group without aggregate": (LM_EVAL, [("arc", "acc", "fraction", "higher", 0.5)]),
+    "nvbench as csv": (
+        NVBENCH_CSV,
+        [
+            ("copy", "time", "us", "lower", 11.0),
+            ("copy", "time", "us", "lower", 10.5),
+            ("copy", "time", "us", "lower", None),
+        ],
+    ),
+    "nothing was dropped": (K6, []),
+}
+
+
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("compress", [False, True])
+def test_legal_content_is_read_and_nothing_is_refused(tmp_path, case, compress):
+    content, expected = READ[case]
+    if case == "smaller rate is better":
+        content = f"window.BENCHMARK_DATA = {json.dumps(content)}"
+    text = content if isinstance(content, str) else json.dumps(content)
+    path = tmp_path / "results"
+    path.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
+
+    readings = list(read_results(detect_format(str(path)), str(path)))
+
+    read = [
+        (one.name, one.metric, one.unit, one.direction, one.median)
+        for reading in readings
+        for one in reading.results
+    ]
+    assert read == expected
+    assert not any(reading.refused for reading in readings)
+
+
+@pytest.mark.parametrize("unit", ["fps", "qps", "Mops", "Gbps", "iops"])
+def test_abbreviated_rates_are_ratios_of_which_more_is_better(unit):
+    assert is_rate(unit)
+    assert scale_of("throughput", unit) == "ratio"
