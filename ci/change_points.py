@@ -25,7 +25,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.stats.follower import SIGNIFICANCE
 from flexq_bench.stats.level_model import DeviceChange
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, robust_scale
-from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
+from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts import Cause, Verdict, history_verdict
 from flexq_bench.verdicts.change_points import (
     REACH,
@@ -39,7 +39,7 @@ from flexq_bench.verdicts.standing import history_of
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 12
+VERSION = 14
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
 
@@ -134,7 +134,7 @@ def _retract(
     count = 0
     for known in queries.change_points_of(session, series_id):
         place = places.get(known.commit, 0)
-        if place < POINTS_BEFORE_FIRST:  # too early in the analysed results to be detected again
+        if place < SHORTEST_LEVEL:  # too early in the analysed results to be detected again
             continue
         if any(abs(step.index - place) <= REACH for step in found.steps):
             continue

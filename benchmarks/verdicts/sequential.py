@@ -1,14 +1,15 @@
 """Change point detectors on real histories, fed commit by commit.
 
     python benchmarks/verdicts/sequential.py FOLDER [--sources even|odd|all|0,2,5] [--frontier]
-    python benchmarks/verdicts/sequential.py FOLDER --without-rules
+    python benchmarks/verdicts/sequential.py FOLDER --without-rules --false
     python benchmarks/verdicts/sequential.py FOLDER --detectors ours,windowed,bocpd,otava
 
 FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
 or is a folder in the format of the Turing Change Point Dataset, whose marks of all annotators are
 possible and those of most of them clear. Sources with even numbers were used for development, odd
 ones are held out; both are reported apart. `--frontier` repeats ours with other constants,
-`--without-rules` with each rule switched off. apache-otava is left out if it is not installed.
+`--without-rules` with each rule switched off, `--false` lists ours that are far from all marks.
+apache-otava is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from scipy import special
 from yardsticks import otava, windowed_t
 
 from flexq_bench.stats import follower, newest_step
-from flexq_bench.stats.follower import FEWEST_POINTS, Follower
+from flexq_bench.stats.follower import Follower
 from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
+from flexq_bench.stats.newest_step import FEWEST_POINTS
 
 Floats = NDArray[np.float64]
 Looks = list[dict[int, float]]  # at each look: p-values by index
@@ -39,24 +41,23 @@ _LOOK_EVERY = 1
 _CERTAIN = 1e-10
 _HAZARD = 1 / 100  # of BOCPD: a change every hundred values
 _KEPT = 300  # of BOCPD: run lengths
+_BEFORE_FIRST = 5  # of BOCPD: values before the first change
 # Rules that can be switched off, and the constants that do so.
 RULES: dict[str, dict[str, float]] = {
     "levels must have lasted": {"SETTLED": 0},
     "visits count": {"_APART_SIGMAS": np.inf},
     "share of the range": {"_LEAST_SHARE": 0.0},
-    "spells": {"LONGEST_SPELL": 0},
     "wander": {"_FEWEST_WINDOWS": 10**9},
     "most counted": {"_MOST_COUNTED": np.inf},
     "second look": {"_DEEPEST": 1},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
-    {"SETTLED": 24},
-    {},
-    {"SETTLED": 30},
     {"SETTLED": 40},
+    {"_REGULAR": 1.3},
     {"SIGNIFICANCE": 1e-4},
     {"SIGNIFICANCE": 1e-5},
-    {"_LEAST_SHARE": 0.2},
+    {"SIGNIFICANCE": 1e-4, "_LEAST_SHARE": 0.15},
+    {"SIGNIFICANCE": 1e-4, "_MOST_COUNTED": 16},
 )
 
 
@@ -198,7 +199,7 @@ def bocpd(values: Floats) -> Looks:
         length = int(np.argmax(log_run))
         start = at + 1 - length
         lasts = newest_step.SHORTEST_LEVEL <= length < _KEPT - 1
-        if lasts and start >= newest_step.POINTS_BEFORE_FIRST:
+        if lasts and start >= _BEFORE_FIRST:
             known = [at for at in reported if abs(at - start) <= MARGIN]
             reported.setdefault(known[0] if known else start, 1.0)
         if at + 1 >= FEWEST_POINTS:
@@ -239,6 +240,27 @@ def score(series: Sequence[Marked], detect: Detector) -> Score:
     return total
 
 
+def false_onsets(series: Sequence[Marked]) -> Iterator[str]:
+    """A row for each onset at any look that is far from all marks."""
+    for number, one in enumerate(series):
+        first: dict[int, tuple[int, float]] = {}
+        looks = ours(one.values)
+        for seen, look in enumerate(looks, FEWEST_POINTS):
+            for at, p_value in look.items():
+                first.setdefault(at, (seen, p_value))
+        for at, (seen, p_value) in sorted(first.items()):
+            nearest = min((abs(at - mark) for mark in one.possible), default=one.values.size)
+            if nearest > MARGIN:
+                before, after = (float(np.median(one.values[a:b])) for a, b in
+                                 ((max(at - 20, 0), at), (at, min(at + 20, seen))))  # fmt: skip
+                stays = "stays" if at in looks[-1] else "withdrawn"
+                change = (after - before) / abs(before) if before else float("nan")
+                yield (
+                    f"| {one.source} | {number} | {at} | {seen - at} | {p_value:.0e} | "
+                    f"{change:+.1%} | {nearest} | {stays} |\n"
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -246,6 +268,7 @@ def main() -> None:
     parser.add_argument("--detectors", default="ours,bocpd", metavar="NAME,...")
     parser.add_argument("--frontier", action="store_true")
     parser.add_argument("--without-rules", action="store_true")
+    parser.add_argument("--false", action="store_true", dest="lists_false")
     arguments = parser.parse_args()
     everything = list(marked(arguments.folder))
     halves: tuple[list[Marked], list[Marked]] = [], []
@@ -273,6 +296,10 @@ def main() -> None:
             except ImportError:
                 continue
             sys.stdout.flush()
+        if arguments.lists_false:
+            out("\n| source | series | onset | values until seen | p | change | to a mark | |\n")
+            out("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+            out("".join(false_onsets(part)) + "\n")
         others: dict[str, dict[str, float]] = {}
         if arguments.without_rules:
             others |= {f"without: {name}": changes for name, changes in RULES.items()}

@@ -111,9 +111,9 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 
 def _show(source: _Source, as_json: bool) -> None:
-    from flexq_bench.stats.follower import FEWEST_POINTS
     from flexq_bench.stats.level_model import usable_values
     from flexq_bench.stats.log_series import SMALLEST_CHANGE
+    from flexq_bench.stats.newest_step import FEWEST_POINTS
     from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
     from flexq_bench.verdicts.differences import FEWEST_OF_DIFFERENCES
     from flexq_bench.verdicts.history_verdict import change_text

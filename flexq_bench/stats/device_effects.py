@@ -13,14 +13,13 @@ from statistics import median
 
 import numpy as np
 
-from flexq_bench.stats.follower import FEWEST_POINTS, follow
+from flexq_bench.stats.follower import follow
 from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale, run_bounds
-from flexq_bench.stats.newest_step import SHORTEST_LEVEL
+from flexq_bench.stats.newest_step import CLIP_SIGMAS, FEWEST_POINTS, SHORTEST_LEVEL
 
 _BESIDE = 5  # values on either side of a change of device from which its jump is estimated
 # weight of equal devices relative to a change: it only decides between equal solutions
 _ALIKE = 1e-3
-_CLIP_SIGMAS = 4.0
 _REFITS = 2
 
 
@@ -139,7 +138,7 @@ def _beside_levels(bounds: list[int], values: Floats, code: Ints, floor: float) 
     """[devices] corrections of the offsets, by least squares together with the levels."""
     parts = [values[low:high] for low, high in pairwise(bounds)]
     rest = np.concatenate([part - np.median(part) for part in parts])
-    limit = _CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
+    limit = CLIP_SIGMAS * float(robust_scale(rest, floor=floor))
     rest = np.clip(rest, -limit, limit)
     columns = [(code == one).astype(np.float64) for one in range(int(code.max()) + 1)]
     devices = len(columns)

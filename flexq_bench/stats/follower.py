@@ -9,29 +9,27 @@ import numpy as np
 
 from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, Floats, Ints
 from flexq_bench.stats.newest_step import (
-    POINTS_BEFORE_FIRST,
+    FEWEST_POINTS,
     SHORTEST_LEVEL,
     NewestStep,
     newest_step,
 )
 
-FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_LEVEL
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
 # values of a series after which a new level needs only three: one that switches between two levels
 # with a chance of 10 % a value has done so by then, except once in 8
 SETTLED = 20
 # in a shorter series both levels must have lasted, which such a series does once in 8
 LONG_BEFORE, LONG_AFTER = 10, 12
-LONGEST_SPELL = 5  # values of a step that is withdrawn if the level before it returns
-_BACK = 0.35  # of the step: largest distance of a value that has returned to the level before
 _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
 _APART_SIGMAS = 6.0  # of levels that single values tell apart, so that visits can be counted
-_START = 8  # first values, whose visits do not count: a benchmark's first runs are often odd
-_LEAST_SHARE = 0.1  # of the range of the levels so far: nobody looks for smaller steps
-_LASTING = 10  # values of a level that counts for that range
+# of the range of the levels so far, up to a factor of e: nobody looks for smaller steps
+_LEAST_SHARE = 0.1
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
 _AGAIN = 8  # a look that finds nothing is repeated after an eighth of the values since its step
-_REGULAR = 1.3  # growth of a level after which a look is due: weak steps pass the gate unseen
+# growth of a level after which a look is due: weak steps pass the gate unseen. Each look may be
+# false, and with a smaller one levels that wander are looked at more often
+_REGULAR = 2
 _DEEPEST = 2  # looks at what follows an insignificant step, which may hide the newest one
 _DIFFERENCE = MAD_TO_SIGMA / float(np.sqrt(2))  # median of differences to sigma
 
@@ -84,7 +82,6 @@ class Follower:
     decided: list[_Level] = field(default_factory=list)
     waiting: _Level | None = None
     spells: list[tuple[int, int, float]] = field(default_factory=list)
-    lasting: list[float] = field(default_factory=list)
     sorted_values: list[float] = field(default_factory=list)
     sorted_moves: list[float] = field(default_factory=list)
     counted: int = 0
@@ -152,18 +149,18 @@ class Follower:
     def _has_returned(self, seen: int) -> bool:
         """Return True if a level that waits, or is young, ended by a return; it becomes a spell."""
         young = self.decided[-1] if self.decided else None
-        if young is not None and seen - young.start > LONGEST_SPELL + SHORTEST_LEVEL:
+        if young is not None and seen - young.start > 2 * SHORTEST_LEVEL:
             young = None
         level = self.waiting or young
         if level is None or seen - level.start <= SHORTEST_LEVEL:
             return False
         newest = sorted(level.place(value) for value in self.plain[seen - SHORTEST_LEVEL : seen])
-        if newest[-1] >= _NEARER or abs(newest[1]) > _BACK:
+        if newest[-1] >= _NEARER or newest[1] < -_NEARER:
             return False
         end = seen
         while end > level.start and level.place(self.plain[end - 1]) < _NEARER:
             end -= 1
-        if end - level.start > LONGEST_SPELL:
+        if end - level.start > SHORTEST_LEVEL:
             return False
         spell = [(level.start, end)] if end > level.start else []
         if level is young:
@@ -189,15 +186,17 @@ class Follower:
             if step is None:
                 break
             last = begin + step.place
-            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least():
+            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
                 return self._decide(step, index, begin, seen)
             begin = last
         self.look_at = seen + max(1, (values.size - last) // _AGAIN) if self.was_beyond else None
         return False
 
-    def _least(self) -> float:
-        levels = self.lasting
-        return max(self.smallest, _LEAST_SHARE * (max(levels) - min(levels)) if levels else 0.0)
+    def _least(self, present: float) -> float:
+        """Smallest step that counts beside the levels that lasted, and the present one."""
+        lasted = (one.before for one in self.decided if one.start - one.first >= LONG_BEFORE)
+        levels = [present, *lasted]
+        return max(self.smallest, _LEAST_SHARE * min(max(levels) - min(levels), 1.0))
 
     def _decide(self, step: NewestStep, index: Ints, begin: int, seen: int) -> bool:
         """Decide on a significant step, or let it wait until levels have lasted."""
@@ -211,12 +210,10 @@ class Follower:
             before >= LONG_BEFORE * times and after >= LONG_AFTER * times
         ):
             self.decided.append(level)
-            if start - self.first >= _LASTING:
-                self.lasting.append(step.before)
             self._restart(start, [])
             self.look_at = seen
             return True
-        if self.waiting is None or abs(self.waiting.start - start) > LONGEST_SPELL:
+        if self.waiting is None or abs(self.waiting.start - start) > SHORTEST_LEVEL:
             self.waiting = level
         self.look_at = seen + (1 if seen < SETTLED else max(1, after // _AGAIN))
         return False
@@ -226,11 +223,12 @@ class Follower:
         moves = np.abs(np.diff(self.values[:seen]))
         if abs(level.effect) < _APART_SIGMAS * _DIFFERENCE * float(np.median(moves)):
             return 0
-        places = (self.values[_START:seen] - level.before) / level.effect
+        # a benchmark's first runs are often odd
+        places = (self.values[FEWEST_POINTS:seen] - level.before) / level.effect
         if places.size < SHORTEST_LEVEL:
             return 0
         places[1:-1] = np.median(np.stack((places[:-2], places[1:-1], places[2:])), axis=0)
-        begun = max(level.start - _START, 0)
+        begun = max(level.start - FEWEST_POINTS, 0)
         return _short_runs(np.abs(places[:begun] - 1) < _NEARER) + _short_runs(
             np.abs(places[begun:]) < _NEARER
         )
@@ -246,7 +244,7 @@ def follow(values: Floats, smallest: float = 0.0) -> History:
     """The steps of values [n], all finite, decided value by value.
 
     smallest: step that counts, in their unit. The result for the first k values never depends on
-    later ones, and a step stays unless its level ends within 8 values by a return to the one
+    later ones, and a step stays unless its level ends within 6 values by a return to the one
     before. Values that are equal, or fewer than 8, have no step.
     """
     if values.size < FEWEST_POINTS or np.ptp(values) <= SAME_VALUE * np.abs(values).max():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
-from flexq_bench.stats.follower import FEWEST_POINTS, follow
+from flexq_bench.stats.follower import follow
 from flexq_bench.stats.log_series import (
     SMALLEST_CHANGE,
     Floats,
@@ -18,7 +18,7 @@ from flexq_bench.stats.log_series import (
     autocorrelation,
     robust_scale,
 )
-from flexq_bench.stats.newest_step import SURROUNDINGS
+from flexq_bench.stats.newest_step import FEWEST_POINTS, SURROUNDINGS
 
 
 @dataclass(frozen=True, slots=True)

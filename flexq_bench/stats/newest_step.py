@@ -21,11 +21,11 @@ from flexq_bench.stats.log_series import (
 )
 from flexq_bench.stats.step_likelihood import WITHIN, best_place, innovation_variance, step_costs
 
-POINTS_BEFORE_FIRST = 5  # fewer values give no estimate of their noise
+FEWEST_POINTS = 8  # fewer values give no estimate of their noise
 SHORTEST_LEVEL = 3  # one or two values are an outlier, which no commit needs to explain
 SURROUNDINGS = 60  # values on either side that describe the noise next to a step
 _NO_NOISE = 1e-6  # of the range of the values: the resolution of the arithmetic
-_CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
+CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
 _SHARED = 8.0  # values that the other side's variance counts for: a new side has only few
 _MOST_COUNTED = 30.0  # independent values of a side: levels wander, so more make it no surer
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
@@ -33,10 +33,10 @@ _MOST_COUNTED = 30.0  # independent values of a side: levels wander, so more mak
 _TRIALS = 48.0
 _WINDOW = 32  # values of the longest means whose differences show how levels wander
 _FEWEST_WINDOWS = 8  # means of one length, for a variance of their differences
-_WANDER_ERRORS = 2.0  # standard errors above chance from which a level wanders
-# Relative standard error of a variance estimated by the MAD of overlapping windows, times the root
-# of the number of disjoint windows: 1.4 to 1.6 in Gaussian noise.
-_MAD_ERROR = 1.5
+# Excess of a variance over that of chance from which a level wanders, times the root of the number
+# of disjoint windows: 2 standard errors by the MAD of overlapping ones (1.4 to 1.6 in Gaussian
+# noise).
+_WANDER_EXCESS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,13 @@ class NewestStep:
 
 
 def newest_step(values: Floats, seen: int) -> NewestStep | None:
-    """The most likely step of values [n], by Student's t with AR(1) memory; None: all are equal.
+    """The most likely step of values [n], by Student's t with AR(1) memory and a sign test.
+
+    None: all values are equal.
 
     seen: number of values of the series so far, for the number of positions that were tested. The
-    step has at least 5 values before it and 3 after it, which [n] must have. A slope that fits as
-    well as the step gives a p-value of 1.
+    step has at least 3 values on either side; [n] has at least 8. A slope that fits as well as the
+    step gives a p-value of 1.
     """
     spread = float(np.ptp(values))
     if spread <= SAME_VALUE * float(np.abs(values).max()):
@@ -70,11 +72,11 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     floor = max(resolution_scale(values), _NO_NOISE * spread)
     cleaned = without_spikes(values, difference_scale(values, floor=floor))
     memory = step_proof_autocorrelation(cleaned, floor=floor)
-    places = np.arange(POINTS_BEFORE_FIRST, values.size - SHORTEST_LEVEL + 1)
+    places = np.arange(SHORTEST_LEVEL, values.size - SHORTEST_LEVEL + 1)
     costs, information = step_costs(cleaned - cleaned.mean(), places, memory)
     at = int(places[int(np.argmin(costs))])
-    left, right = cleaned[max(at - SURROUNDINGS, 0) : at], cleaned[at : at + SURROUNDINGS]
-    left, right = _without_outliers(left, right, floor)
+    beside = cleaned[max(at - SURROUNDINGS, 0) : at], cleaned[at : at + SURROUNDINGS]
+    left, right = _without_outliers(*beside, floor)
     before, after = float(left.mean()), float(right.mean())
     residuals = np.concatenate((left - before, right - after))
     memory = max(_memory(residuals), memory - float(np.sqrt(2 / cleaned.size)))
@@ -87,12 +89,13 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     error += _wander(cleaned[:at], min(sizes[1], _WINDOW), memory, variances[0])
     t = abs(after - before) / float(np.sqrt(error))
     p_value = 2 * float(special.stdtr(residuals.size - 2, -t))
-    p_value = min(p_value * _TRIALS * seen / min(sizes), 1.0)
+    by_sign = seen * _sign_test(*beside, before, after)
+    p_value = min(max(p_value * _TRIALS * seen / min(sizes), by_sign), 1.0)
     if _is_slope(np.concatenate((left, right)), residuals):
         p_value = 1.0
     sigma = float(np.sqrt(max(variances)))
     # An outlier, or what was before the level before, hardly moves the step.
-    limit = _CLIP_SIGMAS * sigma
+    limit = CLIP_SIGMAS * sigma
     usual = np.clip(cleaned, min(before, after) - limit, max(before, after) + limit)
     costs, information = step_costs(usual - before, places, memory)
     best = best_place(costs, information, innovation_variance(costs, values.size, sigma))
@@ -104,11 +107,24 @@ def _without_outliers(left: Floats, right: Floats, floor: float) -> tuple[Floats
     middles = float(np.median(left)), float(np.median(right))
     about = left - middles[0], right - middles[1]
     limit = max(MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate(about)))), floor)
-    limit *= _CLIP_SIGMAS
+    limit *= CLIP_SIGMAS
     return (
         middles[0] + np.clip(about[0], -limit, limit),
         middles[1] + np.clip(about[1], -limit, limit),
     )
+
+
+def _sign_test(left: Floats, right: Floats, before: float, after: float) -> float:
+    """Probability of as many values on the right beyond the middle of the levels.
+
+    Each value is beyond it with the share that the left has: a series of two speeds has some of
+    the slow ones there, whose variance a mean without outliers does not show.
+    """
+    beyond_left, beyond = (
+        int(np.count_nonzero((side > (before + after) / 2) == (after > before)))
+        for side in (left, right)
+    )
+    return float(special.bdtrc(beyond - 1, right.size, beyond_left / left.size)) if beyond else 1.0
 
 
 def _memory(residuals: Floats) -> float:
@@ -135,8 +151,8 @@ def _wander(before: Floats, size: int, memory: float, variance: float) -> float:
     moved = (sums[2 * size :] - 2 * sums[size:-size] + sums[: -2 * size]) / size
     seen = (MAD_TO_SIGMA * float(np.median(np.abs(moved - np.median(moved))))) ** 2
     by_noise = 2 * variance / float(effective_size(size, memory))
-    error = _MAD_ERROR / float(np.sqrt(before.size / size))
-    return seen - by_noise if seen > by_noise * (1 + _WANDER_ERRORS * error) else 0.0
+    excess = _WANDER_EXCESS / float(np.sqrt(before.size / size))
+    return seen - by_noise if seen > by_noise * (1 + excess) else 0.0
 
 
 def _is_slope(values: Floats, residuals: Floats) -> bool:

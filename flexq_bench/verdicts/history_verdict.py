@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
-from flexq_bench.stats.newest_step import POINTS_BEFORE_FIRST, SHORTEST_LEVEL
+from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts.change_points import (
     Change,
     ChangePoints,
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 12
+DETECTOR_VERSION = 14
 PARAMETERS: dict[str, Any] = {
-    "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_level": SHORTEST_LEVEL,
     "settled": SETTLED,
     "significance": SIGNIFICANCE,

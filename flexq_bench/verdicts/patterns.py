@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.follower import FEWEST_POINTS
 from flexq_bench.stats.level_model import on_newest_device
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
@@ -22,6 +21,7 @@ from flexq_bench.stats.log_series import (
     step_proof_scale,
     without_spikes,
 )
+from flexq_bench.stats.newest_step import FEWEST_POINTS
 from flexq_bench.verdicts.alert_rule import CLOCK_TOLERANCE
 from flexq_bench.verdicts.change_points import Point, find_change_points
 

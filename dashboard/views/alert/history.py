@@ -19,7 +19,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.results.series_breaks import series_breaks
-from flexq_bench.stats.follower import FEWEST_POINTS
+from flexq_bench.stats.newest_step import FEWEST_POINTS
 from flexq_bench.verdicts.change_points import Point, Scale, find_change_points
 from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_verdict import Metric, change_text

@@ -10,7 +10,7 @@ import pandas as pd
 from flexq_bench.dashboard.shared.formatting import short_commit
 from flexq_bench.dashboard.shared.history_frame import series_name
 from flexq_bench.db.queries import HistoryPoint, SeriesName
-from flexq_bench.stats.follower import FEWEST_POINTS
+from flexq_bench.stats.newest_step import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
 from flexq_bench.verdicts.change_points import Scale
 from flexq_bench.verdicts.commit_points import one_per_commit
