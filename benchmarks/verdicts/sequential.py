@@ -2,14 +2,16 @@
 
     python benchmarks/verdicts/sequential.py FOLDER [--sources even|odd|all|0,2,5] [--frontier]
     python benchmarks/verdicts/sequential.py FOLDER --without-rules --false
+    python benchmarks/verdicts/sequential.py FOLDER --detectors '' --seconds 10000
     python benchmarks/verdicts/sequential.py FOLDER --detectors ours,windowed,bocpd,otava
 
 FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
 or is a folder in the format of the Turing Change Point Dataset, whose marks of all annotators are
 possible and those of most of them clear. Sources with even numbers were used for development, odd
 ones are held out; both are reported apart. `--frontier` repeats ours with other constants,
-`--without-rules` with each rule switched off, `--false` lists ours that are far from all marks.
-apache-otava is left out if it is not installed.
+`--without-rules` with each rule switched off, `--false` lists ours that are far from all marks,
+`--seconds N` is the time for the first 100 values of N series. apache-otava is left out if it is
+not installed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ from flexq_bench.stats import follower, newest_step
 from flexq_bench.stats.follower import Follower
 from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import FEWEST_POINTS
+from flexq_bench.verdicts.change_points import Point, find_change_points
 
 Floats = NDArray[np.float64]
 Looks = list[dict[int, float]]  # at each look: p-values by index
@@ -269,6 +273,7 @@ def main() -> None:
     parser.add_argument("--frontier", action="store_true")
     parser.add_argument("--without-rules", action="store_true")
     parser.add_argument("--false", action="store_true", dest="lists_false")
+    parser.add_argument("--seconds", type=int, metavar="N")
     arguments = parser.parse_args()
     everything = list(marked(arguments.folder))
     halves: tuple[list[Marked], list[Marked]] = [], []
@@ -283,6 +288,12 @@ def main() -> None:
         chosen = set(arguments.sources.split(","))
         parts = {arguments.sources: [one for one in everything if one.source in chosen]}
     out = sys.stdout.write
+    if arguments.seconds:
+        series = [[Point(value) for value in one.values[:100].tolist()] for one in everything]
+        begun = time.process_time()
+        for number in range(arguments.seconds):
+            find_change_points(series[number % len(series)])
+        out(f"{arguments.seconds} series: {time.process_time() - begun:.1f} s of CPU\n")
     for title, part in parts.items():
         if not part:
             continue
@@ -290,7 +301,7 @@ def main() -> None:
         out(f"\n{title}: {len(part)} series, {clear} clear changes\n\n")
         out("| detector | found | latency | false / 1,000 | flicker | of p < 1e-10 | F1 |\n")
         out("| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n")
-        for name in arguments.detectors.split(","):
+        for name in filter(None, arguments.detectors.split(",")):
             try:
                 out(score(part, DETECTORS[name]).row(name))
             except ImportError:

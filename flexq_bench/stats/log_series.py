@@ -44,10 +44,18 @@ def run_bounds(values: NDArray[np.bool_] | Floats | Ints) -> Ints:
     return np.concatenate(([0], switches, [values.size])).astype(np.int64)
 
 
+def median(windows: Floats) -> Floats:
+    """Medians [...] of windows [..., n]; for few values many times as fast as numpy's."""
+    ordered = np.sort(windows, axis=-1)
+    size = windows.shape[-1]
+    middle: Floats = (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
+    return middle
+
+
 def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
     """Median absolute deviation as a Gaussian sigma, [...] of windows [..., n]; at least floor."""
-    center = np.median(windows, axis=-1, keepdims=True)
-    deviation = np.median(np.abs(windows - center), axis=-1)
+    center = median(windows)
+    deviation = median(np.abs(windows - center[..., np.newaxis]))
     scale: Floats = np.maximum(MAD_TO_SIGMA * deviation, floor)
     return scale
 

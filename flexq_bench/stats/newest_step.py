@@ -15,6 +15,7 @@ from flexq_bench.stats.log_series import (
     autocorrelation,
     difference_scale,
     effective_size,
+    median,
     resolution_scale,
     step_proof_autocorrelation,
     without_spikes,
@@ -91,8 +92,8 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     p_value = 2 * float(special.stdtr(residuals.size - 2, -t))
     by_sign = seen * _sign_test(*beside, before, after)
     p_value = min(max(p_value * _TRIALS * seen / min(sizes), by_sign), 1.0)
-    if _is_slope(np.concatenate((left, right)), residuals):
-        p_value = 1.0
+    if p_value == 1.0 or _is_slope(np.concatenate((left, right)), residuals):
+        return NewestStep(at, before, after, 1.0)
     sigma = float(np.sqrt(max(variances)))
     # An outlier, or what was before the level before, hardly moves the step.
     limit = CLIP_SIGMAS * sigma
@@ -104,9 +105,9 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
 
 
 def _without_outliers(left: Floats, right: Floats, floor: float) -> tuple[Floats, Floats]:
-    middles = float(np.median(left)), float(np.median(right))
+    middles = float(median(left)), float(median(right))
     about = left - middles[0], right - middles[1]
-    limit = max(MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate(about)))), floor)
+    limit = max(MAD_TO_SIGMA * float(median(np.abs(np.concatenate(about)))), floor)
     limit *= CLIP_SIGMAS
     return (
         middles[0] + np.clip(about[0], -limit, limit),
@@ -149,7 +150,7 @@ def _wander(before: Floats, size: int, memory: float, variance: float) -> float:
         return 0.0
     sums = np.concatenate(([0.0], np.cumsum(before)))
     moved = (sums[2 * size :] - 2 * sums[size:-size] + sums[: -2 * size]) / size
-    seen = (MAD_TO_SIGMA * float(np.median(np.abs(moved - np.median(moved))))) ** 2
+    seen = (MAD_TO_SIGMA * float(median(np.abs(moved - median(moved))))) ** 2
     by_noise = 2 * variance / float(effective_size(size, memory))
     excess = _WANDER_EXCESS / float(np.sqrt(before.size / size))
     return seen - by_noise if seen > by_noise * (1 + excess) else 0.0
