@@ -223,21 +223,22 @@ class Follower:
         moves = np.abs(np.diff(self.values[:seen]))
         if abs(level.effect) < _APART_SIGMAS * _DIFFERENCE * float(np.median(moves)):
             return 0
-        # a benchmark's first runs are often odd
-        places = (self.values[FEWEST_POINTS:seen] - level.before) / level.effect
-        if places.size < SHORTEST_LEVEL:
-            return 0
+        places = (self.values[:seen] - level.before) / level.effect
         places[1:-1] = np.median(np.stack((places[:-2], places[1:-1], places[2:])), axis=0)
-        begun = max(level.start - FEWEST_POINTS, 0)
-        return _short_runs(np.abs(places[:begun] - 1) < _NEARER) + _short_runs(
-            np.abs(places[begun:]) < _NEARER
+        start = level.start
+        return _short_runs(np.abs(places[:start] - 1) < _NEARER, FEWEST_POINTS) + _short_runs(
+            np.abs(places[start:]) < _NEARER, FEWEST_POINTS - start
         )
 
 
-def _short_runs(there: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> int:
-    """Number of runs of True that are too short to be a level of their own."""
+def _short_runs(there: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], first: int) -> int:
+    """Number of runs of True that are too short to be a level of their own.
+
+    first: runs that end before it do not count, since a benchmark's first values are often odd.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate(([0], there.astype(np.int8), [0]))))
-    return int(np.count_nonzero(edges[1::2] - edges[::2] < LONG_BEFORE))
+    begins, ends = edges[::2], edges[1::2]
+    return int(np.count_nonzero((ends - begins < LONG_BEFORE) & (ends > first)))
 
 
 def follow(values: Floats, smallest: float = 0.0) -> History:
