@@ -53,7 +53,6 @@ RULES: dict[str, dict[str, float]] = {
     "share of the range": {"_LEAST_SHARE": 0.0},
     "wander": {"_FEWEST_WINDOWS": 10**9},
     "most counted": {"_MOST_COUNTED": np.inf},
-    "second look": {"_DEEPEST": 1},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
     {"SETTLED": 40},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, Floats, Ints
+from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, Floats
 from flexq_bench.stats.newest_step import (
     FEWEST_POINTS,
     SHORTEST_LEVEL,
@@ -30,7 +30,6 @@ _AGAIN = 8  # a look that finds nothing is repeated after an eighth of the value
 # growth of a level after which a look is due: weak steps pass the gate unseen. Each look may be
 # false, and with a smaller one levels that wander are looked at more often
 _REGULAR = 2
-_DEEPEST = 2  # looks at what follows an insignificant step, which may hide the newest one
 _DIFFERENCE = MAD_TO_SIGMA / float(np.sqrt(2))  # median of differences to sigma
 
 
@@ -178,18 +177,13 @@ class Follower:
         for start, stop in self.excluded:
             index = index[(index < start) | (index >= stop)]
         values = self.values[index]
-        begin, last = 0, values.size
-        for _ in range(_DEEPEST):
-            if values.size - begin < FEWEST_POINTS:
-                break
-            step = newest_step(values[begin:], seen)
-            if step is None:
-                break
-            last = begin + step.place
-            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
-                return self._decide(step, index, begin, seen)
-            begin = last
-        self.look_at = seen + max(1, (values.size - last) // _AGAIN) if self.was_beyond else None
+        step = newest_step(values, seen) if values.size >= FEWEST_POINTS else None
+        if step is None:
+            return False
+        if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
+            return self._decide(step, int(index[step.place]), seen)
+        since = values.size - step.place
+        self.look_at = seen + max(1, since // _AGAIN) if self.was_beyond else None
         return False
 
     def _least(self, present: float) -> float:
@@ -198,9 +192,8 @@ class Follower:
         levels = [present, *lasted]
         return max(self.smallest, _LEAST_SHARE * min(max(levels) - min(levels), 1.0))
 
-    def _decide(self, step: NewestStep, index: Ints, begin: int, seen: int) -> bool:
+    def _decide(self, step: NewestStep, start: int, seen: int) -> bool:
         """Decide on a significant step, or let it wait until levels have lasted."""
-        start = int(index[begin + step.place])
         level = _Level(
             start, step.before, step.effect, step.p_value, self.first, list(self.excluded)
         )

@@ -28,7 +28,7 @@ SURROUNDINGS = 60  # values on either side that describe the noise next to a ste
 _NO_NOISE = 1e-6  # of the range of the values: the resolution of the arithmetic
 CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
 _SHARED = 8.0  # values that the other side's variance counts for: a new side has only few
-_MOST_COUNTED = 30.0  # independent values of a side: levels wander, so more make it no surer
+_MOST_COUNTED = 20.0  # independent values of a side: levels wander, so more make it no surer
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
 # look at every commit adds new ones.
 _TRIALS = 48.0
