@@ -17,8 +17,8 @@ from flexq_bench.stats.newest_step import (
 
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
 # values of a series after which a new level needs only three: one that switches between two levels
-# with a chance of 10 % a value has done so by then, except once in 8
-SETTLED = 20
+# with a chance of 10 % a value has done so by then, except once in 7
+SETTLED = 18
 # in a shorter series both levels must have lasted, which such a series does once in 8
 LONG_BEFORE, LONG_AFTER = 10, 12
 _NEARER = 0.5  # of the step: nearer to one of its levels than to the other

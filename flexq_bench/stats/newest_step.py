@@ -27,7 +27,7 @@ SHORTEST_LEVEL = 3  # one or two values are an outlier, which no commit needs to
 SURROUNDINGS = 60  # values on either side that describe the noise next to a step
 _NO_NOISE = 1e-6  # of the range of the values: the resolution of the arithmetic
 CLIP_SIGMAS = 3.5  # beyond it a value is an outlier, which must not move the mean of a side
-_SHARED = 8.0  # values that the other side's variance counts for: a new side has only few
+_SHARED = 16.0  # values that the other side's variance counts for: a new side has only few
 _MOST_COUNTED = 20.0  # independent values of a side: levels wander, so more make it no surer
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
 # look at every commit adds new ones.
@@ -83,13 +83,18 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     memory = max(_memory(residuals), memory - float(np.sqrt(2 / cleaned.size)))
     variances = _variances(residuals[: left.size], residuals[left.size :], floor)
     sizes = at, values.size - at
-    error = sum(
+    errors = [
         variance / min(float(effective_size(size, memory)), _MOST_COUNTED)
         for variance, size in zip(variances, sizes, strict=True)
+    ]
+    # Welch 1947: the variance of a new side is known from few values.
+    freedom = sum(errors) ** 2 / sum(
+        error * error / (side.size - 1 + _SHARED)
+        for error, side in zip(errors, (left, right), strict=True)
     )
-    error += _wander(cleaned[:at], min(sizes[1], _WINDOW), memory, variances[0])
-    t = abs(after - before) / float(np.sqrt(error))
-    p_value = 2 * float(special.stdtr(residuals.size - 2, -t))
+    wander = _wander(cleaned[:at], min(sizes[1], _WINDOW), memory, variances[0])
+    t = abs(after - before) / float(np.sqrt(sum(errors) + wander))
+    p_value = 2 * float(special.stdtr(freedom, -t))
     by_sign = seen * _sign_test(*beside, before, after)
     p_value = min(max(p_value * _TRIALS * seen / min(sizes), by_sign), 1.0)
     if p_value == 1.0 or _is_slope(np.concatenate((left, right)), residuals):
