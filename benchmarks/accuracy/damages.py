@@ -370,6 +370,112 @@ def read_stale_tokens(model: Any, every: float) -> None:
     model.register_forward_pre_hook(before, with_kwargs=True)
 
 
+Change = Callable[[torch.Tensor, float], torch.Tensor]
+
+
+def on_weight(kind: str, change: Change, block: int = 1) -> Damage:
+    """A damage of one layer's weight [N, K]. change(weight, size): the new one, of its shape."""
+
+    def apply(model: Any, size: float) -> None:
+        weight = layer(model, kind, block).weight
+        weight.copy_(change(weight.clone(), size))
+
+    return apply
+
+
+def on_embeddings(change: Change) -> Damage:
+    """A damage of the embeddings, and of a tied head."""
+
+    def apply(model: Any, size: float) -> None:
+        weight = model.get_input_embeddings().weight
+        weight.copy_(change(weight.clone(), size))
+
+    return apply
+
+
+def negate_rows(weight: torch.Tensor, rows: float) -> torch.Tensor:
+    weight[7 : 7 + int(rows)] *= -1
+    return weight
+
+
+def negate_columns(weight: torch.Tensor, columns: float) -> torch.Tensor:
+    weight[:, 7 : 7 + int(columns)] *= -1
+    return weight
+
+
+def reverse_rows(weight: torch.Tensor, rows: float) -> torch.Tensor:
+    """The first rows in the other order: those of one head, if there are so many."""
+    weight[: int(rows)] = weight[: int(rows)].flip(0)
+    return weight
+
+
+def roll_rows(weight: torch.Tensor, rows: float) -> torch.Tensor:
+    return weight.roll(int(rows), 0)
+
+
+def roll_columns(weight: torch.Tensor, columns: float) -> torch.Tensor:
+    return weight.roll(int(columns), 1)
+
+
+def interleave_rows(weight: torch.Tensor, width: float) -> torch.Tensor:
+    """Heads of `width` rows in another program's order of rotary pairs."""
+    halves = weight.view(-1, 2, int(width) // 2, weight.shape[1])
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def lower_rank(weight: torch.Tensor, share: float) -> torch.Tensor:
+    left, values, right = torch.linalg.svd(weight.float(), full_matrices=False)
+    values[int(share * values.numel()) :] = 0
+    reduced: torch.Tensor = left * values @ right
+    return reduced.to(weight)
+
+
+def prune(weight: torch.Tensor, share: float) -> torch.Tensor:
+    """Zero the smallest weights."""
+    least = weight.float().abs().flatten().kthvalue(int(share * weight.numel())).values
+    return weight.masked_fill(weight.float().abs() < least, 0)
+
+
+def clip_weights(weight: torch.Tensor, deviations: float) -> torch.Tensor:
+    most = deviations * float(weight.float().std())
+    return weight.clamp(-most, most)
+
+
+def scale_weight(weight: torch.Tensor, factor: float) -> torch.Tensor:
+    weight[3, 5] *= factor
+    return weight
+
+
+def exchange_rows(weight: torch.Tensor, row: float) -> torch.Tensor:
+    """Exchange a row and the next."""
+    first = int(row)
+    weight[[first, first + 1]] = weight[[first + 1, first]]
+    return weight
+
+
+def perturb(weight: torch.Tensor, share: float) -> torch.Tensor:
+    """Noise, relative to each weight."""
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+    return weight * (1 + share * noise.to(weight))
+
+
+def scale_norm_channel(model: Any, factor: float) -> None:
+    blocks_of(model)[1].post_attention_layernorm.weight[5] *= factor
+
+
+def exchange_norms(model: Any, _: float) -> None:
+    block = blocks_of(model)[1]
+    first, second = block.input_layernorm.weight, block.post_attention_layernorm.weight
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
+
+
+def repeat_up(model: Any, _: float) -> None:
+    """Both halves of a gated feed-forward have the weights of one."""
+    layer(model, "gate_proj", 2).weight.copy_(layer(model, "up_proj", 2).weight)
+
+
 def edited(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """A damage of a folder: a change of the object in a JSON file."""
 
@@ -394,6 +500,24 @@ def more_positions(config: dict[str, Any]) -> None:
 def reverse_merges(content: dict[str, Any]) -> None:
     merges = content["model"]["merges"]
     merges[-12:] = merges[-12:][::-1]
+
+
+def config(**values: Any) -> Callable[[Path], None]:
+    return edited("config.json", lambda content: content.update(values))
+
+
+def generation(**values: Any) -> Callable[[Path], None]:
+    return edited("generation_config.json", lambda content: content.update(values))
+
+
+def tokenizer(**values: Any) -> Callable[[Path], None]:
+    return edited("tokenizer.json", lambda content: content.update(values))
+
+
+def exchange_ids(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
 
 
 def reverse_template(folder: Path) -> None:
@@ -482,6 +606,22 @@ WALL = (
         "lost embeddings", "tokens", lose_embeddings, (1, 16), kind="rare input", reads_text=True
     ),
     Corruption("stale tokens", "1 in", read_stale_tokens, (1000, 100), kind="rare input"),
+    Corruption("row sign", "rows", on_weight("v_proj", negate_rows), (1, 4), kind="structural"),
+    Corruption("column sign", "columns", on_weight("down_proj", negate_columns), (1, 4)),
+    Corruption("order in a head", "rows", on_weight("q_proj", reverse_rows), (32,)),
+    Corruption("rolled rows", "rows", on_weight("gate_proj", roll_rows), (1,), kind="structural"),
+    Corruption("rolled columns", "columns", on_weight("k_proj", roll_columns), (1, 2)),
+    Corruption("heads of o", "columns", on_weight("o_proj", roll_columns), (32, 64)),
+    Corruption("rotary pairs", "rows", on_weight("q_proj", interleave_rows), (32,)),
+    Corruption("low rank", "of the ranks", on_weight("up_proj", lower_rank), (0.75, 0.95)),
+    Corruption("pruned", "of a layer", on_weight("up_proj", prune, 2), (0.1, 0.3)),
+    Corruption("clipped", "σ", on_weight("down_proj", clip_weights, 0), (2.0, 3.0)),
+    Corruption("one weight", "×", on_weight("down_proj", scale_weight), (-1.0, 64.0)),
+    Corruption("embedding noise", "relative", on_embeddings(perturb), (0.02, 0.05)),
+    Corruption("embeddings", "exchanged with the next", on_embeddings(exchange_rows), (40, 300)),
+    Corruption("norm channel", "×", scale_norm_channel, (0.0, 1.03)),
+    Corruption("norms", "exchanged", exchange_norms, (1,), kind="structural"),
+    Corruption("gate as up", "layers", repeat_up, (1,), kind="structural"),
     of_folder("eos id", edited("config.json", lambda c: c.update(eos_token_id=5))),
     of_folder(
         "generation eos", edited("generation_config.json", lambda c: c.update(eos_token_id=7))
@@ -494,6 +634,22 @@ WALL = (
     of_folder("merges", edited("tokenizer.json", reverse_merges)),
     of_folder("dynamic rope", edited("config.json", set_rotary)),
     of_folder("more positions", edited("config.json", more_positions)),
+    of_folder("rope theta", config(rope_parameters={"rope_type": "default", "rope_theta": 2e4})),
+    of_folder("norm epsilon", config(rms_norm_eps=1e-5)),
+    of_folder("sliding window", config(sliding_window=64)),
+    of_folder("half rotary", config(partial_rotary_factor=0.5)),
+    of_folder("activation function", config(hidden_act="gelu")),
+    of_folder("repetition penalty", generation(repetition_penalty=1.3)),
+    of_folder("suppressed token", generation(suppress_tokens=[5])),
+    of_folder("forced end", generation(forced_eos_token_id=0)),
+    of_folder("top p", generation(do_sample=True, top_p=0.1)),
+    of_folder("stop string", generation(stop_strings=["the"])),
+    of_folder("few new tokens", generation(max_new_tokens=5)),
+    of_folder("ids", edited("tokenizer.json", exchange_ids)),
+    of_folder("compatibility form", tokenizer(normalizer={"type": "NFKC"})),
+    of_folder(
+        "dropout of merges", edited("tokenizer.json", lambda c: c["model"].update(dropout=0.02))
+    ),
     of_folder("bos id", edited("config.json", lambda c: c.update(bos_token_id=5))),
     of_folder(
         "normalizer", edited("tokenizer.json", lambda c: c.update(normalizer={"type": "Lowercase"}))

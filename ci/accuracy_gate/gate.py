@@ -363,6 +363,7 @@ class _Gate:
                 self._distinct_segments,
                 evaluator.places,
                 evaluator.context_of,
+                evaluator.enough,
                 self._is_undecided,
             )
             if policy.text_plans()

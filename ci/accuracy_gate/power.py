@@ -32,8 +32,8 @@ class PowerSchedule:
     the error probability.
 
     distinct: returns the distinct segments of a text, and its number of segments. places: returns
-    each segment's number in the text. context: returns the tokens of a segment. undecided: see
-    Undecided.
+    each segment's number in the text. context: returns the tokens of a segment. enough: returns the
+    number of segments that only a planned test may exceed. undecided: see Undecided.
     """
 
     def __init__(
@@ -42,12 +42,13 @@ class PowerSchedule:
         distinct: Callable[[str], tuple[Sequence[int], int]],
         places: Callable[[str], Sequence[int]],
         context: Callable[[str], int],
+        enough: Callable[[str], int],
         undecided: Undecided,
     ) -> None:
         self._plans = policy.text_plans()
         self._tokens_needed = policy.tokens_needed()
         self._distinct, self._places, self._context = distinct, places, context
-        self._undecided = undecided
+        self._enough, self._undecided = enough, undecided
         # number of segments at each look at other limits
         self._looks: dict[tuple[str, str], list[int]] = {}
         self.tests: dict[tuple[str, str], TextTest] = {}
@@ -60,7 +61,9 @@ class PowerSchedule:
         if (scheme, text) not in self.tests:
             distinct, count = self._distinct(text)
             repeated, places = count - len(distinct), self._places(text)
-            self.tests[scheme, text] = TextTest(plan, distinct, repeated, places)
+            self.tests[scheme, text] = TextTest(
+                plan, distinct, repeated, places, self._enough(text)
+            )
         return self.tests[scheme, text]
 
     def short_texts(self, texts: Container[str]) -> Iterator[str]:
@@ -93,8 +96,8 @@ class PowerSchedule:
     ) -> int:
         """See Schedule."""
         test = self.test(scheme, text)
-        if test is None:  # without a plan the whole text is evaluated
-            return 2**62
+        if test is None:
+            return self._enough(text)
         if len(head):
             test.add(base, head)
         for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context(text) - 1))
@@ -103,16 +106,16 @@ class PowerSchedule:
             return required
         self._looks.setdefault((scheme, text), []).append(len(head))
         if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
-            return math.ceil(GROWTH * len(head))
+            return max(required, min(self._enough(text), math.ceil(GROWTH * len(head))))
         return required
 
     def share(self, scheme: str, text: str, count: int) -> float:
         """The part of their error probabilities that a look at a text's other limits spends.
 
-        It is the growth of the text since the previous look, relative to the whole text.
+        It is the growth of the text since the previous look, relative to all that such looks get.
         """
         test = self.test(scheme, text)
         if test is None:
             return 1.0
         earlier = [look for look in self._looks.get((scheme, text), ()) if look < count]
-        return (count - max(earlier, default=0)) / max(count, test.available)
+        return (count - max(earlier, default=0)) / max(count, self._enough(text))

@@ -48,6 +48,7 @@ class TextTest:
     distinct: indices of the segments that count, in the order of evaluation; repeated: number of
     duplicates, which do not; places: each segment's number in the text; evaluated: number of
     segments so far; decided_at: number of segments at the decision, which later ones do not change.
+    enough: number of segments that are evaluated if the whole text is too short for the test.
     rates: shares of simulated tests that fail a model without a loss, and that miss it, if the
     losses are distributed as the reference's own; None: not simulated yet.
     """
@@ -56,6 +57,7 @@ class TextTest:
     distinct: Sequence[int]
     repeated: int
     places: Sequence[int]
+    enough: int = 2**62
     decision: Decision = Decision.OPEN
     evaluated: int = 0
     decided_at: int = 0
@@ -63,16 +65,17 @@ class TextTest:
     rates: tuple[float, float] | None = None
 
     @property
-    def available(self) -> int:
-        """Number of segments that the text has."""
-        return len(self.distinct) + self.repeated
-
-    @property
     def needed(self) -> int:
         """Number of segments that the test needs, as estimated so far."""
         if self.losses.size < 2 or not np.isfinite(self.losses).all():
             return MIN_VALUES
         return int(self.plan.test.needed(self.losses))
+
+    @property
+    def available(self) -> int:
+        """Number of distinct segments that the test may take."""
+        count = len(self.distinct)
+        return count if self.needed <= count else min(count, self.enough)
 
     @property
     def detectable(self) -> float:
@@ -99,8 +102,9 @@ class TextTest:
     def _look(self, base: Sequence[float], head: Sequence[float], kept: list[int]) -> None:
         in_order = sorted(kept, key=lambda i: self.places[i])
         losses = np.asarray(head, dtype=np.float64)[in_order] - np.asarray(base)[in_order]
-        first, last = self.losses.size < MIN_VALUES, len(kept) == len(self.distinct)
+        first = self.losses.size < MIN_VALUES
         self.losses = losses - self.plan.accepted
+        last = len(kept) >= self.available
         if not np.isfinite(self.losses).all():
             self.decision = Decision.ABOVE
         elif self.losses.size > 1:
@@ -116,6 +120,5 @@ class TextTest:
         if self.decision is not Decision.OPEN:
             return self.evaluated
         goal = max(MIN_VALUES, math.ceil(GROWTH * self.losses.size))
-        if goal > len(self.distinct):
-            return max(self.evaluated, self.distinct[-1] + 1)
-        return self.distinct[goal - 1] + 1
+        goal = min(goal, self.available)
+        return max(self.evaluated, self.distinct[goal - 1] + 1)

@@ -205,9 +205,9 @@ class Evaluator:
         return store_reference(path, self.loaded, predictions)
 
     def _reference_on(self, text: Text) -> ReferenceLogits:
-        """Return the reference's predictions on all segments of a text that may be evaluated."""
+        """Return the reference's predictions on the segments that suffice without a plan."""
         assert self.reference is not None  # the callers compare with it
-        count = self._segment_count(text.name)
+        count = self.enough(text.name)
         return self.reference.predictions(text, self._tokens[text.name], count).first(count)
 
     def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
@@ -397,12 +397,14 @@ class Evaluator:
 
     def _segment_count(self, text: str) -> int:
         """Return the number of segments of a text that may be evaluated."""
-        known, tokens = self._texts[text], self._plan.max_tokens
         # Segments that cover seldom tokens are all needed.
-        count = segments_of(
-            self._tokens[text], self.context_of(text), None if known.parts else tokens
-        )
-        return count if known.segments is None else min(count, known.segments)
+        most = None if self._texts[text].parts else self._plan.max_tokens
+        return segments_of(self._tokens[text], self.context_of(text), most)
+
+    def enough(self, text: str) -> int:
+        """Return the number of segments of a text that only a planned test may exceed."""
+        count, known = self._segment_count(text), self._texts[text].segments
+        return count if known is None else min(count, known)
 
     @property
     def _base(self) -> str:
@@ -530,7 +532,7 @@ class Evaluator:
         available: int,
     ) -> int:
         if self.schedule is None or self.reference is None:
-            return available
+            return self.enough(text.name)
         head = () if result is None else result.nll
         known = self.reference.known(text)
         base = () if known is None else known.result.nll[: len(head)]

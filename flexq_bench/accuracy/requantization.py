@@ -123,7 +123,9 @@ def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any
         bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
         layer = QuantizedLayer(operand, stored.activation, bias)
         replace_module(copied, name, FakeQuantizedLinear(name, layer))
-    quantize_cache(copied, checkpoint.kv_bits)
+    stored_scales = checkpoint.fp8_cache_scales_of_blocks()
+    fitting = None if stored_scales is None else [torch.zeros_like(s) for s in stored_scales]
+    quantize_cache(copied, checkpoint.kv_bits, fitting)
     return copied
 
 

@@ -32,7 +32,7 @@ SHORT = 128  # tokens of a segment
 RARE, LONG, CHAT = "rare", "long", "chat"
 STRATA = ("general", "code", "maths", "language", CHAT, LONG, RARE)
 _IN_FILES = ("general", "code", "language")
-_MOST_SEGMENTS = 240  # evaluated of a text
+_SEGMENTS = 240  # evaluated of a text, unless a planned test needs more
 _PROBLEMS, _CONVERSATIONS = 900, 400
 _SEPARATOR = "\n\n\n"
 _SHIPPED = "shipped:"
@@ -57,7 +57,7 @@ def shipped_text(name: str, others: Sequence[Text] = ()) -> Text:
         starts.append(offset)
         offset += len(document) + len(_SEPARATOR)
     text = Text(name, kind, content, _hash(content), context=context, starts=tuple(starts))
-    return replace(text, segments=_MOST_SEGMENTS)
+    return replace(text, segments=_SEGMENTS)
 
 
 def as_text(spec: str) -> Text:

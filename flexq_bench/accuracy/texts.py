@@ -48,8 +48,8 @@ class Text:
     documents: from which windows are drawn (c4-gptq); empty: `content` is one sequence. starts:
     where its documents begin in `content`; empty: it is one document. context: tokens of a segment,
     at most; None: those of the evaluation. seed: its segments are a sample in random order; None:
-    they are in the text's order. segments: at most so many are evaluated. parts: the texts of which
-    the segments are taken (strata.RARE).
+    they are in the text's order. segments: so many are evaluated, unless a planned test needs more;
+    None: all. parts: the texts of which the segments are taken (strata.RARE).
     """
 
     name: str

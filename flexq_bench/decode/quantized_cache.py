@@ -11,8 +11,10 @@ from transformers import DynamicCache
 
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.decoder.kv import decode, encode, fp8_rounded
+from flexq_bench.kernels.formats.floats import E4M3
 
 FULL_KV_BITS = 16  # bits of keys and values that are not quantized
+_MIN_SCALE = 2.0**-24  # of zeros
 
 
 class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
@@ -26,7 +28,9 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     def __init__(
         self, config: Any, bits: int, fp8_scales: Sequence[torch.Tensor] | None = None
     ) -> None:
-        """config: of the model. bits: 16, 8 or 4. fp8_scales: of each layer, as in KvLayer."""
+        """config: of the model. bits: 16, 8 or 4. fp8_scales: of each layer, as in KvLayer; of 0:
+        those that fit the keys and values of each pass.
+        """
         super().__init__(config=config)
         self._bits = bits
         self._fp8_scales = fp8_scales
@@ -51,7 +55,9 @@ class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no
     def _rounded(self, states: torch.Tensor, scales_of_heads: torch.Tensor | None) -> torch.Tensor:
         halves = states.to(torch.float16)
         if scales_of_heads is not None:
-            halves = fp8_rounded(halves, scales_of_heads.to(halves.device)[:, None, None])
+            stored = scales_of_heads.to(halves.device)[:, None, None]
+            fitting = (halves.abs().max().float() / E4M3.largest).clamp(min=_MIN_SCALE)
+            halves = fp8_rounded(halves, torch.where(stored > 0, stored, fitting))
         codes, scales = encode(halves, self._bits)
         return decode(codes, scales, self._bits).to(torch.float16).to(states.dtype)
 

@@ -152,6 +152,11 @@ def safetensors_files(folder: Path) -> tuple[Path, ...]:
         if missing or not named:
             what = f"{', '.join(missing) or 'any file':.200}"
             raise UsageError(f"{index} lacks {what}: download the model again")
+        if (folder / _WHOLE).is_file() and _WHOLE not in named:
+            raise UsageError(
+                f"{folder} has {_WHOLE} and an index of other files: programs read either, so "
+                "remove one of both"
+            )
         return tuple(folder / name for name in named)
     whole = folder / _WHOLE
     if whole.is_file():

@@ -108,6 +108,14 @@ CHANGES = {
         write_template("{% set messages = messages[-4:] %}" + CHATML),
         "chat_template",
     ),
+    "chat template without reasoning": (
+        write_template(CHATML + "{% if enable_thinking is defined %}<think>{% endif %}"),
+        "chat_template",
+    ),
+    "chat template of unusual turns": (
+        write_template("{% if messages[0]['role'] == 'assistant' %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
     "detokenizer": (tokenizer(lambda content: content.update(decoder=None)), "tokenizer.decode"),
     "order of merges": (tokenizer(reverse_last_merges), "tokenizer.merges"),
     "ids of two tokens": (tokenizer(exchange_two_ids), "tokenizer.vocabulary"),
@@ -143,6 +151,10 @@ CHANGES = {
     "program": (
         lambda folder: (folder / "modeling_x.py").write_text("x = 1"),
         "files.modeling_x.py",
+    ),
+    "adapter": (
+        lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+        "files.adapter_config.json",
     ),
     "shorter texts": (
         edited("tokenizer_config.json", {"model_max_length": 100}),

@@ -25,6 +25,13 @@ kl = 0.0002
 allow = {allow}
 [weights]
 """
+FP8_CACHE = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+}
 UP = "model.layers.1.mlp.up_proj"
 W8A16 = {
     "quant_method": "compressed-tensors",
@@ -42,12 +49,13 @@ W8A16 = {
 
 @pytest.fixture
 def external(tiny_llama, tmp_path):
-    """external(damage): tiny-llama as llm-compressor writes it, W8A16.
+    """external(damage, cache): tiny-llama as llm-compressor writes it, W8A16.
 
-    damage(codes, scales): of one layer's, in place.
+    damage(codes, scales): of one layer's, in place. cache: factors of the scales of each block's
+    FP8 keys; None: there is no such cache.
     """
 
-    def write(damage=lambda codes, scales: None):
+    def write(damage=lambda codes, scales: None, cache=None):
         folder = tmp_path / "external"
         shutil.copytree(tiny_llama, folder)
         tensors = {}
@@ -63,9 +71,13 @@ def external(tiny_llama, tmp_path):
             tensors[f"{layer}.weight_packed"] = pack_to_int32(codes, 8)
             tensors[f"{layer}.weight_scale"] = scales
             tensors[f"{layer}.weight_shape"] = torch.tensor(weight.shape)
+        for block, factor in enumerate(cache or ()):
+            tensors[f"model.layers.{block}.self_attn.k_scale"] = torch.tensor([0.05 * factor])
+            tensors[f"model.layers.{block}.self_attn.v_scale"] = torch.tensor([0.05])
         save_file(tensors, folder / "model.safetensors")
         config = json.loads((folder / "config.json").read_text())
-        config |= {"use_cache": False, "quantization_config": W8A16}
+        section = W8A16 | ({} if cache is None else {"kv_cache_scheme": FP8_CACHE})
+        config |= {"use_cache": False, "quantization_config": section}
         (folder / "config.json").write_text(json.dumps(config))
         settings = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 0}
         (folder / "generation_config.json").write_text(json.dumps(settings))
@@ -110,6 +122,15 @@ def test_damaged_checkpoint_of_another_tool_fails(gate, tiny_llama, external):
     assert checks["fidelity of KL mean of heldout"]["outcome"] == "fail"
     assert checks["weights"]["outcome"] == "fail"
     assert f"weights.{UP}: row 10 has the original's row 20" in checks["weights"]["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "outcome"), [(1, "pass"), (1 / 64, "fail"), (4096, "fail")])
+def test_damaged_scale_of_the_cache_fails(gate, tiny_llama, external, factor, outcome):
+    folder = external(cache=[1, factor, 1, 1])
+    code, checks = gate("--model", tiny_llama, "--checkpoint", folder)
+    assert checks["fidelity of KL mean of heldout"]["outcome"] == outcome
+    assert (code == ExitCode.PASS) is (outcome == "pass"), checks
 
 
 def test_shifted_scales_fail_without_the_own_section(gate, tiny_llama, checkpoint, tmp_path):

@@ -51,6 +51,12 @@ def spoil_index(folder, weight_map):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
+def add_shard(folder):
+    """A second copy of the weights, which only the index names."""
+    shutil.copy(folder / "model.safetensors", folder / "second.safetensors")
+    spoil_index(folder, {"a": "second.safetensors"})
+
+
 def cut_off(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -86,6 +92,7 @@ def enlarge_tokenizer(folder):
             lambda f: spoil_index(f, {"a": "model.safetensors", "b": "second.safetensors"}),
             r"lacks second\.safetensors",
         ),
+        (add_shard, r"has model\.safetensors and an index of other files"),
         (lambda f: spoil_index(f, ["model.safetensors"]), "which file has which weight"),
         (lambda f: index_elsewhere(f, "../other.safetensors"), "names a file elsewhere"),
         (lambda f: index_elsewhere(f, "/srv/other.safetensors"), "names a file elsewhere"),

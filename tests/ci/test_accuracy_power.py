@@ -33,7 +33,7 @@ def taken(tmp_path):
     path.write_text(POLICY)
     policy = load_accuracy_policy(str(path))
 
-    def evaluate(undecided, loss=0.0):
+    def evaluate(undecided, loss=0.0, enough=SEGMENTS):
         shares = []
 
         def look(scheme, text, results, share):
@@ -47,12 +47,13 @@ def taken(tmp_path):
             lambda text: (segments, SEGMENTS),
             lambda text: segments,
             lambda text: 2048,
+            lambda text: enough,
             look,
         )
         base, counts = np.linspace(2, 3, SEGMENTS), []
         while not counts or counts[-1] < SEGMENTS:
             done = counts[-1] if counts else 0
-            head = base[:done] + loss
+            head = base[:done] + (loss[:done] if np.ndim(loss) else loss)
             given = ("w6a6", "wikitext", base[:done], head)
             wanted = schedule.next_count(*given, lambda done=done: done)
             if wanted <= done:
@@ -72,6 +73,15 @@ def test_text_is_evaluated_until_no_limit_is_ambiguous(taken, loss):
     assert all(before < after for before, after in pairwise(counts))
     assert shares[-1] == last
     assert sum(shares) == pytest.approx(counts[-1] / SEGMENTS)
+
+
+# The test needs fewer than 100 segments, more, and far more than there are.
+@pytest.mark.parametrize(
+    ("deviation", "least", "most"), [(0.004, 60, 100), (0.009, 101, SEGMENTS), (9, 100, 100)]
+)
+def test_only_a_test_that_can_end_exceeds_enough(taken, deviation, least, most):
+    losses = np.random.default_rng(0).normal(0.0075, deviation, SEGMENTS)
+    assert least <= taken(lambda done: True, losses, enough=100)[0][-1] <= most
 
 
 def test_text_ends_when_all_limits_are_decided(taken):
@@ -95,6 +105,7 @@ def test_text_too_short_for_its_test_is_named_beforehand(tmp_path, segments, sai
         lambda text: (range(segments), segments),
         lambda text: range(segments),
         lambda text: 256,
+        lambda text: segments,
         lambda *look: False,
     )
 

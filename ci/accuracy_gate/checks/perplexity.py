@@ -167,12 +167,18 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[GateOutcome, s
             lost = f"losses like the reference's own are missed in {100 * missed:.0f} % of cases"
             return GateOutcome.AMBIGUOUS, f"{lost}, planned is {rates}"
         return GateOutcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
-    reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
+    of_text = len(test.distinct)
+    reason = f"needs {test.needed * segment:,} tokens, has {of_text * segment:,}"
     if test.repeated:
         reason += f" (in addition to {test.repeated} duplicate segments)"
+    reason += f", of which {test.losses.size * segment:,} "
     if math.isfinite(test.detectable):
-        reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
-    return GateOutcome.NOT_JUDGED, f"{reason}: give a longer text"
+        reason += f"show a loss of {test.detectable:.3g} % ({rates})"
+    else:
+        reason += "were evaluated"
+    if test.needed > of_text:
+        reason += ": give a longer text"
+    return GateOutcome.NOT_JUDGED, reason
 
 
 def _simulated(test: TextTest | None) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ _CALL = {
         }
     ],
 }
+_PROMPT = {"add_generation_prompt": True}
 _RESULT = {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": "7 °C"}
 
 
@@ -46,9 +47,9 @@ def chat_differences(ours: Any, theirs: Any) -> Iterator[Difference]:
             absent = name not in own
             yield changed(key, None if absent else own[name], other[name] if absent else None)
             continue
-        for label, messages, tools, prompt in _conversations():
+        for label, messages, tools, options in _conversations():
             rendered = [
-                _rendered(tokenizer, template, messages, tools, prompt)
+                _rendered(tokenizer, template, messages, tools, options)
                 for tokenizer, template in ((ours, own[name]), (theirs, other[name]))
             ]
             if rendered[0] != rendered[1]:
@@ -65,9 +66,9 @@ def chat_differences(ours: Any, theirs: Any) -> Iterator[Difference]:
 def conversation_texts(tokenizer: Any) -> list[str]:
     """The sample conversations as a tokenizer's own templates render them."""
     return [
-        _rendered(tokenizer, template, messages, tools, prompt)
+        _rendered(tokenizer, template, messages, tools, options)
         for template in _templates(tokenizer).values()
-        for _, messages, tools, prompt in _conversations()
+        for _, messages, tools, options in _conversations()
     ]
 
 
@@ -78,8 +79,8 @@ def _templates(tokenizer: Any) -> dict[str, str]:
     return dict(template) if isinstance(template, dict) else {"default": template}
 
 
-def _conversations() -> Iterator[tuple[str, list[dict[str, Any]], Any, bool]]:
-    """Label, messages, tools, and whether the prompt of a new answer is added."""
+def _conversations() -> Iterator[tuple[str, list[dict[str, Any]], Any, dict[str, bool]]]:
+    """Label, messages, tools, and options of the template."""
     system = {"role": "system", "content": "You are terse. " + _WORDS}
     for turns in (1, 2, 5):
         for length in (1, 40):
@@ -88,19 +89,29 @@ def _conversations() -> Iterator[tuple[str, list[dict[str, Any]], Any, bool]]:
                 messages.append({"role": "user", "content": f"Question {turn}. " + _WORDS * length})
                 messages.append({"role": "assistant", "content": f"Answer {turn}! {_WORDS}"})
             size = f"{turns} turns, {length} sentences"
-            yield f"a prompt after {size}", messages[:-1], None, True
-            yield f"a conversation of {size}", messages, None, False
-            yield f"a prompt with system after {size}", [system, *messages[:-1]], None, True
+            yield f"a prompt after {size}", messages[:-1], None, _PROMPT
+            yield f"a conversation of {size}", messages, None, {}
+            yield f"a prompt with system after {size}", [system, *messages[:-1]], None, _PROMPT
     for content in ("", "  spaces around \n", "Hi", "one two three"):
-        yield "a short prompt", [{"role": "user", "content": content}], None, True
+        yield "a short prompt", [{"role": "user", "content": content}], None, _PROMPT
     user = {"role": "user", "content": "How is the weather in Köln?"}
-    yield "tools", [system, user], _TOOLS, True
-    yield "a call of a tool", [user, _CALL], _TOOLS, False
-    yield "the result of a tool", [user, _CALL, _RESULT], _TOOLS, True
+    yield "tools", [system, user], _TOOLS, _PROMPT
+    yield "a call of a tool", [user, _CALL], _TOOLS, {}
+    yield "the result of a tool", [user, _CALL, _RESULT], _TOOLS, _PROMPT
+    answer = {"role": "assistant", "content": "Cold.", "reasoning_content": "It is winter."}
+    yield "reasoning", [user, answer, user], None, _PROMPT
+    yield "a prompt without reasoning", [user], None, _PROMPT | {"enable_thinking": False}
+    parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]
+    yield "content in parts", [{"role": "user", "content": parts}], None, _PROMPT
+    yield "turns out of order", [answer, user, user, system, user], None, _PROMPT
 
 
 def _rendered(
-    tokenizer: Any, template: str, messages: list[dict[str, Any]], tools: Any, prompt: bool
+    tokenizer: Any,
+    template: str,
+    messages: list[dict[str, Any]],
+    tools: Any,
+    options: dict[str, bool],
 ) -> str:
     """Return the rendered text, or the reason why it can't be rendered."""
     try:
@@ -109,7 +120,7 @@ def _rendered(
             tools=tools,
             chat_template=template,
             tokenize=False,
-            add_generation_prompt=prompt,
+            **options,
         )
     except Exception as error:  # of any class: templates raise their own
         return f"error: {library_reason(error)}"

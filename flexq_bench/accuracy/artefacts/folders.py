@@ -21,6 +21,7 @@ from flexq_bench.schemes.model_files import CONFIG, model_at, read_json
 
 # Files that determine inputs, and aren't covered by the tokenizer's and the configuration's.
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
+_ADAPTER = "adapter_config.json"  # transformers adds its weights if peft is installed
 
 
 def compare_folders(
@@ -63,7 +64,7 @@ def _tokenizer(path: Path) -> object:
 
 
 def _files(checkpoint: Path, original: Path) -> Iterator[Difference]:
-    """Differences of programs, and of processors that both folders have."""
+    """Differences of programs and adapters, and of processors that both folders have."""
     if not checkpoint.is_dir() or not original.is_dir():
         return
     for file in sorted(checkpoint.glob("*.py")):
@@ -72,6 +73,8 @@ def _files(checkpoint: Path, original: Path) -> Iterator[Difference]:
             yield Difference(f"files.{file.name}", "a program that the original does not have")
         elif file.read_bytes() != other.read_bytes():
             yield Difference(f"files.{file.name}", "another program than the original's")
+    if (checkpoint / _ADAPTER).is_file() and not (original / _ADAPTER).is_file():
+        yield Difference(f"files.{_ADAPTER}", "an adapter that the original does not have")
     for name in _PROCESSORS:
         own, other = checkpoint / name, original / name
         if own.is_file() and other.is_file() and not equal_values(read_json(own), read_json(other)):
