@@ -23,7 +23,7 @@ _OWN_FILES = {
     "modelopt": "hf_quant_config.json",
     "quanto": "quanto_qmap.json",
 }
-_HQQ_FILE = "qmodel.pt"
+HQQ_PICKLE = "qmodel.pt"
 
 
 def is_checkpoint(path: Path | str) -> bool:
@@ -51,7 +51,7 @@ def read_config(path: Path | str) -> tuple[dict[str, Any], Any]:
         own = config.get(_MLX)
         if isinstance(own, dict) and "group_size" in own:  # MLX's, which has no quant_method
             section = {"quant_method": "mlx", **own}
-    if section is None and (Path(path) / _HQQ_FILE).is_file():
+    if section is None and (Path(path) / HQQ_PICKLE).is_file():
         section = {"quant_method": "hqq"}
     if section is None and config:
         for method, name in _OWN_FILES.items():

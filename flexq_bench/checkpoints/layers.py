@@ -191,6 +191,11 @@ def all_finite(tensor: torch.Tensor) -> bool:
     return tensor.numel() == 0 or all(map(math.isfinite, map(float, torch.aminmax(tensor))))
 
 
+def is_finite_or_bound(tensor: torch.Tensor) -> bool:
+    """Return True as all_finite, and for a single infinity: a bound that limits nothing."""
+    return all_finite(tensor) or (tensor.numel() == 1 and not bool(tensor.isnan().any()))
+
+
 def tail_start_of(entry: LayerEntry) -> int:
     """Number of values of k that have the format's own bits: all except a tail."""
     group = entry.format.group

@@ -335,7 +335,8 @@ def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
 def auto_class(config: Any) -> Any:
     """The automatic class of transformers for a configuration's decoder of text.
 
-    A multimodal model without a class for text alone is taken whole. Raises ValueError.
+    A multimodal model without a class for text alone is taken whole. Decoders that have no
+    automatic class are found by `architectures`. Raises ValueError.
     """
     import transformers
 
@@ -343,6 +344,10 @@ def auto_class(config: Any) -> Any:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:
             return auto
+    for name in config.architectures or ():
+        own: Any = getattr(transformers, name, None)
+        if getattr(own, "config_class", None) is type(config) and own.can_generate():
+            return own
     raise ValueError(f"transformers has no decoder of type {config.model_type}")
 
 

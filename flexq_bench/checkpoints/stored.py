@@ -16,7 +16,7 @@ from flexq_bench.checkpoints.config import (
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.layers import all_finite, decode, specs
+from flexq_bench.checkpoints.layers import decode, is_finite_or_bound, specs
 from flexq_bench.checkpoints.safetensors_io import (
     DTYPES,
     read_tensor,
@@ -91,7 +91,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         if name not in self.tensor_names:
             raise CheckpointError(f"{self.folder} has no tensor {name}")
         tensor = read_tensor(self._infos[name], name)
-        if tensor.is_floating_point() and not all_finite(tensor):
+        if tensor.is_floating_point() and not is_finite_or_bound(tensor):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: {_AGAIN}")
         return tensor
 

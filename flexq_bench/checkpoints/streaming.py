@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.layers import all_finite
+from flexq_bench.checkpoints.layers import is_finite_or_bound
 from flexq_bench.checkpoints.model_source import (
     ModelSource,
     auto_class,
@@ -121,7 +121,7 @@ class StreamedModel:
     def _fill(self, names: Iterable[str]) -> None:
         for name, tensor in self._source.read(names, self._device):
             values = tensor.to(torch.float32 if self.keeps_fp32(name) else self._dtype)
-            if not all_finite(values):
+            if not is_finite_or_bound(values):
                 raise CheckpointError(
                     f"{self._source.name}: {name} holds NaN or infinity in "
                     f"{str(self._dtype).removeprefix('torch.')}: download the model again, or take "
@@ -171,7 +171,10 @@ def model_on_meta(config: Any, dtype: torch.dtype | None = None) -> Any:
     """
     keywords = {} if dtype is None else {"dtype": dtype}
     with quiet_transformers(), EmptyOnMeta():
-        return auto_class(config).from_config(config, trust_remote_code=False, **keywords)
+        of_config = auto_class(config)
+        if hasattr(of_config, "from_config"):
+            return of_config.from_config(config, trust_remote_code=False, **keywords)
+        return of_config._from_config(config, **keywords)  # a decoder's own class
 
 
 def config_of(described: Mapping[str, Any]) -> Any:

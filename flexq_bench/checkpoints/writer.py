@@ -23,7 +23,7 @@ from flexq_bench.checkpoints.config import (
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.layers import all_finite, encode
+from flexq_bench.checkpoints.layers import all_finite, encode, is_finite_or_bound
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -101,7 +101,7 @@ class CheckpointWriter:
         before.
         """
         if tensor.is_floating_point():
-            if not all_finite(tensor):
+            if not is_finite_or_bound(tensor):
                 raise CheckpointError(f"{name} holds NaN or infinity: quantize another model")
             half = tensor.to(torch.float16)
             tensor = half if all_finite(half) and not as_is else tensor

@@ -10,7 +10,7 @@ from flexq_bench.checkpoints.folders import is_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.architecture import NotDecodedError, of_catalog
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
-from flexq_bench.decode.loading import check_experts
+from flexq_bench.decode.loading import check_layers
 from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.modules import ModuleWeights
 from flexq_bench.decode.rounded_weights import RoundedWeights
@@ -125,7 +125,7 @@ def open_decodable(model: str, scheme: str, seed: int) -> WeightSource | ModuleW
     """Open as open_model; for transformers' modules if decode has no own forward pass for it."""
     try:
         source = open_model(model, scheme, seed)
-        check_experts(source)
+        check_layers(source)
         return source
     except NotDecodedError:
         if model in load_catalog():

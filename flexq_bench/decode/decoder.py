@@ -9,7 +9,15 @@ import torch
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, DecoderArchitecture
 from flexq_bench.decode.experts import PackedExperts
 from flexq_bench.decode.layers import PackedLinear, Workspace
-from flexq_bench.kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
+from flexq_bench.decode.tensor_parallel import with_row_ends
+from flexq_bench.kernels.decoder import (
+    AttentionShape,
+    DecoderOperations,
+    Destination,
+    HeadNorms,
+    KvLayer,
+    Norm,
+)
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 
 
@@ -130,10 +138,10 @@ class Decoder:
         shape = self.model.attention
 
         def attend(block: DecoderBlock, cache: KvLayer) -> torch.Tensor:
-            qkv = self._qkv(work, block)
-            destination = work.destination(block.out)
+            qkv, k = self._qkv(work, block), shape.heads * shape.head_dim
+            destination = self._destination(work, block.out, k)
             self._operations.attend(qkv, shape, cache, positions, longest, destination)
-            return self.model.ranks.add(work.multiply(block.out))
+            return self._added(work, block.out, k)
 
         residual = self._embed(tokens, positions)
         delta = None
@@ -190,6 +198,8 @@ class Decoder:
             attended = self._operations.attend_prompts(
                 qkv, shape, cache, chunks.slots, positions, chunks.longest
             )
+            if block.out.weights.k != attended.shape[1]:
+                attended = with_row_ends(attended, block.out.weights.k, self.model.ranks)
             out = self.model.ranks.add(work.apply(block.out, attended))
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block
@@ -209,12 +219,27 @@ class Decoder:
         if isinstance(block.down, PackedExperts):
             return residual, work.mix(block.widen, block.down)
         wide = work.multiply(block.widen)
-        destination = work.destination(block.down)
+        k = self.model.architecture.dimensions.ffn
+        destination = self._destination(work, block.down, k)
         if self.model.architecture.block == "opt":
             self._operations.relu(wide, destination)
         else:
             self._operations.silu_mul(wide, destination)
-        return residual, self.model.ranks.add(work.multiply(block.down))
+        return residual, self._added(work, block.down, k)
+
+    def _destination(self, work: Workspace, linear: PackedLinear, k: int) -> Destination:
+        """The buffer for the K activations of a layer, unpacked if its rows have ends to share."""
+        if linear.weights.k == k:
+            return work.destination(linear)
+        return work.dense(self.model.head.kernel, k)
+
+    def _added(self, work: Workspace, linear: PackedLinear, k: int) -> torch.Tensor:
+        """The layer's output for the activations in `_destination`, summed over the ranks."""
+        ranks = self.model.ranks
+        if linear.weights.k == k:
+            return ranks.add(work.multiply(linear))
+        x = work.dense(self.model.head.kernel, k).packed.buffers["values"][: work.m, :k]
+        return ranks.add(work.apply(linear, with_row_ends(x, linear.weights.k, ranks)))
 
     def _norm(
         self,

@@ -16,7 +16,8 @@ from flexq_bench.schemes.scheme import Scheme
 class UnlikePartsError(UsageError):
     """The quantization of some layers is not supported by decode's forward pass.
 
-    Either layers to be fused differ in format or channel order, or an input must be rotated.
+    Layers to be fused differ in format or channel order, or have blocks of rows that their seams
+    cut, or an input must be rotated.
     """
 
 
@@ -24,7 +25,7 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
     """Stack the rows of all parts, given with their names, without changing codes.
 
     If only some parts have a bias, the others get zeros. Raises UnlikePartsError if parts differ in
-    format or channel order, as one kernel reads their common input.
+    format or channel order, as one kernel reads their common input, or if blocks of rows are cut.
     """
     layers = [layer for _, layer in parts]
     if len(layers) == 1:
@@ -40,6 +41,13 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
             raise UnlikePartsError(
                 f"{parts[0][0]} and {name} round or order their common input differently: decode "
                 "runs them as one layer, so quantize them alike"
+            )
+    tall = first.weight.block_rows or 1
+    for name, layer in parts[:-1]:
+        if layer.weight.rows % tall:
+            raise UnlikePartsError(
+                f"{name} has {layer.weight.rows} rows in blocks of {tall}: decode runs it and "
+                f"{parts[-1][0]} as one layer, whose blocks would be cut"
             )
     bias = None
     if any(layer.bias is not None for layer in layers):

@@ -8,6 +8,7 @@ implementation on a CPU.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,6 +46,10 @@ class ActivationBuffers:
         return packed
 
 
+class DenseWeightError(QuantizeError, AttributeError):
+    """The weights of a quantized layer are used outside of it."""
+
+
 class KernelLinear(nn.Module):
     """Y = q(R X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
 
@@ -72,6 +77,14 @@ class KernelLinear(nn.Module):
         self._activations = buffers or ActivationBuffers()
         self.kernel = kernel or kernel_of(name, layer)
         self._bias = None if layer.bias is None else layer.bias.to(torch.float16)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "weight":  # RWKV rescales it, T5 reads its type
+            raise DenseWeightError(
+                f"{self.name} has no dense weights, which the model's code uses: evaluate "
+                "--through reference"
+            )
+        return super().__getattr__(name)
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,13 @@ class Workspace:
         made = kernel.linear(x, to.packed, linear.weights, out, bias=bias, config=to.config)
         return out if made is None else made
 
+    def dense(self, kernel: LinearKernel, k: int) -> Destination:
+        """Return a buffer of FP16 activations [m, K]; kernel: one that takes them."""
+        key = (kernel.spec.label, k)
+        if key not in self._packed:
+            self._packed[key] = kernel.empty_activation(self.m, k, self._device)
+        return Destination(kernel, self._packed[key], None)
+
     def mix(self, router: PackedLinear, experts: PackedExperts) -> torch.Tensor:
         """The weighted sum of experts, FP16 [m, hidden], valid until the next call.
 

@@ -114,15 +114,15 @@ def label_of(layer: str, formats: LayerFormats) -> str:
     return label
 
 
-def check_experts(source: WeightSource) -> None:
-    """Raise NotDecodedError if a model has experts that no grouped kernel runs."""
+def check_layers(source: WeightSource) -> None:
+    """Raise NotDecodedError if layers can't be fused, or no grouped kernel runs the experts."""
     model = source.architecture.dimensions
-    if model.experts is None:
-        return
     try:
         formats = source.formats()
     except UnlikePartsError as error:
         raise NotDecodedError(str(error)) from error
+    if model.experts is None:
+        return
     check_grouped(model.name, {label_of(name, formats[name]) for name in EXPERT_LAYERS})
 
 

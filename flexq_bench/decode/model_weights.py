@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -76,6 +77,10 @@ class NamedWeights(WeightSource):
         )
 
     def formats(self) -> dict[str, LayerFormats]:
+        return self._first_formats
+
+    @cached_property
+    def _first_formats(self) -> dict[str, LayerFormats]:
         layers = self.block(0, _CPU).linears
         return {name: layer.formats for name, layer in layers.items()}
 

@@ -3,8 +3,9 @@
 qkv_proj and gate_up_proj are split by rows, between heads and neurons; o_proj and down_proj by
 columns, whose partial sums are added over the ranks; the output head by rows, if they divide. A
 rank has the cache of its own heads. Codes and scales are those of the whole layer. Partial sums are
-rounded to FP16 before they are added; an activation scale of a whole row becomes one of each
-rank's columns. Otherwise all computes as on one device.
+rounded to FP16 before they are added. An activation scale of a whole row must be that of all ranks'
+columns: a rank's share gets ROW_ENDS columns more, whose weights are 0, and whose activations are
+the largest and the smallest of the whole row. Otherwise all computes as on one device.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from flexq_bench.errors import UsageError
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.runtime.ranks import Ranks
+from flexq_bench.schemes.activations import ActivationQuantizer, StaticActivation
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
+ROW_ENDS = 128  # of a multiple of which kernels take K
 _HEAD_ROWS = 16  # of a rank's output head a multiple, as kernels require
 
 
@@ -115,4 +118,26 @@ class RankWeights(WeightSource):
     def _columns(self, layer: QuantizedLayer) -> QuantizedLayer:
         share = layer.weight.k // self._count
         weight = layer.weight.slice_columns(self._rank * share, (self._rank + 1) * share)
+        if layer.activation is not None and has_row_scale(layer.activation):
+            weight = weight.with_zero_columns(ROW_ENDS)
         return replace(layer, weight=weight, bias=None if self._rank else layer.bias)
+
+
+def has_row_scale(activation: ActivationQuantizer) -> bool:
+    """Return True if all activations of a token share a scale that is computed from them."""
+    number = activation.format
+    is_dynamic = not isinstance(activation, StaticActivation)
+    return is_dynamic and number.group is None and number.block_rows == 1
+
+
+def with_row_ends(x: torch.Tensor, columns: int, ranks: Ranks) -> torch.Tensor:
+    """Append the largest and smallest values of the rows of all ranks to x [m, K], and zeros.
+
+    columns: of the result, at least K + 2.
+    """
+    ends = torch.stack([x.amax(dim=1), -x.amin(dim=1)], dim=1)
+    largest, smallest = ranks.largest(ends).unbind(dim=1)
+    wide = x.new_zeros(len(x), columns)
+    k = x.shape[1]
+    wide[:, :k], wide[:, k], wide[:, k + 1] = x, largest, -smallest
+    return wide

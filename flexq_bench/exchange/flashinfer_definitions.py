@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexq_bench.exchange.external.result import BadResult
+from flexq_bench.exchange.flashinfer_operations import own_parameters
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.expressions import Value, evaluate
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -87,11 +88,13 @@ def definition_of(value: Mapping[str, Any]) -> TraceDefinition:
     constants = {axis: of["value"] for axis, of in axes.items() if of["type"] == "const"}
     if kind.startswith(_GEMM) and (product := _product(value)) is not None:
         return TraceDefinition(name, "linear", product, constants, is_ours=True)
+    if (own := own_parameters(value)) is not None:
+        return TraceDefinition(name, *own, constants, is_ours=True)
     for beginning, (ours, parameters) in OPERATIONS.items():
         if name.startswith(beginning):
             return TraceDefinition(name, ours, parameters, constants, is_ours=True)
-    own = {_identifier(axis): axis for axis in axes}
-    return TraceDefinition(name, _identifier(kind), own, constants, is_ours=False)
+    theirs = {_identifier(axis): axis for axis in axes}
+    return TraceDefinition(name, _identifier(kind), theirs, constants, is_ours=False)
 
 
 def _product(value: Mapping[str, Any]) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from flexq_bench.db.exchange import replacing
 from flexq_bench.db.identity import name_uuid
-from flexq_bench.db.records import Record
+from flexq_bench.db.records import LINEAR, Record
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.exports.selection import comparable, label_of
 from flexq_bench.exchange.external.result import (
@@ -33,15 +33,17 @@ from flexq_bench.exchange.external.result import (
     number,
 )
 from flexq_bench.exchange.flashinfer_definitions import TraceDefinition, definition_of
+from flexq_bench.exchange.flashinfer_operations import definition_json, variable_axes
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.launches import Launch, LaunchTrace, Unmeasured, launch_trace
-from flexq_bench.workloads.operation import OperationWorkload, format_values
+from flexq_bench.workloads.operation import OperationWorkload, format_values, parse_values
 from flexq_bench.workloads.probes import is_probe
 
 if TYPE_CHECKING:
-    from flexq_bench.kernels.contract import Backend
+    from flexq_bench.kernels.contract import Backend, KernelSpec
     from flexq_bench.kernels.formats.number_format import NumberFormat
 
 WHAT = "a folder of a FlashInfer-Bench trace set"
@@ -188,35 +190,36 @@ def read_definitions(folder: str) -> dict[str, TraceDefinition]:
 
 
 def write_traces(folder: str | Path, records: Iterable[Record]) -> int:
-    """Write our GEMM results as a trace set; returns the number of traces.
+    """Write our results as a trace set; returns the number of traces.
 
-    A definition is N and K with the formats of both operands: int8 codes with FP16 scales, or FP16.
-    Its operands are quantized, so only results of stage `gemm` are written: measured with a cold
-    cache, of kernels with symmetric integer or FP16 formats whose output was checked. A solution is
-    a kernel's label. Times of the reference are not measured and written as 0. Raises
-    ResultsFileError.
+    A definition of a linear layer is N and K with the formats of both operands: int8 codes with
+    FP16 scales, or FP16. Its operands are quantized, so only results of stage `gemm` are written,
+    and of other operations `op`: measured with a cold cache, of kernels with symmetric integers or
+    reals whose output was checked. A solution is a kernel's label. Times of the reference are not
+    measured and written as 0. Raises ResultsFileError.
     """
     root = Path(folder)
     traces: dict[str, list[dict[str, Any]]] = {}
     workloads: dict[str, dict[str, dict[str, Any]]] = {}
     definitions: dict[str, dict[str, Any]] = {}
     for record in comparable(records):
-        formats = _formats_of(record)
-        if formats is None or record.m is None or record.n is None or record.k is None:
+        described = _described(record)
+        if described is None:
             continue
-        definition = _definition(record.n, record.k, *formats)
+        definition, axes = described
         name = definition["name"]
         definitions[name] = definition
-        workload = _workload(definition, record.m)
+        workload = _workload(definition, axes)
         workloads.setdefault(name, {})[workload["uuid"]] = workload
         traces.setdefault(name, []).append(_trace(name, workload, record))
     for name, definition in definitions.items():
         lines = [
             {"definition": name, "workload": workload} for workload in workloads[name].values()
         ]
-        _write(root / "definitions" / _OP_TYPE / f"{name}.json", [definition], indent=1)
-        _write(root / "workloads" / _OP_TYPE / f"{name}.jsonl", lines)
-        _write(root / "traces" / _OP_TYPE / f"{name}.jsonl", traces[name])
+        kind = definition["op_type"]
+        _write(root / "definitions" / kind / f"{name}.json", [definition], indent=1)
+        _write(root / "workloads" / kind / f"{name}.jsonl", lines)
+        _write(root / "traces" / kind / f"{name}.jsonl", traces[name])
     return sum(map(len, traces.values()))
 
 
@@ -290,14 +293,36 @@ def _files(folder: str, kind: str) -> list[Path]:
     return files
 
 
-def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
-    """Formats of X and W; None: no definition can describe the result."""
+def _described(record: Record) -> tuple[dict[str, Any], Mapping[str, int]] | None:
+    """The definition and its variable axes; None: no definition can describe the result."""
+    spec = _spec_of(record)
+    if spec is None:
+        return None
+    if record.operation != LINEAR:
+        try:
+            workload = OperationWorkload(record.operation, parse_values(record.parameters))
+            definition = definition_json(workload, spec)
+        except WorkloadError:  # of an earlier version
+            return None
+        return None if definition is None else (definition, variable_axes(definition, workload))
+    if record.m is None or record.n is None or record.k is None:
+        return None
+    formats = (spec.activation, spec.weight)
+    divisible = all(record.k % (number.group or record.k) == 0 for number in formats)
+    if not divisible or any(number.kind not in _KINDS for number in formats):
+        return None
+    return _definition(record.n, record.k, *formats), {"M": record.m}
+
+
+def _spec_of(record: Record) -> KernelSpec | None:
+    """The kernel of a result that can be a trace; None: it can't, or has no such kernel."""
     from flexq_bench.kernels.errors import KernelError
     from flexq_bench.kernels.registry import resolve
 
     compared = record.max_rel_error is not None or record.exact is not None
     ours = not record.project and record.backend in ("cuda", "cpu")
-    exported = (record.stage, record.cache, record.metric) == ("gemm", "cold", "time")
+    stage = "gemm" if record.operation == LINEAR else "op"
+    exported = (record.stage, record.cache, record.metric) == (stage, "cold", "time")
     if not (compared and ours and exported) or is_probe(record.kernel):
         return None
     try:
@@ -305,10 +330,7 @@ def _formats_of(record: Record) -> tuple[NumberFormat, NumberFormat] | None:
         spec = resolve(kernel_label(record.kernel, record.variant), backend).spec
     except KernelError:  # of an earlier version, or of a package that is not installed
         return None
-    formats = (spec.activation, spec.weight)
-    known = spec.version == record.kernel_version
-    divisible = all((record.k or 0) % (fmt.group or record.k or 1) == 0 for fmt in formats)
-    return formats if known and divisible and all(fmt.kind in _KINDS for fmt in formats) else None
+    return spec if spec.version == record.kernel_version else None
 
 
 def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, Any]:
@@ -341,11 +363,12 @@ def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, A
     }
 
 
-def _workload(definition: Mapping[str, Any], m: int) -> dict[str, Any]:
+def _workload(definition: Mapping[str, Any], axes: Mapping[str, int]) -> dict[str, Any]:
+    sizes = " ".join(map(str, axes.values()))
     return {
-        "axes": {"M": m},
+        "axes": dict(axes),
         "inputs": {name: {"type": "random"} for name in definition["inputs"]},
-        "uuid": name_uuid(f"{definition['name']} {m}", kind="flashinfer traces"),
+        "uuid": name_uuid(f"{definition['name']} {sizes}", kind="flashinfer traces"),
     }
 
 

@@ -9,7 +9,7 @@ layers each. The experts' class says how they are packed, by the attributes that
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,8 +43,13 @@ class Experts(nn.ModuleList):
     """Experts of one block as separate linear layers, equivalent to transformers' packed class.
 
     Child `3.down_proj` is the linear layer of expert 3. An expert is computed on the tokens that
-    the router sends to it, and not at all if there are none.
+    the router sends to it, and not at all if there are none. identities: experts after these that
+    return their input (LongCat).
     """
+
+    def __init__(self, experts: Iterable[nn.Module], identities: int = 0) -> None:
+        super().__init__(experts)
+        self._identities = identities
 
     def forward(
         self,
@@ -65,10 +70,11 @@ class Experts(nn.ModuleList):
             return torch.cat([expert(part) for expert, part in parts])
         output = torch.zeros_like(hidden)
         for index in torch.unique(top_k_index).tolist():
-            if index >= len(self):  # transformers' marker of experts in other processes
+            if index >= len(self) + self._identities:  # transformers' marker of other processes
                 continue
             tokens, places = torch.where(top_k_index == index)
-            expert_output = self[index](hidden[tokens]) * top_k_weights[tokens, places, None]
+            own = hidden[tokens] if index >= len(self) else self[index](hidden[tokens])
+            expert_output = own * top_k_weights[tokens, places, None]
             output.index_add_(0, tokens, expert_output.to(output.dtype))
         return output
 
@@ -156,7 +162,7 @@ def _packing(module: nn.Module) -> tuple[int, tuple[str, ...]] | None:
         if is_parallel != type(module).__name__.endswith("ParallelExperts"):
             continue
         if is_parallel or hasattr(module, "act_fn") or hasattr(module, "_apply_gate"):
-            return len(own[names[0]]), names
+            return len(own[names[-1]]), names
     return None
 
 
@@ -200,7 +206,8 @@ def _separated(module: Any, names: tuple[str, ...], layers: Mapping[str, _Places
     for name, linear in linears.items():
         index, _, layer = name.partition(".")
         experts.setdefault(index, {})[layer] = linear
-    return Experts(_Expert(own, combine) for own in experts.values())
+    identities = getattr(module, "zero_expert_num", 0)
+    return Experts((_Expert(own, combine) for own in experts.values()), identities)
 
 
 def _combination(module: Any) -> Callable[..., torch.Tensor]:

@@ -132,6 +132,36 @@ class Operand:
             zero_points=of_groups(self.zero_points),
         )
 
+    def with_zero_columns(self, count: int) -> Operand:
+        """Append columns of zeros, of which each whole group has a scale of 1.
+
+        Raises ShapeError if groups would be cut, or if the columns have an order of their own.
+        """
+        if self.order is not None or self.tail_bits is not None:
+            raise ShapeError("the columns are in an order of their own: none can be appended")
+        groups = 0
+        if self.group is not None:
+            if self.k % self.group or count % self.group:
+                raise ShapeError(f"{self.k} and {count} columns cut a group of {self.group}")
+            groups = count // self.group
+
+        def appended(tensor: torch.Tensor | None, columns: int, value: int) -> torch.Tensor | None:
+            if tensor is None or not columns:
+                return tensor
+            added = torch.full((self.rows, columns), value, dtype=torch.float32)
+            added = added.to(tensor.device, tensor.dtype)
+            both = [_indexable(tensor), _indexable(added)]
+            return torch.cat(both, dim=1).view(tensor.dtype)
+
+        values = appended(self.values, count, 0)
+        assert values is not None
+        return replace(
+            self,
+            values=values,
+            scales=appended(self.scales, groups, 1),
+            zero_points=appended(self.zero_points, groups, 0),
+        )
+
     def take_rows(self, rows: torch.Tensor) -> Operand:
         """Return the rows of these indices, int64 [count], in their order."""
 

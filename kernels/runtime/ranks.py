@@ -32,6 +32,10 @@ class Ranks:
         """Add the tensors of all ranks in place, in their type; every rank gets the same sum."""
         return x
 
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        """Replace each value by the largest of all ranks, in place."""
+        return x
+
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         """Concatenate the columns [m, n] of all ranks to [m, count · n], by rank."""
         return x
@@ -68,6 +72,10 @@ class ProcessRanks(Ranks):
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(x)
+        return x
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(x, distributed.ReduceOp.MAX)
         return x
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:

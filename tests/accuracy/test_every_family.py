@@ -41,6 +41,8 @@ FAMILIES = (
     *("minimax", "granitemoe", "granitemoeshared", "granitemoehybrid", "jetmoe", "phimoe"),
     *("qwen3_next", "qwen3_5_text", "gemma3n_text", "gemma4_text", "falcon_h1", "nemotron_h"),
     *("lfm2", "lfm2_moe", "jamba", "bamba", "mamba", "mamba2"),
+    *("longcat_flash", "kimi_linear", "lfm3", "bailing_hybrid", "qwen4_exp_text", "gpt_neo"),
+    *("recurrent_gemma", "reformer"),
 )
 # Each layout once: gated and fused layers, learned positions, Conv1D, norms of two kinds, separate
 # and packed experts, latent attention, states. test_families.py has other tests of a dozen.
@@ -151,6 +153,12 @@ def test_family_is_refused_in_one_line_with_the_reason(saved, tmp_path, kind):
 
     assert len(str(refused.value)) <= 200
     assert "\n" not in str(refused.value)
+
+
+def test_decoder_without_an_automatic_class_is_found_by_its_name():
+    config = tiny_config("mllama_text_model", architectures=["MllamaForCausalLM"])
+
+    assert auto_class(config).__name__ == "MllamaForCausalLM"
 
 
 @pytest.mark.slow

@@ -138,6 +138,14 @@ def test_nonfinite_tensors_are_refused(write):
         write({NAME: a_layer()}, tensors={"model.norm.weight": torch.tensor([torch.nan])})
 
 
+def test_infinite_bound_of_a_clamp_is_stored(write, tmp_path):
+    bound = torch.tensor(-torch.inf)
+
+    write({NAME: a_layer()}, tensors={"tower.input_min": bound})
+
+    assert torch.equal(open_checkpoint(tmp_path / "checkpoint").tensor("tower.input_min"), bound)
+
+
 def test_static_scale_below_fp16_is_refused(write):
     from flexq_bench.schemes.activations import StaticActivation
 

@@ -23,7 +23,7 @@ from decoders import (
 
 from flexq_bench.decode.architecture import NotDecodedError
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import check_experts, load
+from flexq_bench.decode.loading import check_layers, load
 from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
@@ -88,7 +88,7 @@ def test_experts_without_a_grouped_kernel_are_not_decoded():
     source = RoundedWeights(small_experts(CPU).source, resolve("flexq-w6ax"))
 
     with pytest.raises(NotDecodedError, match="grouped kernels are dual-w6a8"):
-        check_experts(source)
+        check_layers(source)
 
 
 def test_a_wrong_sum_is_not_rounded_to():

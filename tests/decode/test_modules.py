@@ -13,10 +13,14 @@ from flexq_bench.checkpoints.model_source import auto_class, open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.decode.case import open_decodable
+from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.decode.modules import ModuleEngine, ModuleWeights
 from flexq_bench.decode.operations import DecodeWorkerOperations
 from flexq_bench.errors import UsageError
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import resolve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "schemes"))
@@ -118,3 +122,22 @@ def test_worker_decodes_a_mixture_and_reports_its_kernels(checkpoint):
     assert len(answer["step_ms"]) == NEW - 1
     with pytest.raises(UsageError, match="serve no requests"):
         worker.slots(str(out), "flexq-w6ax", 26, 16, 4, None)
+
+
+def test_layers_whose_blocks_a_fused_layer_would_cut_are_decoded_one_by_one(checkpoint):
+    out, _ = checkpoint("llama", "fp8-block")  # k and v have 32 rows, blocks have 128
+
+    model = open_decodable(str(out), "fp8-block", 0).load(CPU)
+    generated = ModuleEngine(model, capacity=26).generate(PROMPTS, NEW)
+
+    assert set(model.kernels().values()) == {"fp8-w8a8[blocks]", "torch"}
+    assert torch.equal(generated.tokens, greedy(model.module)[1])
+
+
+def test_dense_weight_of_a_layer_on_a_kernel_is_refused():
+    weight = torch.randn(32, 128, generator=torch.Generator().manual_seed(0))
+    linear = KernelLinear("blocks.0.output", QuantizedLayer(quantize(weight, NumberFormat(8))))
+
+    assert not hasattr(linear, "weight")
+    with pytest.raises(QuantizeError, match=r"blocks.0.output .* --through reference"):
+        linear.weight.div_(2)

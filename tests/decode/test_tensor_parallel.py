@@ -15,7 +15,7 @@ from rank_decoder import a_model, decoded
 from flexq_bench.decode.case import CachedScheme, Setup
 from flexq_bench.decode.measurement import cases_of, decode_all
 from flexq_bench.decode.rounded_weights import RoundedWeights
-from flexq_bench.decode.tensor_parallel import RankWeights, share_of
+from flexq_bench.decode.tensor_parallel import RankWeights, share_of, with_row_ends
 from flexq_bench.errors import UsageError
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import NumberFormat, quantize
@@ -97,6 +97,37 @@ def test_shares_of_a_block_are_its_codes():
     heads = [part["qkv_proj"].weight.dequantize().split([128, 64, 64]) for part in parts]
     rows = torch.cat([torch.cat(pair) for pair in zip(*heads, strict=True)])
     assert torch.equal(rows, whole["qkv_proj"].weight.dequantize())
+
+
+class Maxima(Rank):
+    """A rank that knows what the others would send."""
+
+    def __init__(self, rank, largest):
+        super().__init__(rank)
+        self._largest = largest
+
+    def largest(self, x):
+        return self._largest
+
+
+@pytest.mark.parametrize("scheme", ["smoothquant-w8a8", "fp8", "dual-w6a8"])
+def test_activations_of_two_shares_are_those_of_the_whole_row(scheme):
+    source = RoundedWeights(a_model("llama").source, resolve(scheme))
+    whole = source.block(0, CPU).linears["down_proj"]
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(0)).half()
+    x[1, 7], x[2, 400] = 9, -9
+    ends = torch.stack([x.amax(1), -x.amin(1)], dim=1)
+    expected, y = whole.activation(x), torch.zeros(5, 256)
+    for rank, part in enumerate(x.chunk(2, dim=1)):
+        layer = RankWeights(source, Rank(rank)).block(0, CPU).linears["down_proj"]
+        wide = with_row_ends(part, layer.weight.k, Maxima(rank, ends.clone()))
+
+        rounded = layer.activation(wide)
+
+        assert torch.equal(rounded[:, :256], expected.chunk(2, dim=1)[rank])
+        y += rounded @ layer.weight.dequantize(torch.float32).T
+    wanted = expected @ whole.weight.dequantize(torch.float32).T
+    torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_heads_that_do_not_divide_are_refused():

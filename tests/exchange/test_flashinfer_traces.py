@@ -10,16 +10,20 @@ import pytest
 import torch
 
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange.flashinfer_definitions import definition_of
+from flexq_bench.exchange.flashinfer_operations import definition_json, variable_axes
 from flexq_bench.exchange.flashinfer_traces import (
     read_launches,
     read_traces,
     suite_text,
     write_traces,
 )
-from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.reference import reference_gemm
 from flexq_bench.kernels.registry import resolve
+from flexq_bench.measure.operation_inputs import OperationCase
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import operation, operation_names
 from flexq_bench.workloads.suites import read_suite
 
 VERSIONS = {name: resolve(name, "cuda").spec.version for name in ("flexq-w6a6", "w4a16")}
@@ -232,6 +236,16 @@ def ours(build, tmp_path):
         build.a_record("linear", stage="linear"),
         build.a_record("theirs", project="their/kernels"),
         build.a_record("gone", kernel="a-kernel-of-long-ago"),
+        build.a_record(
+            "norm",
+            kernel="decoder-norm",
+            stage="op",
+            operation="norm_quantize",
+            m=None,
+            n=None,
+            k=None,
+            parameters="tokens=4 hidden=256 norm=rms residual=none",
+        ),
     ]
     folder = tmp_path / "ours"
     current = [replace(one, kernel_version=VERSIONS.get(one.kernel, 1)) for one in records]
@@ -240,9 +254,13 @@ def ours(build, tmp_path):
 
 def test_written_traces_are_read_unchanged(ours):
     folder, count = ours
-    results = {(one.name, one.shape): one for one in read_traces(str(folder)).results}
+    read = read_traces(str(folder)).results
+    (norm,) = [one for one in read if one.name == "decoder-norm"]
+    results = {(one.name, one.shape): one for one in read if one is not norm}
 
-    assert count == 3
+    assert count == 4
+    assert (norm.operation, norm.median) == ("norm_quantize", pytest.approx(6.1))
+    assert norm.parameters == "tokens=4 hidden=256 norm=rms residual=none"
     assert set(results) == {
         ("flexq-w6a6", (1, 4096, 4096)),
         ("flexq-w6a6", (8, 4096, 4096)),
@@ -295,3 +313,72 @@ def test_workloads_of_a_trace_set_are_counted(trace_set):
     assert [(part.source, part.count) for part in trace.unmeasured] == [("gemm_n4096_k2048", 1)]
     file = next(Path(root, "workloads").rglob("*.jsonl"))
     assert read_launches(str(file)) == trace
+
+
+SHIPPED = {
+    "grouped_linear": "tokens=5 experts=8 top_k=2 n=32 k=64 skew=0 layout=masked",
+    "attention_decode": f"batch=2 context=40 {HEADS} layout=paged block=16",
+    "attention_prefill": f"tokens=9 batch=1 past=0 {HEADS} layout=contiguous block=16",
+    "decoder_attention": f"batch=2 context=40 {HEADS}",
+    "norm_quantize": "tokens=4 hidden=256 norm=layer residual=add",
+    "activation_quantize": "tokens=4 hidden=256 function=silu_mul",
+    "rope_cache_write": f"tokens=4 {HEADS} slots=16",
+    "linear_epilogue": "m=3 n=32 k=64 bias=add function=gelu residual=none",
+    "all_reduce": "elements=512 gpus=2",
+}
+INT8 = NumberFormat(8)
+WITH_FP32_SCALES = NumberFormat(8, scale="fp32")
+
+
+def a_spec(of):
+    """A kernel of this operation: codes of 8 bits where it may have them."""
+    return replace(
+        resolve("w8a16", "cpu").spec,
+        operation=of,
+        weight=INT8,
+        activation=WITH_FP32_SCALES,
+        cache=INT8,
+    )
+
+
+def test_every_shipped_operation_is_covered():
+    assert {*SHIPPED, "linear"} == set(operation_names())
+
+
+@pytest.mark.parametrize(("of", "text"), SHIPPED.items())
+def test_definition_of_an_operation_is_read_unchanged(of, text):
+    workload = operation(of).workload(**operation(of).parse(text))
+
+    definition = definition_json(workload, a_spec(of))
+    known = definition_of(json.loads(json.dumps(definition)))
+
+    assert known.is_ours
+    assert known.workload(variable_axes(definition, workload)) == workload
+
+
+@pytest.mark.parametrize(("of", "text"), SHIPPED.items())
+def test_reference_of_an_operation_computes_the_declared_outputs(of, text):
+    workload, spec = operation(of).workload(**operation(of).parse(text)), a_spec(of)
+    definition = definition_json(workload, spec)
+    axes = definition["axes"]
+    sizes = {name: axis.get("value") for name, axis in axes.items()}
+    sizes |= variable_axes(definition, workload)
+    case = OperationCase(workload, spec)
+    drawn = case.draw(case.definition.inputs, torch.Generator().manual_seed(0))
+    given = {}
+    for name, value in drawn.items():
+        for part, tensor in value.tensors.items():
+            given[name + ("_scales" if part == "scales" else "")] = tensor
+    space: dict = {}
+    exec(definition["reference"], space)
+
+    made = space["run"](*(given[name] for name in definition["inputs"]))
+
+    for name, tensor in definition["inputs"].items():
+        assert list(given[name].shape) == [sizes[axis] for axis in tensor["shape"]]
+        assert str(given[name].dtype) == f"torch.{tensor['dtype']}"
+    outputs = made if isinstance(made, tuple) else (made,)
+    for output, tensor in zip(outputs, definition["outputs"].values(), strict=True):
+        assert list(output.shape) == [sizes[axis] for axis in tensor["shape"]]
+        assert str(output.dtype) == f"torch.{tensor['dtype']}"
+        assert output.any()

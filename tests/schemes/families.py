@@ -91,15 +91,21 @@ _SIZES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 # What some types need besides: blocks of each kind, sizes that fit together.
 _FULL = {"layer_types": ["linear_attention", "full_attention"]}
+_SHARED = ["linear_attention", "hybrid", "hybrid"]
+_INDEXER = {"budget": 8, "compress_ratio": 2, "n_heads": 2, "kv_heads": 1, "head_dim": 16}
 _MORE: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": _FULL,
     "bamba": {"attn_layer_indices": [1]},
     "gemma3n_text": {"num_kv_shared_layers": 0, "num_hidden_layers": 2},
     "gemma4_text": {"num_kv_shared_layers": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "hrm_text": {},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2},
+    "kimi_linear": _FULL,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {"interleave_moe_layer_step": 1, "attn_temperature_tuning": False},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16},
     "minimax": _FULL,
@@ -109,6 +115,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _FULL,
     "qwen3_5_text": _FULL,
     "qwen3_next": _FULL,
+    "qwen4_exp_text": _FULL | {f"indexer_{name}": size for name, size in _INDEXER.items()},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "reformer": {"axial_pos_embds": False},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": _SHARED},
+    "zamba2": {"num_hidden_layers": 3, "layers_block_type": _SHARED},
 }
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from families import ARCHITECTURES
+from families import ARCHITECTURES, tiny_config
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
@@ -97,3 +97,21 @@ def test_opt_350m_norms_pass_no_scale(tiny_opt):
     scalable = map_model(tiny_opt(do_layer_norm_before=False)).scalable_inputs(0)
 
     assert [site_input.source for site_input in scalable] == ["self_attn.v_proj", "fc1"]
+
+
+def test_identity_experts_return_their_input():
+    experts = pytest.importorskip("transformers.models.longcat_flash.modeling_longcat_flash")
+    generator = torch.Generator().manual_seed(0)
+    model = nn.ModuleList([experts.LongcatFlashExperts(tiny_config("longcat_flash"))])
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=generator)
+    count = len(model[0].gate_up_proj)
+    assert len(model[0].down_proj) < count
+    x = torch.randn(6, 64, generator=generator)
+    chosen = torch.arange(12).view(6, 2) % count
+    shares = torch.rand(6, 2, generator=generator)
+    expected = model[0](x, chosen, shares)
+
+    separate = with_linear_layers(model)[0]
+
+    torch.testing.assert_close(separate(x, chosen, shares), expected)

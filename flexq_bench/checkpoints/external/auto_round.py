@@ -46,7 +46,7 @@ def auto_round_layers(tensors: FolderTensors, section: dict[str, Any]) -> LayerR
             "here are int, mx_fp and nv_fp; export it with format='llm_compressor'"
         )
     elif "awq" in packing:
-        skipped = [name for name, settings in extra.items() if _is_dense(settings)]
+        skipped = [f"re:{_pattern(name)}" for name, own in extra.items() if _is_dense(own)]
         reader = AwqLayers(tensors, {**section, "modules_to_not_convert": skipped})
     else:
         is_first = "gptq" in packing and "gptqmodel" not in packing

@@ -57,8 +57,7 @@ class AwqLayers(LayerReader):
             )
         if not isinstance(self._group, int) or (self._group < 1 and self._group != -1):
             raise CheckpointError(f"{tensors.folder.name} has AWQ groups of {self._group!r} values")
-        skipped = {"modules_to_not_convert": section.get("modules_to_not_convert")}
-        super().__init__(tensors, skipped)
+        super().__init__(tensors, section)
 
     def shape(self, name: str) -> tuple[int, int]:
         channels, words = self._matrix(f"{name}.qweight")

@@ -55,7 +55,7 @@ class BitsAndBytesLayers(LayerReader):
         self._described: dict[str, dict[str, Any]] = {}
         threshold = section.get("llm_int8_threshold")
         self._threshold = float(_THRESHOLD if threshold is None else threshold)
-        super().__init__(tensors, {"llm_int8_skip_modules": section.get("llm_int8_skip_modules")})
+        super().__init__(tensors, section)
 
     def shape(self, name: str) -> tuple[int, int]:
         if name not in self._states:

@@ -22,17 +22,20 @@ from flexq_bench.checkpoints.conversion import StoredNames
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.external.auto_round import METHOD, auto_round_layers
 from flexq_bench.checkpoints.external.autoawq import AwqLayers
+from flexq_bench.checkpoints.external.bitnet import BitNetLayers
 from flexq_bench.checkpoints.external.bitsandbytes import BitsAndBytesLayers
 from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
 from flexq_bench.checkpoints.external.fp8 import Fp8Layers
 from flexq_bench.checkpoints.external.gpt_oss import GptOssLayers
 from flexq_bench.checkpoints.external.gptq import GptqLayers
+from flexq_bench.checkpoints.external.hqq import HqqLayers
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
-from flexq_bench.checkpoints.external.mlx import MlxLayers
+from flexq_bench.checkpoints.external.mlx import METAL, MlxLayers
 from flexq_bench.checkpoints.external.modelopt import ModelOptLayers
 from flexq_bench.checkpoints.external.quanto import QuantoLayers
 from flexq_bench.checkpoints.external.torchao import TorchAoLayers
 from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
+from flexq_bench.checkpoints.folders import HQQ_PICKLE
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.model_source import check_block_count
 from flexq_bench.checkpoints.safetensors_io import with_digest
@@ -46,23 +49,30 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 # Scales of cached keys and values in E4M3: of compressed-tensors, and of NVIDIA's Model Optimizer.
 _CACHE_SCALES = ((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale"))
+_NUMBER = re.compile(r"\d+")
 _ATTENTION = re.compile(r"\.(?P<block>\d+)\.[a-z_]*attn$")
 
 _ReadLayers = Callable[[FolderTensors, dict[str, Any]], LayerReader]
 _READERS: tuple[type[LayerReader], ...] = (
     *(CompressedTensorsLayers, AwqLayers, GptqLayers, Fp8Layers, ModelOptLayers, GptOssLayers),
-    *(TorchAoLayers, BitsAndBytesLayers, QuantoLayers, MlxLayers),
+    *(TorchAoLayers, BitsAndBytesLayers, QuantoLayers, MlxLayers, HqqLayers, BitNetLayers),
 )
 # The supported layouts, by `quant_method` of config.json.
 _METHODS: dict[str, _ReadLayers] = {
     **{reader.method: reader for reader in _READERS},
     **dict.fromkeys((METHOD, f"intel/{METHOD}"), auto_round_layers),
+    METAL: MlxLayers,
 }
 _ORIGINAL = "evaluate the original with a scheme of flexq-bench list schemes"
 _VECTORS = f"codes of vectors or of rotated weights, which are not read here: {_ORIGINAL}"
 # Of layouts that are not read, what their files hold and what to do.
 _REFUSED = {
-    "hqq": f"codes with zero points that are no integers, often pickled (qmodel.pt): {_ORIGINAL}",
+    HQQ_PICKLE: "a pickled file, which may run code when it is read: save it as safetensors with "
+    "transformers (HqqConfig)",
+    "eetq": f"INT8 in an order for kernels of one kind of GPU: {_ORIGINAL}",
+    "gemma": f"integers with rounded outputs, which are not computed here: {_ORIGINAL}",
+    "fouroversix": f"tensors in an order that its package chooses: {_ORIGINAL}",
+    "nvfp4": f"weights that transformers rounds when it loads them, and doesn't store: {_ORIGINAL}",
     "quark": "AMD Quark's tensors, whose layout depends on its types: export it as fp8 or awq",
     "fbgemm_fp8": "FP8 of channels with bounded activations: convert it with llm-compressor",
     **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "higgs", "fp_quant", "sinq"), _VECTORS),
@@ -90,6 +100,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         read = _reader_of(folder, section)
         self._tensors = FolderTensors(folder)
         self._layers = read(self._tensors, section)
+        self._layers.check_excluded()
         if not self._layers.names:
             raise CheckpointError(
                 f"{folder.name} says that it is quantized by {section.get('quant_method')}, and "
@@ -100,6 +111,11 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self._stored_layers = self._by_name(
             self._layers.names, lambda name: renamed(f"{name}.weight").removesuffix(".weight")
         )
+        self._layers.expected = {
+            stored: self._shapes[f"{name}.weight"]
+            for name, stored in self._stored_layers.items()
+            if f"{name}.weight" in self._shapes
+        }
         weights = {f"{name}.weight": name for name in self._stored_layers}
         self._dense_weights = {
             weight: name for weight, name in weights.items() if not BLOCK.search(f".{name}")
@@ -126,6 +142,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 f"{folder} has {duplicate} and the codes of that layer: which of them is meant? "
                 "Copy the folder again"
             )
+        self._check_dense()
         self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights]))
         self.kv_bits = DENSE_KV_BITS
         self._cache_scales = self._read_cache_scales()
@@ -206,6 +223,24 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 )
         return by_name
 
+    def _check_dense(self) -> None:
+        """Raise CheckpointError for a layer without codes that the configuration does not name.
+
+        Only where the same layer of another block has codes: tools leave routers as they are, and
+        layers whose sizes don't fit.
+        """
+        alike = {
+            (_NUMBER.sub("", name), self._shapes.get(f"{name}.weight")) for name in self.layers
+        }
+        for name, stored in self._stored_tensors.items() if self._layers.names_all else ():
+            layer, in_file = name.removesuffix(".weight"), stored.removesuffix(".weight")
+            is_alike = (_NUMBER.sub("", layer), self._shapes.get(name)) in alike
+            if is_alike and not self._layers.excluded_by(in_file, loosely=True):
+                raise CheckpointError(
+                    f"{self.folder.name}: {in_file} has no codes, and nothing in its config.json "
+                    "says that it is not quantized: copy the folder again"
+                )
+
     def _check_shape(self, name: str) -> None:
         expected = self._shapes.get(f"{name}.weight")
         shape = self._layers.shape(self._stored_layers[name])
@@ -258,11 +293,13 @@ def _reader_of(folder: Path, section: Any) -> _ReadLayers:
 
     Raises CheckpointError with one line for a layout that is not read.
     """
-    method = str(section.get("quant_method") if isinstance(section, dict) else section)
-    reader = _METHODS.get(method) if isinstance(section, dict) else None
+    method = str(section.get("quant_method") if isinstance(section, dict) else section).lower()
+    is_pickled = method == HqqLayers.method and (folder / HQQ_PICKLE).is_file()
+    reader = _METHODS.get(method) if isinstance(section, dict) and not is_pickled else None
     if reader is None:
         known = f"read here are {', '.join(_METHODS)}, and GGUF files"
         raise CheckpointError(
-            f"{folder.name} is quantized by {method:.40}: {_REFUSED.get(method, known)}"
+            f"{folder.name} is quantized by {method:.40}: "
+            f"{_REFUSED.get(HQQ_PICKLE if is_pickled else method, known)}"
         )
     return reader

@@ -70,7 +70,7 @@ class CompressedTensorsLayers(LayerReader):
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._model = tensors.folder.name
         self._config = read_configuration(section, self._model)
-        super().__init__(tensors)
+        super().__init__(tensors, section)
         self._groups = {name: self._config.group_of(name, self._model) for name in self.names}
 
     def shape(self, name: str) -> tuple[int, int]:
@@ -88,6 +88,9 @@ class CompressedTensorsLayers(LayerReader):
         inputs = self._groups[name].input_activations
         arguments = [self._weights(name), *([] if inputs is None else [inputs])]
         return "-".join(part.number.name for part in arguments)
+
+    def excluded_by(self, name: str, *, loosely: bool = False) -> str:
+        return self._config.excluded_by(name)
 
     def has_fp8_cache(self) -> bool:
         return self._config.kv_cache_scheme is not None

@@ -165,25 +165,33 @@ class Configuration(_Section):
 
         Raises CheckpointError if there is none, or its weights are not supported.
         """
-        if any(_matches(name, pattern) for pattern in self.ignore or ()):
+        if key := self.excluded_by(name):
             raise CheckpointError(
-                f"{model}: {name} has codes, and its config.json says that it is not "
-                "quantized (ignore): copy the folder again"
+                f"{model}: {name} has codes, and its config.json says that it is not quantized "
+                f"({key}): copy the folder again"
             )
-        # Of groups with the same target the library uses the last.
+        group = self._chosen(name)
+        assert group is not None
+        assert group.weights is not None
+        self._check(name, group, group.weights, model)
+        return group
+
+    def excluded_by(self, name: str) -> str:
+        """Return the key by which a layer is not quantized; empty: it is."""
+        if any(_matches(name, pattern) for pattern in self.ignore or ()):
+            return "ignore"
+        group = self._chosen(name)
+        return "no group of config_groups" if group is None or group.weights is None else ""
+
+    def _chosen(self, name: str) -> LayerGroup | None:
+        """The group of a layer. Of groups with the same target the library uses the last."""
         by_target = {target: group for group in self.config_groups.values()
                      for target in group.targets}  # fmt: skip
         targets = sorted(by_target, key=lambda target: (_REGEX in target, target))
         of_class = "Embedding" if "embed" in name.rpartition(".")[2] else "Linear"
         chosen = [by_target[target] for target in targets if _matches(name, target)]
         chosen += [by_target[target] for target in targets if target == of_class]
-        if not chosen or chosen[0].weights is None:
-            raise CheckpointError(
-                f"{model}: {name} has codes, and no group of its config.json has weights for "
-                "it: copy the folder again"
-            )
-        self._check(name, chosen[0], chosen[0].weights, model)
-        return chosen[0]
+        return chosen[0] if chosen else None
 
     def _check(self, name: str, group: LayerGroup, weights: Arguments, model: str) -> None:
         form = self.format_of(group)

@@ -29,7 +29,6 @@ _FP8 = NumberFormat(8, kind="float")
 _WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
 _INPUT_SCALES = ("input_scale", "activation_scale")
 _POWERS = (torch.uint8, torch.float8_e8m0fnu)
-_SKIPPED = ("modules_to_not_convert", "ignored_layers")
 
 
 class Fp8Layers(LayerReader):
@@ -58,7 +57,7 @@ class Fp8Layers(LayerReader):
         ):  # fmt: skip
             raise CheckpointError(f"{model} has FP8 blocks of {block!r:.40}, expected [128, 128]")
         self._block: tuple[int, int] | None = None if block is None else (block[0], block[1])
-        super().__init__(tensors, {key: section.get(key) for key in _SKIPPED})
+        super().__init__(tensors, section)
 
     def shape(self, name: str) -> tuple[int, int]:
         return self._matrix(f"{name}.weight")

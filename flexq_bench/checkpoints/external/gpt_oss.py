@@ -41,7 +41,7 @@ class GptOssLayers(LayerReader):
     parts = tuple(f"{packed}{part}" for packed in _ROWS for part in _PARTS)
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
-        super().__init__(tensors)
+        super().__init__(tensors, section)
         self._places: dict[str, tuple[str, int, slice]] = {}
         for experts in self.names:
             for packed, layers in _ROWS.items():
@@ -57,7 +57,6 @@ class GptOssLayers(LayerReader):
                         self._places[f"{experts}.{index}.{layer}"] = (full, index, rows)
         self._packed = self.names
         self.names = tuple(sorted(self._places))
-        self.check_excluded({"modules_to_not_convert": section.get("modules_to_not_convert")})
 
     def shape(self, name: str) -> tuple[int, int]:
         full, _, rows = self._places[name]

@@ -19,15 +19,16 @@ from typing import Any
 
 import torch
 
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.errors import HEAD, CheckpointError
 from flexq_bench.checkpoints.external.integers import (
     channel_order,
     exact_scales,
     integer_operand,
 )
-from flexq_bench.checkpoints.external.layer_reader import LayerReader, matches
+from flexq_bench.checkpoints.external.layer_reader import LayerReader, excludes, matches
 from flexq_bench.checkpoints.folder_tensors import HALVES, INTEGERS, FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
+from flexq_bench.checkpoints.stored import BLOCK
 from flexq_bench.kernels.formats import NumberFormat, Operand
 
 _WORD_BITS = 32
@@ -64,9 +65,11 @@ class GptqLayers(LayerReader):
             raise CheckpointError(
                 f"{tensors.folder.name} packs codes into {section['pack_dtype']}, expected int32"
             )
-        self._offset = _OFFSETS[layout]
-        self._section = section
-        super().__init__(tensors)
+        dynamic = section.get("dynamic") or {}
+        if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):
+            raise CheckpointError("config.json has `dynamic` settings that name no layers")
+        self._offset, self._dynamic = _OFFSETS[layout], dynamic
+        super().__init__(tensors, section)
 
     def shape(self, name: str) -> tuple[int, int]:
         bits, _ = self._settings(name)
@@ -132,20 +135,27 @@ class GptqLayers(LayerReader):
 
     def _changed(self, name: str) -> dict[str, Any]:
         """The settings of a layer: the model's, or those of `dynamic` (GPTQModel)."""
-        settings = dict(self._section)
-        dynamic = self._section.get("dynamic") or {}
-        if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):
-            raise CheckpointError("config.json has `dynamic` settings that name no layers")
-        for pattern, changes in dynamic.items():
+        rule = self._rule(name)
+        return self._section | (self._dynamic[rule] if rule else {})
+
+    def _rule(self, name: str) -> str:
+        """The first key of `dynamic` that applies to a layer; empty: none."""
+        for pattern in self._dynamic:
             if matches(name, pattern.removeprefix("+:").removeprefix("-:")):
-                if pattern.startswith("-:"):
-                    raise CheckpointError(
-                        f"{self._tensors.folder.name}: {name} has codes, and its config.json says "
-                        f"that it is not quantized (dynamic {pattern}): copy the folder again"
-                    )
-                settings |= changes
-                break
-        return settings
+                return str(pattern)
+        return ""
+
+    def excluded_by(self, name: str, *, loosely: bool = False) -> str:
+        rule, inside = self._rule(name), self._section.get("modules_in_block_to_quantize")
+        if rule.startswith("-:"):
+            return f"dynamic {rule}"
+        if name == HEAD.removesuffix(".weight") and self._section.get("lm_head") is False:
+            return "lm_head"
+        groups = ([group] if isinstance(group, str) else group for group in inside or ())
+        named = [part for group in groups for part in group]
+        if named and BLOCK.search(f".{name}") and not any(excludes(name, part) for part in named):
+            return "modules_in_block_to_quantize"
+        return super().excluded_by(name, loosely=loosely)
 
     def _is_ordered(self, name: str) -> bool:
         return bool(self._changed(name).get("desc_act"))

@@ -24,6 +24,15 @@ def unpack_whole_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tens
     return codes.flatten(1)[:, :count].contiguous()
 
 
+def unpack_rows(packed: torch.Tensor, bits: int, per_word: int) -> torch.Tensor:
+    """Unpack codes of distant rows from words: [rows, columns] to uint8 [rows · per_word, columns].
+
+    Place i of a word, bits i · bits and above, holds the code of a row i · rows further down.
+    """
+    places = [(packed >> place * bits & (1 << bits) - 1) for place in range(per_word)]
+    return torch.cat(places).to(torch.uint8)
+
+
 def integer_operand(
     codes: torch.Tensor,
     zeros: torch.Tensor | None,

@@ -18,6 +18,12 @@ from flexq_bench.schemes.activations import ActivationQuantizer, StaticActivatio
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _BIAS = "bias"
+# Keys of config.json with the modules that a tool did not quantize.
+_EXCLUSIONS = (
+    *("ignore", "ignored_layers", "exclude", "exclude_modules", "modules_to_not_convert"),
+    *("llm_int8_skip_modules", "skip_modules"),
+)
+_PATTERN = re.compile(r"[\\\[(|^$+?*]")
 ONE: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
 """Shapes of a tensor with one value."""
 
@@ -27,29 +33,42 @@ class LayerReader(ABC):
 
     method: `quant_method` of its config.json.
     parts:  names of the tensors that only quantized layers have.
-    excluded: of config.json, modules that are not quantized; its key is named in an error.
+    section: the quantization settings of config.json.
     names:  every module with quantized weights, including the output head and embeddings.
-
-    Raises CheckpointError if a module has codes, and the configuration excludes it.
+    expected: shapes [N, K] in the model, by name; empty if transformers doesn't know it.
+    names_all: the settings name every layer that is not quantized.
     """
 
     method: str
     parts: tuple[str, ...]
+    names_all = True
 
-    def __init__(self, tensors: FolderTensors, excluded: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._tensors = tensors
+        self._section = section
+        self.expected: Mapping[str, tuple[int, ...]] = {}
         self.names = tuple(sorted({module for module, _ in self._parts()}))
-        self.check_excluded(excluded or {})
 
-    def check_excluded(self, excluded: Mapping[str, Any]) -> None:
-        """Raise CheckpointError if a layer of `names` is excluded, by keys of the configuration."""
-        for key, patterns in excluded.items():
-            for name in self.names:
-                if any(excludes(name, str(pattern)) for pattern in patterns or ()):
-                    raise CheckpointError(
-                        f"{self._tensors.folder.name}: {name} has codes, and its config.json says "
-                        f"that it is not quantized ({key}): copy the folder again"
-                    )
+    def check_excluded(self) -> None:
+        """Raise CheckpointError if a layer has codes that the configuration excludes."""
+        for name in self.names:
+            if key := self.excluded_by(name):
+                raise CheckpointError(
+                    f"{self._tensors.folder.name}: {name} has codes, and its config.json says that "
+                    f"it is not quantized ({key}): copy the folder again"
+                )
+
+    def excluded_by(self, name: str, *, loosely: bool = False) -> str:
+        """Return the key of config.json by which a module is not quantized; empty: it is.
+
+        loosely: an entry may be any part of a name, as some tools understand it.
+        """
+        for key in _EXCLUSIONS:
+            entries = self._section.get(key) or ()
+            for entry in [entries] if isinstance(entries, str) else entries:
+                if excludes(name, str(entry)) or (loosely and str(entry) in name):
+                    return key
+        return ""
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         """The layer of this name, with codes and scales as stored.
@@ -174,13 +193,19 @@ def matches(name: str, pattern: str) -> bool:
 def excludes(name: str, pattern: str) -> bool:
     """Return True if an entry of a list of modules names this one or a module that contains it.
 
-    Entries are names, parts of names between dots, wildcards (`*`), or patterns (`re:`).
+    Entries are names, parts of names between dots, wildcards (`*`), or patterns, with `re:` before
+    them (from the start of a name) or without (up to the end of a part).
     """
     if pattern.startswith("re:"):
         return matches(name, pattern.removeprefix("re:"))
-    if "*" in pattern:
-        return fnmatch.fnmatchcase(name, pattern)
-    return f".{pattern}." in f".{name}."
+    if f".{pattern}." in f".{name}." or not _PATTERN.search(pattern):
+        return f".{pattern}." in f".{name}."
+    if any(fnmatch.fnmatchcase(name, wild) for wild in (pattern, f"{pattern}.*")):
+        return True
+    try:
+        return re.match(rf"(?:{pattern})(?:\.|$)", name) is not None
+    except re.error:  # a wildcard such as *proj
+        return False
 
 
 def _differ(operand: Operand) -> bool:

@@ -1,8 +1,10 @@
 """MLX's folders: `quantization` of config.json, with group_size, bits and mode (mlx.core.quantize).
 
+transformers' `quant_method` metal is the mode affine.
+
     weight  uint32 [N, K · bits / 32]  codes without gaps, the lowest bits first
     scales  [N, K / group]             of mode `mxfp4` and `mxfp8` uint8, exponents plus 127
-    biases  [N, K / group]             of mode `affine`
+    biases  [N, K / group]             of mode `affine`; metal: qbiases
 
 affine: W = scale · code + bias. A bias is no multiple of its scale, so that no zero point stands
 for it: such weights are read as the FP32 numbers that they stand for, and no kernel runs them.
@@ -21,6 +23,7 @@ from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes
 from flexq_bench.kernels.formats import NumberFormat, Operand
 
+METAL = "metal"
 _MODES = ("affine", "mxfp4", "mxfp8")
 _BITS = (2, 3, 4, 5, 6, 8)
 _WORD_BITS = 32
@@ -33,11 +36,12 @@ class MlxLayers(LayerReader):
     """
 
     method = "mlx"
-    parts = ("scales", "biases")
+    parts = ("scales", "biases", "qbiases")
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
-        self._section = section
-        super().__init__(tensors)
+        if section.get("quant_method") == METAL:
+            self.method = METAL
+        super().__init__(tensors, section)
         for name in self.names:
             mode, bits, group = self._settings(name)
             if mode not in _MODES or bits not in _BITS or not isinstance(group, int) or group < 1:
@@ -46,6 +50,11 @@ class MlxLayers(LayerReader):
                     f"{group}; read here are {', '.join(_MODES)}: convert it with mlx_lm.convert "
                     "--dequantize"
                 )
+
+    def excluded_by(self, name: str, *, loosely: bool = False) -> str:
+        if self._section.get(name) is False:
+            return f"{name}: false"
+        return super().excluded_by(name, loosely=loosely)
 
     def _settings(self, name: str) -> tuple[Any, Any, Any]:
         own = self._section.get(name)
@@ -70,7 +79,7 @@ class MlxLayers(LayerReader):
             codes = unpack_codes(codes, bits, k)
             scales, biases = (
                 self._scales(part, groups, device=device).float().repeat_interleave(group, dim=1)
-                for part in (scale, f"{name}.biases")
+                for part in (scale, f"{name}.{'q' if self.method == METAL else ''}biases")
             )
             return dequantized(scales * codes + biases)
         number = NumberFormat.parse(mode)

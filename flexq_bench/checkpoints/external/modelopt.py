@@ -61,9 +61,9 @@ class ModelOptLayers(LayerReader):
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         nested = section.get("quantization")
-        self._section = {**section, **(nested if isinstance(nested, dict) else {})}
-        own = self._section
-        super().__init__(tensors, {key: own.get(key) for key in ("exclude_modules", "ignore")})
+        own = {**section, **(nested if isinstance(nested, dict) else {})}
+        super().__init__(tensors, own)
+        self.check_excluded()  # before its algorithm is missed
         self._algorithms = {name: self._algorithm(name) for name in self.names}
         cache = own.get("kv_cache_quant_algo") or own.get("kv_cache_scheme")
         if isinstance(cache, dict):
@@ -73,6 +73,12 @@ class ModelOptLayers(LayerReader):
                 f"{tensors.folder.name} caches keys and values as {cache}: read here is FP8"
             )
         self._has_cache = cache is not None
+
+    def excluded_by(self, name: str, *, loosely: bool = False) -> str:
+        layers = self._section.get("quantized_layers")
+        if isinstance(layers, dict) and name not in layers:
+            return "quantized_layers"
+        return super().excluded_by(name, loosely=loosely)
 
     def _settings(self, name: str) -> dict[str, Any]:
         layers = self._section.get("quantized_layers")

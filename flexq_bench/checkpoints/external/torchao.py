@@ -53,7 +53,8 @@ class TorchAoLayers(LayerReader):
     )
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
-        super().__init__(tensors, {"modules_to_not_convert": section.get("modules_to_not_convert")})
+        super().__init__(tensors, section)
+        self.names_all = "fqn" not in json.dumps(section, default=str)  # settings by full names
         metadata: dict[str, str] = {}
         for path in sorted({info.path for info in tensors.infos.values()}):
             metadata |= read_metadata(path)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.cli.app import main
 from flexq_bench.exit_codes import ExitCode
 
@@ -110,13 +112,14 @@ def test_configuration_without_numbers_is_refused(
 
 
 GPTQ_4 = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+AWQ_4 = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+MLX_4 = {"quant_method": "metal", "bits": 4, "group_size": 64}
 EXCLUDING = [
+    (MLX_4 | {"modules_to_not_convert": [r"model.layers.*.mlp"]}, "modules_to_not_convert"),
+    (GPTQ_4 | {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, "modules_in_block"),
+    (GPTQ_4 | {"modules_to_not_convert": ["*down_proj"]}, "modules_to_not_convert"),
     (GPTQ_4 | {"dynamic": {r"-:.*down_proj": {}}}, "dynamic -:"),
-    (
-        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
-        | {"modules_to_not_convert": ["down_proj"]},
-        "modules_to_not_convert",
-    ),
+    (AWQ_4 | {"modules_to_not_convert": ["down_proj"]}, "modules_to_not_convert"),
     (
         {"quant_method": "bitsandbytes", "load_in_8bit": True}
         | {"llm_int8_skip_modules": ["layers.1.mlp.down_proj"]},
@@ -130,6 +133,10 @@ def packed(section, weight):
     n, k = weight.shape
     if section["quant_method"] == "bitsandbytes":
         return {"weight": torch.ones(n, k, dtype=torch.int8), "SCB": torch.arange(n) + 1.0}
+    if section["quant_method"] == "metal":
+        scales = torch.rand(n, k // 64) + 0.5
+        codes = torch.arange(n * k // 8, dtype=torch.int32).view(n, k // 8).view(torch.uint32)
+        return {"weight": codes, "scales": scales, "qbiases": -scales}
     qweight = (k // 8, n) if section["quant_method"] == "gptq" else (k, n // 8)
     middle = 0x77777777 if section["quant_method"] == "gptq" else -0x77777778
     return {
@@ -145,12 +152,42 @@ def test_excluded_layer_with_codes_is_refused(a_folder, capsys, tiny_llama, sect
     assert f"not quantized ({key}" in complaint(path, capsys, tiny_llama)
 
 
-@pytest.mark.parametrize("section", [section for section, _ in EXCLUDING[:2]])
+@pytest.mark.parametrize("section", [GPTQ_4, AWQ_4])
 def test_zeroed_codes_are_refused(a_folder, capsys, tiny_llama, section):
     def zeroed(_, weight):
         tensors = packed(section, weight)
         return tensors | {"qweight": torch.zeros_like(tensors["qweight"])}
 
-    plain = {k: v for k, v in section.items() if k not in ("dynamic", "modules_to_not_convert")}
-    path = a_folder(plain, zeroed)
+    path = a_folder(section, zeroed)
     assert "all codes of" in complaint(path, capsys, tiny_llama)
+
+
+@pytest.mark.parametrize("section", [GPTQ_4, MLX_4])
+def test_layer_without_codes_that_is_not_excluded_is_refused(a_folder, capsys, tiny_llama, section):
+    dense = "model.layers.1.mlp.down_proj"
+    path = a_folder(section, lambda name, w: None if name == dense else packed(section, w))
+    assert f"{dense} has no codes" in complaint(path, capsys, tiny_llama)
+
+
+@pytest.mark.parametrize(
+    ("method", "advice"),
+    [
+        *(("eetq", "original"), ("higgs", "original"), ("aqlm", "original"), ("spqr", "original")),
+        *(
+            ("vptq", "original"),
+            ("fp_quant", "original"),
+            ("quark", "export"),
+            ("gemma", "original"),
+        ),
+        *(("fbgemm_fp8", "llm-compressor"), ("nvfp4", "original"), ("unheard_of", "read here are")),
+    ],
+)
+def test_layout_that_is_not_read_is_refused_with_advice(tmp_path, method, advice):
+    section = {"quant_method": method}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+
+    with pytest.raises(CheckpointError, match=advice) as refusal:
+        open_checkpoint(tmp_path)
+
+    assert f"quantized by {method}: " in str(refusal.value)
+    assert "\n" not in str(refusal.value)

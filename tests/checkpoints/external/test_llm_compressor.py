@@ -353,7 +353,7 @@ REFUSED = [
     ({"kv_cache_scheme": F8 | A_TENSOR}, r"scales of an FP8 cache for 0 of 2 blocks"),
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
     ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
-    ({"config_groups": {}}, "has codes, and no group of its config"),
+    ({"config_groups": {}}, "no group of config_groups"),
     ({"config_groups": {"a": {"weights": {}}}}, "config_groups.a.targets: Field required"),
     ({"config_groups": {"W4A16": ["Linear"]}}, "names the preset 'W4A16' in place of settings"),
     ({"weight_transform": {"a": 1}}, "quantization_config has 'weight_transform', which no"),
