@@ -232,7 +232,11 @@ class _Imported:
 
 
 def _check(path: str, readings: Iterable[Reading], origin: Origin) -> None:
-    """Read a file without storing it. Raises UsageError if nothing of it can be stored."""
+    """Read a file without storing it. Raises UsageError if nothing of it can be stored.
+
+    Of a file that is read in parts, what follows the first part is not parsed.
+    """
+    from flexq_bench.exchange.external.csv_results import check_text
     from flexq_bench.exchange.external.records import commit_in_file, is_future
 
     is_empty = True
@@ -245,6 +249,9 @@ def _check(path: str, readings: Iterable[Reading], origin: Origin) -> None:
         commits = (commit_in_file(result, reading, origin) for result in reading.results)
         if reading.results and not any(commits):
             raise UsageError(f"{path} names no commits: give --commit SHA with --format")
+        if reading.results and not isinstance(readings, list):
+            check_text(path)
+            return
     if is_empty:
         raise UsageError(f"{path} has no results: did its tool run? Nothing was stored")
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, islice
 
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
     BATCH,
@@ -218,15 +220,14 @@ def _of_fields(fields: Mapping[str, str], tool: str) -> ExternalResult:
             raise BadResult(f"the unit of {metric} is missing: add a column unit")
         if "direction" not in fields:
             raise BadResult(f"{metric} needs a column direction: lower or higher is better")
-    low, high = (
-        convert(fields[name], name) if name in fields else None for name in ("low", "high")
-    )
+    low = convert(fields["low"], "low") if "low" in fields else None
+    high = convert(fields["high"], "high") if "high" in fields else None
     created_at = iso_time(fields.get("time"))
     if "time" in fields and created_at is None:
         raise BadResult("its time is not written as 2026-01-31T02:00:00+00:00")
     commit = None
     if "commit" in fields:
-        commit = commit_of(fields["commit"], branch=fields.get("branch", ""))
+        commit = _commit(fields["commit"], fields.get("branch", ""))
     cache = fields.get("cache", "")
     if cache not in ("", "cold", "hot"):
         raise BadResult("its cache is neither cold nor hot")
@@ -254,5 +255,15 @@ def _time(unit: str, value: object, name: str) -> float:
     return in_us(value, unit, name)
 
 
+@lru_cache(maxsize=1024)
+def _commit(sha: str, branch: str) -> CommitInfo:
+    return commit_of(sha, branch=branch)
+
+
 def _size(fields: Mapping[str, str], name: str) -> int:
-    return count(fields.get(name, 1), name)
+    return count(fields[name], name) if name in fields else 1
+
+
+def check_text(path: str) -> None:
+    """Raise UsageError if a file can't be read to its end, or is too large."""
+    deque(_Lines(path), maxlen=0)

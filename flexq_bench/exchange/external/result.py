@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from flexq_bench.db.jsonlines import count_cells
@@ -35,7 +36,6 @@ _MAX_TOPS = 1e9
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # address of an object: differs between processes
 _AXIS_TAG = re.compile(r"\{\w+\}$")  # of CUB's axes: M{io}, T{ct}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 _US = "us"
 
@@ -249,7 +249,7 @@ def in_us(value: object, unit: object, name: str) -> float:
 
 def scaled(value: float, factor: float) -> float:
     """Multiply in decimal, so that a file's digits stay: 24512 ns are 24.512 us."""
-    return float(Decimal(repr(value)) * Decimal(repr(factor)))
+    return value if factor == 1 else float(Decimal(repr(value)) * Decimal(repr(factor)))
 
 
 def by_unit(
@@ -345,6 +345,13 @@ def of_samples(samples: Sequence[float]) -> tuple[float, float, float]:
     return (median, *notches(median, q1, q3, len(samples)))
 
 
+@lru_cache(maxsize=8192)  # a history has the same names at each of its commits
+def _problem_of(text: str) -> str:
+    if len(text) > _MAX_NAME_LENGTH:
+        return f"has {len(text)} letters, {_MAX_NAME_LENGTH} are the most"
+    return "" if text.isprintable() else "holds control characters"
+
+
 def _median(values: Sequence[float]) -> float:
     """Return the median, in decimal, so that of 1.05 and 1.052 it is 1.051."""
     low, high = statistics.median_low(values), statistics.median_high(values)
@@ -362,10 +369,8 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
         ("its unit", result.unit),
         ("its operation's parameters", result.operation + result.parameters),
     ):
-        if len(text) > _MAX_NAME_LENGTH:
-            raise BadResult(f"{what} has {len(text)} letters, {_MAX_NAME_LENGTH} are the most")
-        if _UNPRINTABLE.search(text) or not text.isprintable():
-            raise BadResult(f"{what} holds control characters")
+        if problem := _problem_of(text):
+            raise BadResult(f"{what} {problem}")
     if not result.name.strip():
         raise BadResult("it has no name")
     if not all(1 <= size <= _MAX_DIMENSION for size in result.shape):
@@ -435,8 +440,11 @@ def _shown(name: str) -> str:
 
 def iso_time(text: object) -> str | None:
     """Convert an ISO 8601 time to UTC; None: it is no such time. A time without a zone is UTC."""
-    if not isinstance(text, str):
-        return None
+    return _in_utc(text) if isinstance(text, str) else None
+
+
+@lru_cache(maxsize=1024)
+def _in_utc(text: str) -> str | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
