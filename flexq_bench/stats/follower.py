@@ -172,17 +172,19 @@ class Follower:
         return True
 
     def _look(self, seen: int) -> bool:
-        """Look for the newest step; return True if it is decided."""
-        index = np.arange(self.first, seen)
-        for start, stop in self.excluded:
-            index = index[(index < start) | (index >= stop)]
-        values = self.values[index]
-        step = newest_step(values, seen) if values.size >= FEWEST_POINTS else None
-        if step is None:
-            return False
-        if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
-            return self._decide(step, int(index[step.place]), seen)
-        since = values.size - step.place
+        """Look for the newest step, also since one that waits; return True if it is decided."""
+        since = 0
+        starts = [self.first] if self.waiting is None else [self.first, self.waiting.start]
+        for first in starts:
+            index = np.arange(first, seen)
+            for start, stop in self.excluded:
+                index = index[(index < start) | (index >= stop)]
+            step = newest_step(self.values[index], seen) if index.size >= FEWEST_POINTS else None
+            if step is None:
+                break
+            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
+                return self._decide(step, int(index[step.place]), seen)
+            since = index.size - step.place
         self.look_at = seen + max(1, since // _AGAIN) if self.was_beyond else None
         return False
 

@@ -186,3 +186,8 @@ def test_values_put_before_a_series_lose_no_step(prefix: list[float], seed: int)
 def test_three_values_near_the_later_level_lose_no_step() -> None:
     values = np.concatenate(([112.0] * 3, _noisy([(30, 100.0), (30, 115.0)], 0.01, 0)))
     assert any(abs(index - 33) <= 3 for index in _indices(values))
+
+
+def test_six_values_on_the_later_level_lose_no_step() -> None:
+    values = _noisy([(6, 115.0), (11, 100.0), (19, 115.0)], 0.005, 3)
+    assert 17 in _indices(values)
