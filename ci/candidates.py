@@ -219,7 +219,8 @@ def _crept(
         change = _slow_down_since(suspect, order, up_to=head)
         if change > 0 and suspect.series not in alerted:
             changes[suspect.series] = change, suspect
-    for series, known in queries.latest_decisions_from(session, release, changes).items():
+    latest = queries.latest_comparisons(session, [release], changes)
+    for (_, series), known in latest.items():
         change, suspect = changes[series]
         # The earlier comparison had the same trigger: only a larger change justifies another.
         then = _slow_down_since(suspect, order, up_to=known.head_order or head)

@@ -39,7 +39,13 @@ from flexq_bench.db.queries.fleet import (
     runs_on_several_devices,
     workers,
 )
-from flexq_bench.db.queries.lines import branch_names, branch_of, history_notes, is_orphaned
+from flexq_bench.db.queries.lines import (
+    branch_names,
+    branch_of,
+    history_notes,
+    is_orphaned,
+    orphaned,
+)
 from flexq_bench.db.queries.models import (
     SYNTHETIC,
     DecodeRow,
@@ -164,6 +170,7 @@ from flexq_bench.db.queries.verdicts import (
     alert_decisions,
     alert_decisions_page,
     alert_events,
+    alert_members,
     alerts,
     alerts_page,
     canaries,
@@ -174,7 +181,7 @@ from flexq_bench.db.queries.verdicts import (
     decisions_between,
     decisions_by_uuid,
     false_alarm_rates,
-    latest_decisions_from,
+    latest_comparisons,
     noise_floors,
 )
 from flexq_bench.db.records import EXTERNAL_BACKEND

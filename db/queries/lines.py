@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -73,10 +74,16 @@ def branch_of(session: Session, sha: str, project: str) -> str | None:
 
 def is_orphaned(session: Session, sha: str, project: str) -> bool:
     """Return True if no branch reaches a commit any more: it is left out of every history."""
-    query = select(Commit.id).where(
-        Commit.sha == sha, Commit.project == project, Commit.orphaned_at.is_not(None)
+    return bool(orphaned(session, [(sha, project)]))
+
+
+def orphaned(session: Session, commits: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Return those commits, by sha and project, that no branch reaches any more."""
+    wanted = set(commits)
+    query = select(Commit.sha, Commit.project).where(
+        Commit.sha.in_([sha for sha, _ in wanted]), Commit.orphaned_at.is_not(None)
     )
-    return session.scalar(query.limit(1)) is not None
+    return {(sha, project) for sha, project in session.execute(query)} & wanted
 
 
 def is_on_main(commit_id: ColumnElement[int]) -> ColumnElement[bool]:

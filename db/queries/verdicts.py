@@ -110,12 +110,16 @@ class DecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """A comparison of two commits: shas, its verdict, and ln(head / base)."""
+    """A comparison of two commits: shas, its verdict, and ln(head / base).
+
+    head_order: place of head on the main line; None: it is not there.
+    """
 
     base: str
     head: str
     verdict: str
     log_ratio: float | None
+    head_order: int | None
 
 
 def alerts(
@@ -190,6 +194,22 @@ def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
     return rows_of(session, AlertEventRow, query)
 
 
+def alert_members(session: Session, alert_ids: Iterable[int]) -> list[tuple[int, str, int]]:
+    """Return alert, detector and series of the decisions of alerts, each combination once."""
+    query = (
+        select(Decision.alert_id, Decision.detector, Decision.series_id)
+        .where(Decision.alert_id.in_(list(alert_ids)))
+        .order_by(Decision.series_id)
+        .distinct()
+    )
+    rows = session.execute(query)
+    return [
+        (alert, detector, series)
+        for alert, detector, series in rows
+        if alert is not None and series is not None
+    ]
+
+
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
     """Return the decisions of an alert: wrong results, then slowest first."""
     slowest = Decision.log_ratio.desc().nulls_first()
@@ -229,41 +249,54 @@ def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
     return evidence
 
 
-def latest_decisions_from(
-    session: Session, base_sha: str, series_ids: Iterable[int]
-) -> dict[int, DecisionRow]:
-    """Return the decision on the latest commit against this base, by series (watched branch)."""
-    base = aliased(Commit)
-    rows = _decisions(
-        session,
-        Decision.series_id.in_(list(series_ids)),
-        Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
-        Decision.head_commit_id != Decision.base_commit_id,
-        Decision.watched.is_(True),
-        order=(Commit.position.nulls_first(), Decision.created_at, Decision.id),
-    )
-    return {row.series_id: row for row in rows}
+def latest_comparisons(
+    session: Session, base_shas: Iterable[str], series_ids: Iterable[int]
+) -> dict[tuple[str, int], ComparedRow]:
+    """Return the comparison of each series on the latest commit against each base.
+
+    Of the watched branch; by base and series.
+    """
+    of_series = Decision.series_id.in_(list(series_ids))
+    watched = Decision.watched.is_(True)
+    rows = _compared(session, of_series, watched, bases=base_shas, latest_head_last=True)
+    return {(row.base, series): row for series, row in rows}
 
 
 def comparisons_of(
     session: Session, series_ids: Iterable[int], *, since: datetime
 ) -> dict[int, list[ComparedRow]]:
     """Return the comparisons of two commits decided since a time, by series, oldest first."""
+    of_series = Decision.series_id.in_(list(series_ids))
+    rows: dict[int, list[ComparedRow]] = defaultdict(list)
+    for series, row in _compared(session, of_series, Decision.created_at >= since):
+        rows[series].append(row)
+    return rows
+
+
+def _compared(
+    session: Session,
+    *conditions: ColumnElement[bool],
+    bases: Iterable[str] | None = None,
+    latest_head_last: bool = False,
+) -> list[tuple[int, ComparedRow]]:
+    """Return comparisons of two commits with their series, oldest first."""
     base, head = aliased(Commit), aliased(Commit)
+    first = [head.position.nulls_first()] if latest_head_last else []
     query = (
-        select(Series.id, base.sha, head.sha, Decision.verdict, Decision.log_ratio)
-        .select_from(Decision)
-        .join(Series, Decision.series_id == Series.id)
+        select(
+            Decision.series_id,
+            *columns_of(
+                ComparedRow, Decision, base=base.sha, head=head.sha, head_order=head.position
+            ),
+        )
         .join(base, Decision.base_commit_id == base.id)
         .join(head, Decision.head_commit_id == head.id)
-        .where(Decision.series_id.in_(list(series_ids)), Decision.created_at >= since)
-        .where(base.sha != head.sha)
-        .order_by(Decision.created_at, Decision.id)
+        .where(*conditions, Decision.base_commit_id != Decision.head_commit_id)
+        .order_by(*first, Decision.created_at, Decision.id)
     )
-    rows: dict[int, list[ComparedRow]] = defaultdict(list)
-    for series_id, base_sha, head_sha, verdict, log_ratio in session.execute(query):
-        rows[series_id].append(ComparedRow(base_sha, head_sha, verdict, log_ratio))
-    return rows
+    if bases is not None:
+        query = query.where(base.sha.in_(list(bases)))
+    return [(series, ComparedRow(*values)) for series, *values in session.execute(query)]
 
 
 def commits_without(session: Session, series_ids: Iterable[int], *, project: str) -> int:

@@ -46,6 +46,7 @@ _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
 _NEEDS_NETWORK = re.compile(r"resol(?:ve|ution)|unreachable|connection|no matching distr", re.I)
 _WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
+_PACKAGE = re.compile(r"[A-Za-z0-9._-]+")
 _MAX_TEXT_BYTES = 1 << 20  # of a file that describes a package
 # Errors of reading a file that anybody may have written.
 _INVALID = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -335,22 +336,23 @@ def _version_without_history(folder: Path) -> dict[str, str]:
     A built tree has no history.
     """
     package = _package_table(folder)
-    if "version" not in package.get("dynamic", ()) or not isinstance(package.get("name"), str):
+    dynamic = package.get("dynamic")
+    if not isinstance(dynamic, list) or "version" not in dynamic:
         return {}
     name = re.sub(r"[-_.]+", "_", package["name"]).upper()
     return {f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name}": "0"}
 
 
 def _package_table(folder: Path) -> Mapping[str, Any]:
-    """Return the table `project` of pyproject.toml; empty: there is none, or it is invalid.
+    """Return the table `project` of pyproject.toml; empty: there is none, or its name is invalid.
 
     The build itself reports what is invalid.
     """
     try:
         table = tomllib.loads(_text_of(folder / "pyproject.toml"))["project"]
+        return table if _PACKAGE.fullmatch(table["name"]) else {}
     except _INVALID:
         return {}
-    return table if isinstance(table, dict) else {}
 
 
 def _text_of(path: Path) -> str:
@@ -366,9 +368,8 @@ def _text_of(path: Path) -> str:
 
 def _distribution(folder: Path) -> str:
     """Return the name of the package in a folder; empty: there is none, or its name is computed."""
-    name = _package_table(folder).get("name")
-    if isinstance(name, str):
-        return name
+    if table := _package_table(folder):
+        return str(table["name"])
     for file, pattern in _NAMES.items():
         try:
             match = pattern.search(_text_of(folder / file))

@@ -19,7 +19,7 @@ from flexq_bench.db.decisions import (
 )
 from flexq_bench.db.engine import Session
 from flexq_bench.verdicts.alert_rule import Group, alert_of
-from flexq_bench.verdicts.standing import MOVED, Outcome, judge_alert
+from flexq_bench.verdicts.standing import MOVED, Outcome, judge_alerts
 
 
 def open_or_join_alerts(
@@ -78,10 +78,12 @@ def judge_open_alerts(
     reopened is not ended again for the same reason.
     """
     changes = []
-    for alert in queries.alerts(session, states=OPEN_STATES):
-        if alert.bad.project not in projects:
-            continue
-        outcome = judge_alert(session, alert)
+    of_projects = [
+        alert
+        for alert in queries.alerts(session, states=OPEN_STATES)
+        if alert.bad.project in projects
+    ]
+    for alert, outcome in list(judge_alerts(session, of_projects)):
         if outcome is None or _is_overruled(session, alert, outcome):
             continue
         state, reason = outcome.state, outcome.reason

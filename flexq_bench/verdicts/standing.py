@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flexq_bench.db import queries
@@ -53,17 +53,32 @@ class Outcome:
     range: Range | None = None
 
 
-def judge_alert(session: Session, alert: AlertRow) -> Outcome | None:
-    """Judge the evidence of an open alert by what is stored now; None: it stands."""
-    compared: list[DecisionRow] = []
-    by_history: list[DecisionRow] = []
-    for decision in queries.alert_decisions(session, alert.id):
-        is_history = decision.detector == history_verdict.DETECTOR
-        (by_history if is_history else compared).append(decision)
-    standings = [
-        *_by_comparison(session, alert, compared),
-        *_by_history(session, by_history),
-    ]
+def judge_alerts(
+    session: Session, alerts: Sequence[AlertRow]
+) -> Iterator[tuple[AlertRow, Outcome | None]]:
+    """Judge the evidence of open alerts by what is stored now; None: it stands."""
+    compared: dict[int, set[int]] = {alert.id: set() for alert in alerts}
+    by_history: set[int] = set()
+    for alert_id, detector, series_id in queries.alert_members(session, compared):
+        if detector == history_verdict.DETECTOR:
+            by_history.add(alert_id)
+        else:
+            compared[alert_id].add(series_id)
+    bases = {alert.good.sha for alert in alerts if alert.good is not None}
+    latest = queries.latest_comparisons(session, bases, set().union(*compared.values()))
+    orphaned = queries.orphaned(session, [(one.bad.sha, one.bad.project) for one in alerts])
+    for alert in alerts:
+        series = sorted(compared[alert.id]) if alert.good is not None else []
+        if series and (alert.bad.sha, alert.bad.project) in orphaned:
+            standings = [Standing(None, _gone(alert.bad.sha))]
+        else:
+            standings = list(_by_comparison(alert, series, latest))
+        if alert.id in by_history:
+            standings += _by_history(session, alert)
+        yield alert, _outcome(session, alert, standings)
+
+
+def _outcome(session: Session, alert: AlertRow, standings: Sequence[Standing]) -> Outcome | None:
     ranges = Counter(standing.range for standing in standings if standing.range is not None)
     if standings and not ranges:
         reasons = list(dict.fromkeys(standing.reason for standing in standings))
@@ -104,17 +119,14 @@ def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
 
 
 def _by_comparison(
-    session: Session, alert: AlertRow, decisions: Sequence[DecisionRow]
+    alert: AlertRow,
+    series_ids: Sequence[int],
+    latest: Mapping[tuple[str, int], queries.ComparedRow],
 ) -> Iterator[Standing]:
-    if alert.good is None or not decisions:
+    if alert.good is None:
         return
-    if queries.is_orphaned(session, alert.bad.sha, project=alert.bad.project):
-        yield Standing(None, _gone(alert.bad.sha))
-        return
-    series = sorted({decision.series_id for decision in decisions})
-    latest = queries.latest_decisions_from(session, alert.good.sha, series)
-    for series_id in series:
-        newest = latest.get(series_id)
+    for series_id in series_ids:
+        newest = latest.get((alert.good.sha, series_id))
         orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
         is_later = None not in orders and (orders[0] or 0) > (orders[1] or 0)
         if newest is None or newest.verdict not in NOT_WORSE or not is_later:
@@ -124,8 +136,13 @@ def _by_comparison(
             yield Standing(None, reason, is_back=True)
 
 
-def _by_history(session: Session, decisions: Sequence[DecisionRow]) -> Iterator[Standing]:
-    """Yield the answers of the histories of their series today; none where no change is stored."""
+def _by_history(session: Session, alert: AlertRow) -> Iterator[Standing]:
+    """Yield the answers of the histories of its series today; none where no change is stored."""
+    decisions = [
+        one
+        for one in queries.alert_decisions(session, alert.id)
+        if one.detector == history_verdict.DETECTOR
+    ]
     stored = queries.change_points_by_decision(session, [one.uuid for one in decisions])
     histories = queries.series_histories(
         session, {one.series_id for one in decisions}, without_sweeps=True

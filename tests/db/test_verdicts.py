@@ -23,7 +23,7 @@ from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import Filters
 from flexq_bench.db.records import Record
 from flexq_bench.db.store import add_record
-from flexq_bench.db.tables import Series
+from flexq_bench.db.tables import Decision
 from flexq_bench.db.writer import series_identity
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,9 +74,7 @@ def test_decision_stored_twice_changes_nothing(session, decide):
 
 
 def decisions(session):
-    """Those with commit 1 as their base."""
-    series = session.scalars(select(Series.id)).all()
-    return queries.latest_decisions_from(session, f"{1:040x}", series).values()
+    return queries.decisions_by_uuid(session, session.scalars(select(Decision.uuid)))
 
 
 def test_evidence_that_is_not_json_is_refused(decide):

@@ -92,6 +92,17 @@ def test_what_a_build_leaves_does_not_block_its_reader(made, command):
     assert str(built.folder) in built.environment()["PYTHONPATH"].split(os.pathsep)
 
 
+@pytest.mark.parametrize("name", ['"a\\u0000b"', '"a=b"', "7", '["a"]'])
+@pytest.mark.parametrize("dynamic", ['["version"]', "7"])
+def test_name_of_a_package_reaches_no_environment_unless_it_is_one(made, name, dynamic):
+    table = f"[project]\nname = {name}\ndynamic = {dynamic}\n"
+    (made.path / "pyproject.toml").write_text(table)
+    (made.path / FILE).write_text(f'{TOML}[build]\ncommand = "true"\n')
+    sha = made.commit()
+
+    assert built_tree(open_project(str(made.path)), sha).place.distribution == ""
+
+
 @pytest.mark.parametrize("name", ["..", ".git", ".GIT"])
 @pytest.mark.parametrize("mode", ["040000 tree", "160000 commit"])
 def test_tree_that_leaves_its_folder_is_refused(made, tmp_path, name, mode):
