@@ -277,13 +277,17 @@ def _layers(model: nn.Module, prefix: str) -> list[str]:
 
 
 def _check_shared(model: nn.Module, path: str) -> None:
+    # Weights that transformers ties are separate ones while a model has none in memory.
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in parameters.items():
         if name.startswith(f"{path}.") and parameter.ndim > 1:
             block = name.removeprefix(f"{path}.").partition(".")[0]
-            if owners.setdefault(id(parameter), block) != block:
+            shared = id(parameters.get(tied.get(name, name), parameter))
+            if owners.setdefault(shared, block) != block:
                 raise QuantizeError(
-                    f"blocks {owners[id(parameter)]} and {block} of {type(model).__name__} share "
+                    f"blocks {owners[shared]} and {block} of {type(model).__name__} share "
                     f"weights ({name:.60}), and blocks are quantized one by one: pick another model"
                 )
 

@@ -91,7 +91,8 @@ class QuaRot(Scheme):
             )
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         norm = model.get_submodule(state.layout.path.partition(".")[0]).norm
-        rotation = _of_residuals(state)
+        rotation = self.residual_rotation(state)
+        state.rotations.append(rotation)
         folded = rotation.apply(head.weight.detach().double() * norm.weight.detach().double())
         rotated = rotation.apply(embedding.weight.detach().double())
         # FP16 as in checkpoints. If embedding and head were one tensor, they are separate ones now.
@@ -102,8 +103,14 @@ class QuaRot(Scheme):
             module.weight = nn.Parameter(halves, requires_grad=module.weight.requires_grad)
         _set_(norm.weight, torch.ones_like(norm.weight))
 
+    def residual_rotation(self, state: QuantizationState) -> Rotation:
+        """Return the rotation of the residual stream, on the model's device."""
+        model: Any = state.model
+        device = next(model.get_input_embeddings().parameters()).device
+        return residual_rotation(int(model.config.hidden_size), state.seed).to(device)
+
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        rotation = _of_residuals(state)
+        (rotation,) = state.rotations
         prefix = f"{state.layout.path}.{block}."
         norms: list[Any] = []
         for site_input in state.layout.inputs_of(block):
@@ -143,12 +150,6 @@ class QuaRot(Scheme):
         rounded = quantize(weight, self.options.weight)
         activation = dynamic(self.options.activation)
         quantize_site(state.model, site, rounded, activation, rotation=online)
-
-
-def _of_residuals(state: QuantizationState) -> Rotation:
-    config: Any = state.model.config
-    device = next(state.model.get_input_embeddings().parameters()).device  # type: ignore[operator]
-    return residual_rotation(int(config.hidden_size), state.seed).to(device)
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ from flexq_bench.schemes.own_schemes import OwnScheme, own_schemes, scheme_of, u
 from flexq_bench.schemes.quarot import QuaRot, QuaRotOptions
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
+from flexq_bench.schemes.spinquant import SpinQuant, SpinQuantOptions
 from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
 from flexq_bench.schemes.uniform import FULL_BITS, Dense, Uniform, UniformOptions
 from flexq_bench.workloads.names import unknown
@@ -214,6 +215,13 @@ _FAMILIES: tuple[_Family, ...] = (
         lambda bits: QuaRotOptions(int(bits["w"]), int(bits["a"])),
         ("quarot-w6a6", "quarot-w4a4"),
         "rotated by Hadamard matrices against outliers, then rounded to nearest",
+    ),
+    _Family(
+        r"spinquant-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
+        SpinQuant,
+        lambda bits: SpinQuantOptions(int(bits["w"]), int(bits["a"])),
+        ("spinquant-w4a4",),
+        "rotated by a matrix learned on the Cayley manifold, then rounded to nearest",
     ),
     _Family(
         r"duquant-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",

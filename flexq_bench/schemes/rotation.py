@@ -85,6 +85,22 @@ class HadamardRotation(Rotation):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MatrixRotation(Rotation):
+    """Any orthogonal R. matrix: [K, K]."""
+
+    matrix: torch.Tensor
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.matrix.T.to(x)
+
+    def undo(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.matrix.to(x)
+
+    def to(self, device: torch.device | str) -> MatrixRotation:
+        return MatrixRotation(self.matrix.to(device))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ChannelScales(Rotation):
     """R = diag(scales): AWQ's scales of an input that no previous layer could take.
 

@@ -16,6 +16,7 @@ from flexq_bench.schemes.calibration import BlockStream, Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import ModelMap, map_model
+from flexq_bench.schemes.rotation import Rotation
 from flexq_bench.schemes.smoothing import Folds
 
 Progress = Callable[[int, int, str], None]
@@ -55,6 +56,7 @@ class QuantizationState:
     generator: on the CPU, seeded; source of all random numbers.
     decided: names of sites chosen by `prepare`, by purpose.
     folds: the scales folded into the model so far.
+    rotations: of the residual stream, decided by `prepare`: none or one.
     """
 
     model: nn.Module
@@ -67,6 +69,7 @@ class QuantizationState:
     progress: Progress | None
     decided: dict[str, tuple[str, ...]] = field(default_factory=dict)
     folds: Folds = field(default_factory=Folds)
+    rotations: list[Rotation] = field(default_factory=list)
 
     @property
     def inputs(self) -> BlockStream:

@@ -5,6 +5,7 @@ import torch
 from families import ARCHITECTURES, tiny_config
 from torch import nn
 
+from flexq_bench.checkpoints.streaming import model_on_meta
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_map import linear_at, map_model
@@ -115,3 +116,13 @@ def test_identity_experts_return_their_input():
     separate = with_linear_layers(model)[0]
 
     torch.testing.assert_close(separate(x, chosen, shares), expected)
+
+
+def test_blocks_that_share_weights_are_refused_without_weights_too():
+    model = model_on_meta(tiny_config("zamba2"))
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(torch.empty_like(parameter)))
+
+    with pytest.raises(QuantizeError, match="blocks 1 and 2 of Zamba2ForCausalLM share weights"):
+        map_model(model)

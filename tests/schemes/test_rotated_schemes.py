@@ -1,4 +1,4 @@
-"""QuaRot and DuQuant: rotations, models of which they change nothing, and few bits."""
+"""QuaRot, SpinQuant and DuQuant: rotations, models of which they change nothing, and few bits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def test_rotation_refuses_wrong_number_of_channels():
         rotation.apply(torch.ones(2, 32))
 
 
-@pytest.mark.parametrize("name", ["quarot-w16a16", "duquant-w16a16[steps=8]"])
+@pytest.mark.parametrize(
+    "name", ["quarot-w16a16", "duquant-w16a16[steps=8]", "spinquant-w16a16[steps=3]"]
+)
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
@@ -104,7 +106,7 @@ def test_rotated_model_computes_the_same(name, architecture, changes, build, tex
 
     with torch.no_grad():
         expected, found = (m(text).logits.double() for m in (model, rotated))
-    if name.startswith("quarot"):
+    if not name.startswith("duquant"):
         assert not torch.equal(rotated.model.embed_tokens.weight, model.model.embed_tokens.weight)
     error = (found - expected).norm() / expected.norm()
     assert float(error) < 6e-3  # weights are FP16 after they were rotated
@@ -127,6 +129,7 @@ def test_few_bits_lose_less_if_rotated(shipped_llama):
     losses = {bits: divergence(f"rtn-{bits}") for bits in ("w6a6", "w4a4")}
     for name, bits in (("quarot", "w6a6"), ("quarot", "w4a4"), ("duquant", "w4a4")):
         assert divergence(f"{name}-{bits}") < 0.75 * losses[bits]
+    assert divergence("spinquant-w3a3") < divergence("quarot-w3a3")
 
 
 def test_kernels_get_rotated_inputs(tiny_llama):
