@@ -37,9 +37,10 @@ def read_history(
     Reads parents only of commits that are not stored yet. Without a part of the history (a shallow
     clone, missing objects) the note says so. Raises GitError if git does not run.
     """
+    remote = _remote(root)
     tips = {
         name: Tip(tip.sha, tip.at, is_certain=_has_tip(root, known, name, tip.sha))
-        for name, tip in _tips(root).items()
+        for name, tip in _tips(root, remote).items()
     }
     shallow = _shallow_commits(root)
     parents, note = _parents(root, shas, tips, known, shallow)
@@ -49,9 +50,10 @@ def read_history(
             "the history"
         )
         note += f" (and {len(others) - 1} more)" if len(others) > 1 else ""
-    deleted = known.tips.keys() - tips.keys() if _has_every_branch(root, shallow) else ()
+    has_all = _has_every_branch(root, remote, shallow)
+    deleted = known.tips.keys() - tips.keys() if has_all else ()
     ancestry = Ancestry(
-        project, parents, tips, _main_branch(root, known, tips), tuple(sorted(deleted))
+        project, parents, tips, _main_branch(root, remote, known, tips), tuple(sorted(deleted))
     )
     return CloneHistory(ancestry, note)
 
@@ -111,11 +113,10 @@ def _listed(root: Path, revisions: Collection[str]) -> list[str]:
     return git_output(root, *listing, input_text="\n".join(revisions)).splitlines()
 
 
-def _tips(root: Path) -> dict[str, Tip]:
+def _tips(root: Path, remote: str) -> dict[str, Tip]:
     """Return the tips of branches, of the newer of a local and a remote one, newest first."""
     form = "%(refname) %(objectname) %(committerdate:unix) %(symref)"
     listing = ("for-each-ref", "--sort=-committerdate", f"--count={_MAX_BRANCHES}")
-    remote = _remote(root)
     places = [_BRANCHES, *([f"{_REMOTES}{remote}/"] if remote else [])]
     tips: dict[str, Tip] = {}
     for line in git_output(root, *listing, f"--format={form}", *places).splitlines():
@@ -136,13 +137,12 @@ def _remote(root: Path) -> str:
     return "origin" if "origin" in remotes else next(iter(remotes), "")
 
 
-def _main_branch(root: Path, known: KnownHistory, tips: Mapping[str, Tip]) -> str:
+def _main_branch(root: Path, remote: str, known: KnownHistory, tips: Mapping[str, Tip]) -> str:
     """Return the name of the main branch; empty: unknown.
 
     It is the remote's HEAD, else the one that a CI service or the database names, else one with a
     usual name, else the one that is checked out, else the only one.
     """
-    remote = _remote(root)
     head = _first_line(root, "symbolic-ref", "--quiet", f"{_REMOTES}{remote}/HEAD")
     candidates = [
         head.removeprefix(f"{_REMOTES}{remote}/"),
@@ -177,11 +177,10 @@ def _unreached(root: Path, shas: Sequence[str], tips: Mapping[str, Tip]) -> list
     return sorted(others.intersection(listed))
 
 
-def _has_every_branch(root: Path, shallow: Collection[str]) -> bool:
+def _has_every_branch(root: Path, remote: str, shallow: Collection[str]) -> bool:
     """Return True if a clone would have a branch that exists: it fetches all of them."""
     if shallow:
         return False
-    remote = _remote(root)
     if not remote:
         return True
     fetched = run_git(root, "config", "--get-all", f"remote.{remote}.fetch").stdout
