@@ -19,7 +19,7 @@ import torch
 
 TINY = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,15 @@ def port():
 
 
 def wait_for(process, port):
-    for _ in range(2000):
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
         assert process.poll() is None, process.stderr.read()
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
                 return json.load(answer)
         except OSError:
             time.sleep(0.05)
-    raise AssertionError("no answer in 100 s")
+    raise AssertionError("no answer in 300 s")
 
 
 def client_of(port):
@@ -73,7 +74,7 @@ def test_quantized_answers_equal_those_of_decode(port, cache, monkeypatch):
             )
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", cache["FLEXQ_BENCH_CACHE"])
     scheme = CachedScheme("flexq-w6ax")
@@ -101,7 +102,7 @@ def test_ended_server_ends_answers_and_leaves_nothing(port, cache, number):
             process.send_signal(number)
             with contextlib.suppress(openai.APIError):  # in the time of grace it may end well
                 list(answer)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode in ((0,) if number == signal.SIGINT else (-number,))
@@ -116,7 +117,7 @@ def test_taken_port_is_one_line(port, cache):
         taken.bind(("127.0.0.1", port))
         taken.listen()
         process = start(port=port, cache=cache)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
 
     assert process.returncode == 2
     assert len(errors.strip().splitlines()) == 1
