@@ -50,6 +50,11 @@ OF_GRIDS = {"accuracy", "checkpoints", "decode", "kernels", "schemes"}
 FAST_CASES = 3
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their parameter: packed ones differ by the time at which they were packed."""
+    return argname if isinstance(val, bytes) and len(val) > 16 else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave three cases of a grid, drawn by their names, among the fast tests."""
