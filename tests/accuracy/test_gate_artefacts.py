@@ -124,7 +124,7 @@ def test_damaged_checkpoint_of_another_tool_fails(gate, tiny_llama, external):
     assert f"weights.{UP}: row 10 has the original's row 20" in checks["weights"]["reason"]
 
 
-# A scale that is too large costs E4M3 nothing until values are subnormal, some thousand times later.
+# Too large a scale costs E4M3 nothing until its values are subnormal, thousands of times later.
 @pytest.mark.slow
 @pytest.mark.parametrize(("factor", "outcome"), [(1, "pass"), (1 / 64, "fail"), (16384, "fail")])
 def test_damaged_scale_of_the_cache_fails(gate, tiny_llama, external, factor, outcome):
