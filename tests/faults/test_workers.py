@@ -158,10 +158,19 @@ def until(found: Callable[[], list[int]], process: subprocess.Popen[str]) -> int
 
 
 def children_of(pid: int) -> list[int]:
-    """Processes that measure."""
+    """Processes that measure: started by this one, or forked by the server that it started."""
+    children = started_by(pid)
+    forked = [one for child in children if runs(child, "fork_server") for one in started_by(child)]
+    return [child for child in children if runs(child, MODULE)] or forked
+
+
+def started_by(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return [child for child in children if MODULE in Path(f"/proc/{child}/cmdline").read_text()]
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def runs(pid: int, name: str) -> bool:
+    return name in Path(f"/proc/{pid}/cmdline").read_text()
 
 
 @pytest.fixture
