@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -14,6 +14,16 @@ from flexq_bench.dashboard.shared.formatting import as_text
 from flexq_bench.dashboard.shared.results_frame import narrowed
 
 T = TypeVar("T")
+
+
+class Stored(Protocol):
+    """A row of the database that a page shows one of."""
+
+    @property
+    def uuid(self) -> str: ...
+
+
+StoredT = TypeVar("StoredT", bound=Stored)
 
 
 @contextmanager
@@ -80,6 +90,28 @@ class Controls:
         assert value is not None  # None only if there are no options
         self._write(name, [] if value == default and not always_in_url else [to_url(value)])
         return value
+
+    def select_row(
+        self,
+        name: str,
+        label: str,
+        rows: Sequence[StoredT],
+        title: Callable[[StoredT], str],
+        *,
+        always_in_url: bool = False,
+    ) -> StoredT:
+        """Select a row, by default the first one; the URL has the beginning of its uuid."""
+        by_uuid = {row.uuid: row for row in rows}
+        chosen = self.select(
+            st.container(),
+            name,
+            label,
+            list(by_uuid),
+            format_func=lambda uuid: title(by_uuid[uuid]),
+            to_url=lambda uuid: uuid[:8],
+            always_in_url=always_in_url,
+        )
+        return by_uuid[chosen]
 
     def multiselect(
         self,

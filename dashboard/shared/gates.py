@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
 
-import streamlit as st
-
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import local_time, short_commit
 from flexq_bench.dashboard.shared.links import page_address
@@ -96,17 +94,11 @@ def show_limits(
     controls: Controls, gates: Sequence[GateRow], names: Mapping[str, str], zone: tzinfo
 ) -> GateRow:
     """Select a gate, show its limits, and return it. names: sha -> release."""
-    by_uuid = {gate.uuid: gate for gate in gates}
-    chosen = controls.select(
-        st.container(),
-        "gate",
-        "Limits of",
-        list(by_uuid),
-        format_func=lambda uuid: _gate_name(by_uuid[uuid], names, zone),
-        to_url=lambda uuid: uuid[:8],
+    chosen = controls.select_row(
+        "gate", "Limits of", gates, lambda gate: _gate_name(gate, names, zone)
     )
-    draw_table(limit_rows(by_uuid[chosen]), key="limits")
-    return by_uuid[chosen]
+    draw_table(limit_rows(chosen), key="limits")
+    return chosen
 
 
 def _gate_name(gate: GateRow, names: Mapping[str, str], zone: tzinfo) -> str:

@@ -192,18 +192,9 @@ def _commits_in_words(row: DecisionRow) -> str:
 
 
 def _choose_member(controls: Controls, members: Sequence[DecisionRow]) -> DecisionRow:
-    by_uuid = {row.uuid: row for row in members}
-    chosen = controls.select(
-        st.container(),
-        "verdict",
-        "Evidence of",
-        list(by_uuid),
-        members[0].uuid,
-        format_func=lambda uuid: _name(by_uuid[uuid]),
-        to_url=lambda uuid: uuid[:8],
-    )
+    chosen = controls.select_row("verdict", "Evidence of", members, _name)
     controls.warn_of_ignored(st.container(), "Not a verdict of this alert, so not shown")
-    return by_uuid[chosen]
+    return chosen
 
 
 def _name(row: DecisionRow) -> str:

@@ -53,14 +53,11 @@ def _show_requests(database: Database) -> None:
     controls = Controls("sweep")
     on_top = st.empty()
     zone = time_zone(st.context.timezone)
-    by_uuid = {row.uuid: row for row in listed}
-    chosen = controls.select(
-        st.container(), "request", "Request", list(by_uuid), listed[0].uuid,
-        format_func=lambda uuid: _title(by_uuid[uuid], zone), to_url=lambda uuid: uuid[:8],
-        always_in_url=True,
-    )  # fmt: skip
+    chosen = controls.select_row(
+        "request", "Request", listed, lambda row: _title(row, zone), always_in_url=True
+    )
     row = st.container(horizontal=True, gap="large")
-    sizes = [axis for axis in AXES if _varies(by_uuid[chosen], axis)] or ["m"]
+    sizes = [axis for axis in AXES if _varies(chosen, axis)] or ["m"]
     axis = controls.select(
         row, "over", "Over", sizes, format_func=lambda name: AXES[name], radio=True
     )
@@ -69,9 +66,9 @@ def _show_requests(database: Database) -> None:
         format_func=lambda name: VALUES[name][0], radio=True,
     )  # fmt: skip
     controls.warn_of_ignored(on_top, "Not requested, so not shown")
-    is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
+    is_open = chosen.state in OPEN_REQUEST_STATES
     watch = st.fragment(_watch, run_every=_REFRESH_INTERVAL_S if is_open else None)
-    watch(database, chosen, axis, value, is_open=is_open)
+    watch(database, chosen.uuid, axis, value, is_open=is_open)
 
 
 def _list(database: Database) -> list[RequestRow]:
