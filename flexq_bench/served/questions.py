@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ OnQuestion = Callable[[], None]
 _GIVE_UP_AFTER = 8  # requests in a row without an answer
 _RETRIES = 4  # of a request that the engine was too busy for
 _FAULTS = (Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome.MALFORMED)
+_UNUSABLE = (Outcome.EMPTY, Outcome.MALFORMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,20 +179,23 @@ class QuestionFile(QuestionSuite):
             for index, question in zip(indices, asked, strict=True)
         ]
         answers = await send_questions(client, requests, asking.concurrency, on_question)
-        return [self._scored(*pair) for pair in zip(asked, answers, strict=True)]
+        return [
+            score_texts(own, partial(self._is_right, question))
+            for question, own in zip(asked, answers, strict=True)
+        ]
 
-    def _scored(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
-        if any(not answer.outcome.is_answer for answer in answers):
-            return Scored(None, answers)
-        right = sum(self._is_right(question, answer) for answer in answers)
-        return Scored(right / len(answers), answers)
-
-    def _is_right(self, question: _Question, answer: Answer) -> bool:
-        if answer.outcome is Outcome.MALFORMED or answer.outcome is Outcome.EMPTY:
-            return False
+    def _is_right(self, question: _Question, text: str) -> bool:
         if self._code is not None and question.checker == CODE:
-            return self._code.is_right(answer.text, question.text, question.answers)
-        return is_right(question.checker, answer.text, question.answers)
+            return self._code.is_right(text, question.text, question.answers)
+        return is_right(question.checker, text, question.answers)
+
+
+def score_texts(answers: tuple[Answer, ...], score: Callable[[str], float]) -> Scored:
+    """Return the mean score of an answer's samples: 0 of texts that nobody can use."""
+    if any(not answer.outcome.is_answer for answer in answers):
+        return Scored(None, answers)
+    total = sum(0.0 if answer.outcome in _UNUSABLE else score(answer.text) for answer in answers)
+    return Scored(total / len(answers), answers)
 
 
 def faults_of(scored: Scored) -> dict[str, float]:

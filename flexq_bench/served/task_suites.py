@@ -22,6 +22,7 @@ from flexq_bench.served.questions import (
     QuestionSuite,
     Scored,
     question_seed,
+    score_texts,
     send_questions,
 )
 
@@ -96,14 +97,7 @@ class TaskSuite(QuestionSuite):
         ]
 
     def _generated(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
-        if any(not answer.outcome.is_answer for answer in answers):
-            return Scored(None, answers)
-        unusable = (Outcome.EMPTY, Outcome.MALFORMED)
-        right = sum(
-            self._score(question, [answer.text]) if answer.outcome not in unusable else 0.0
-            for answer in answers
-        )
-        return Scored(right / len(answers), answers)
+        return score_texts(answers, lambda text: self._score(question, [text]))
 
     def _compared(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
         """Score a document by the log-probabilities of continuations."""
@@ -231,7 +225,7 @@ def _continuation(answer: Answer, start: int) -> Answer:
     own = answer.logprobs[start:length]
     has_own = len(answer.logprobs) >= max(length, start, 1)
     if answer.outcome.is_answer and not (
-        has_own and all(t.logprob is not None for t in own[not start :])
+        has_own and all(t.logprob is not None for t in own[0 if start else 1 :])
     ):
         return replace(answer, outcome=Outcome.REFUSED, detail=_NO_ECHO, logprobs=())
     return replace(_without_text(answer), logprobs=own)
