@@ -70,7 +70,7 @@ def judge_histories(
     alert. Steps within one commit are not caused by code, and open none. The open alerts of the
     projects are judged again.
     """
-    chosen = queries.project_series(session, None if series_ids is None else [*series_ids])
+    chosen = queries.project_series(session, series_ids)
     at = datetime.now(UTC)
     new_steps = [
         new

@@ -208,7 +208,7 @@ def stored_texts(session: Session, name: str) -> tuple[str, ...]:
 
 
 def project_series(
-    session: Session, series_ids: Sequence[int] | None = None
+    session: Session, series_ids: Iterable[int] | None = None
 ) -> list[ProjectSeries]:
     """Return the series measured by another tool, of these ids, by id. Reads no measurement."""
     query = (
@@ -216,9 +216,16 @@ def project_series(
         .where(Series.project != "", Series.backend == EXTERNAL_BACKEND)
         .order_by(Series.id)
     )
-    if series_ids is not None:
-        query = query.where(Series.id.in_(series_ids))
-    return rows_of(session, ProjectSeries, query)
+    if series_ids is None:
+        return rows_of(session, ProjectSeries, query)
+    ids = sorted(set(series_ids))
+    return [
+        row
+        for start in range(0, len(ids), _BATCH)  # a server takes 65,535 parameters at most
+        for row in rows_of(
+            session, ProjectSeries, query.where(Series.id.in_(ids[start : start + _BATCH]))
+        )
+    ]
 
 
 def series_of_other_units(session: Session, series_ids: Iterable[int]) -> list[tuple[int, int]]:
