@@ -27,7 +27,8 @@ def repository_of(folder: Path) -> Path:
     done = run_git(folder, "rev-parse", "--show-toplevel")
     if done.returncode == 0:
         return Path(done.stdout.strip())
-    if "cannot use bare repository" in done.stderr:
+    # What git says with and, before version 2.38, without safe.bareRepository.
+    if re.search("cannot use bare repository|must be run in a work tree", done.stderr):
         raise UsageError(
             f"{folder} is a bare repository, which has no files: make a checkout of it "
             f"(git clone, or git -C {shlex.quote(str(folder))} worktree add FOLDER) and name that"
