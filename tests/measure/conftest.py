@@ -131,7 +131,17 @@ def a_case():
 
 @pytest.fixture
 def a_meter():
-    def build(kernel=None, *, protocol=FAST, probes=(), sensor=None, clock=None, seed=0, **fields):
+    def build(
+        kernel=None,
+        *,
+        protocol=FAST,
+        probes=(),
+        sensor=None,
+        clock=None,
+        seed=0,
+        secret=1,
+        **fields,
+    ):
         shelf = {probe.spec.label: probe for probe in probes}
         if kernel is not None:
             shelf[kernel.spec.label] = kernel
@@ -141,6 +151,7 @@ def a_meter():
             seed,
             sensor=sensor,
             clock=clock,
+            secret=secret,
             resolve=Shelf(shelf).resolve,
             **fields,
         )

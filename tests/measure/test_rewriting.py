@@ -105,7 +105,7 @@ def test_changes_depend_on_the_secret(recorded):
 
 
 def test_secret_is_recorded_and_differs_between_meters(a_meter, a_case, fake_linear):
-    first, second = (a_meter(fake_linear()).measure(a_case()) for _ in range(2))
+    first, second = (a_meter(fake_linear(), secret=None).measure(a_case()) for _ in range(2))
 
     assert first.extra["secret"] != second.extra["secret"]
     told = a_meter(fake_linear(), secret=first.extra["secret"]).measure(a_case())
