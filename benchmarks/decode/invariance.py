@@ -1,6 +1,6 @@
 """SHA-256 of the logits of the same sequences in batches and chunks of several sizes.
 
-    python benchmarks/decode/invariance.py --model MODEL --batch 1,8,32,128 --prompts 128
+    python benchmarks/decode/invariance.py --model smollm2-135m --batch 1,8,32,128 --prompts 512
 
 Prompts are random, of --shortest to --longest tokens, each read in one chunk, or in chunks of
 --chunk tokens; then each sequence decodes --new tokens. The hash is of all logits after prompts and
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from pathlib import Path
 
 import torch
 from json_lines import say_row
@@ -40,7 +39,6 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=512)
     parser.add_argument("--chunk", default="0,100")
     parser.add_argument("--new", type=int, default=8)
-    parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = open_model(options.model, options.scheme, 0)
@@ -78,7 +76,8 @@ def main() -> None:
 
 
 def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
-    return kernel.default_config(GemmWorkload(m, n, k))
+    # By bucket: prompts of hundreds of lengths would each need an estimate of every configuration.
+    return kernel.default_config(GemmWorkload(kernel.tuning_bucket(m), n, k))
 
 
 def _decoded(engine: Engine, ids: list[torch.Tensor], chunk: int, new: int) -> torch.Tensor:
@@ -86,6 +85,8 @@ def _decoded(engine: Engine, ids: list[torch.Tensor], chunk: int, new: int) -> t
     device, count = engine.model.device, len(ids)
     last: list[torch.Tensor | None] = [None] * count
     longest = max(map(len, ids))
+    bucket = engine.bucket(longest + new)
+    engine.prepare(count, bucket)
     for start in range(0, longest, chunk):
         slots = [i for i in range(count) if len(ids[i]) > start]
         parts = [ids[i][start : start + chunk] for i in slots]
@@ -104,7 +105,6 @@ def _decoded(engine: Engine, ids: list[torch.Tensor], chunk: int, new: int) -> t
     engine.positions[:count] = ends
     engine.tokens[:count] = first.argmax(dim=1).to(device).int()
     steps = [first]
-    bucket = engine.bucket(longest + new)
     steps += [engine.advance(count, bucket).cpu() for _ in range(new)]
     return torch.stack(steps, dim=1)
 
