@@ -14,13 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of, choose_untuned
+from flexq_bench.kernels.cuda.imma.configuration_choice import bucket_of
 from flexq_bench.kernels.cuda.imma.gemm import ImmaGemm
-from flexq_bench.kernels.cuda.timed_choice import (
-    TimedChoice,
-    choose_for_few_tokens,
-    name_of,
-)
+from flexq_bench.kernels.cuda.timed_choice import TimedChoice, name_of
 from flexq_bench.kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyGemm
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.kernels.runtime.gpu import Device
@@ -60,13 +56,15 @@ def own_configs(kernel: str) -> tuple[list[Config], TimedChoice]:
 
 def chosen(kernel: str, configs: Sequence[Any], gemm: GemmWorkload, device: Device) -> Config:
     """Return the one of `configs` that runs without tuning, on a shape that was never timed."""
-    implementation = resolve(kernel, "cuda")
-    if isinstance(implementation, ImmaGemm):
-        return choose_untuned(configs, gemm, device, implementation.choice, unseen=True)
-    found: Config = choose_for_few_tokens(
-        own_configs(kernel)[1], configs, gemm, device, unseen=True
-    )
-    return found
+    implementation, timed = resolve(kernel, "cuda"), own_configs(kernel)[1]
+    timed.is_blind = True
+    try:
+        if isinstance(implementation, ImmaGemm):
+            return implementation.choice.choose(configs, gemm, device)
+        found: Config = timed.choose_few(configs, gemm, device, configs[0].col_tiles)
+        return found
+    finally:
+        timed.is_blind = False
 
 
 def left_out(kernel: str, every: int = 1) -> dict[tuple[int, int], list[float]]:

@@ -1,14 +1,13 @@
 """Choice of a configuration where nothing was tuned, by one mechanism for all kernels.
 
-The `default_config` of a kernel calls `TimedChoice.choose`, or `choose_for_few_tokens`. A case that
-was timed gets its fastest configuration. Elsewhere the time of each is estimated: its cost, if the
-kernel has a model of it, times a correction interpolated between the nearest timed cases (simple
-kriging with a Matérn 3/2 covariance: Rasmussen and Williams 2006, sections 2.2 and 4.2.1). Near are
-cases with similar coordinates, of the shape and of the work that this configuration makes of it.
+The `default_config` of a kernel calls `TimedChoice.choose` or `choose_few`. A case that was timed
+gets its fastest configuration. Elsewhere the time of each is estimated: its cost, if the kernel has
+a model of it, times a correction interpolated between the nearest timed cases (simple kriging with
+a Matérn 3/2 covariance: Rasmussen and Williams 2006, sections 2.2 and 4.2.1). Near are cases with
+similar coordinates, of the shape and of the work that this configuration makes of it.
 
-Tables are in the folder timed_cases: times of the candidates at random shapes on an H100 or H200.
-`python benchmarks/kernels/heuristic.py` times cases, writes the tables, and reports the loss of the
-choice on shapes that are in none.
+Tables are in the folder timed_cases: times at random shapes on an H100 or H200, by
+`python benchmarks/kernels/heuristic.py`, which also reports the loss on shapes that are in none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +39,6 @@ PER_UNIT = 1000  # of a number in a file
 Floats = NDArray[np.float64]
 
 
-class FewConfig(Protocol):
-    """Interface of the configurations for few tokens: rows are blocks', K is split over warps."""
-
-    @property
-    def row_tiles(self) -> int: ...
-    @property
-    def col_tiles(self) -> int: ...
-    @property
-    def k_split(self) -> int: ...
-
-
 class Place(NamedTuple):
     """Place of a configuration at a case. cost: logarithm of its estimated time; None: no model,
     so that it comes last if it was not timed. coordinates: in units of their length scales."""
@@ -61,7 +49,6 @@ class Place(NamedTuple):
 
 PlaceOf = Callable[[Any, GemmWorkload, Device], Place]
 ConfigT = TypeVar("ConfigT")
-FewT = TypeVar("FewT", bound=FewConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +75,13 @@ class _Known(NamedTuple):
 
 
 class TimedChoice:
-    """Choice from the table `name`. like: a similar kernel, whose cases are further neighbours."""
+    """Choice from the table `name`. like: a similar kernel, whose cases are further neighbours.
+
+    is_blind: choose as if the N and K of a case had not been timed.
+    """
 
     def __init__(self, name: str, like: TimedChoice | None = None) -> None:
-        self.name, self._like = name, like
+        self.name, self._like, self.is_blind = name, like, False
         self._known_cases: dict[tuple[object, ...], _Known] = {}
         self._chosen: dict[tuple[object, ...], Any] = {}
 
@@ -111,21 +101,29 @@ class TimedChoice:
         device: Device,
         place: PlaceOf,
         group: int = MANY_TOKENS,
-        *,
-        unseen: bool = False,
     ) -> ConfigT:
-        """Return the configuration to run. unseen: as if this N and K had not been timed."""
-        key = (tuple(configs), gemm, device, place, group, unseen)
+        """Return the configuration to run."""
+        key = (tuple(configs), gemm, device, place, group, self.is_blind)
         if key not in self._chosen:
-            us = {} if unseen else self._timed(group, gemm, device)
+            us = {} if self.is_blind else self._timed(group, gemm, device)
             timed = [config for config in configs if name_of(config) in us]
             if timed:
                 self._chosen[key] = min(timed, key=lambda config: us[name_of(config)])
             else:
                 at = gemm, device, place, group
-                self._chosen[key] = min(configs, key=lambda c: self._log_us(c, *at, unseen=unseen))
+                self._chosen[key] = min(configs, key=lambda config: self._log_us(config, *at))
         chosen: ConfigT = self._chosen[key]
         return chosen
+
+    def choose_few(
+        self, configs: Sequence[ConfigT], gemm: GemmWorkload, device: Device, col_tiles: int
+    ) -> ConfigT:
+        """Return the configuration to run. configs: of blocks with so many column tiles of tokens,
+        rows of tiles each, whose warps split K. Blocks of further tokens count as further rows."""
+        group = _TOKENS * col_tiles
+        rows = max(gemm.n, min(-(-gemm.m // group) * gemm.n, self.most_rows(group)))
+        at = GemmWorkload(group, rows, gemm.k)
+        return self.choose(configs, at, device, few_tokens_place, group)
 
     def most_rows(self, group: int) -> int:
         """Return the largest N of a group's cases, those of the similar kernel included."""
@@ -146,18 +144,11 @@ class TimedChoice:
         return {}
 
     def _log_us(
-        self,
-        config: Any,
-        gemm: GemmWorkload,
-        device: Device,
-        place: PlaceOf,
-        group: int,
-        *,
-        unseen: bool,
+        self, config: Any, gemm: GemmWorkload, device: Device, place: PlaceOf, group: int
     ) -> float:
         here = place(config, gemm, device)
         points, logs, shapes = self._known(config, place, group)
-        if unseen:
+        if self.is_blind:
             other = (shapes != (gemm.n, gemm.k)).any(axis=1)
             points, logs = points[other], logs[other]
         if len(logs) < _MIN_CASES:
@@ -200,23 +191,7 @@ class TimedChoice:
         )
 
 
-def choose_for_few_tokens(
-    timed: TimedChoice,
-    configs: Sequence[FewT],
-    gemm: GemmWorkload,
-    device: Device,
-    *,
-    unseen: bool = False,
-) -> FewT:
-    """Return the configuration to run. configs: those for few tokens first, with the same column
-    tiles. Blocks of further tokens count as further rows. unseen: as of `choose`."""
-    group = _TOKENS * configs[0].col_tiles
-    rows = max(gemm.n, min(-(-gemm.m // group) * gemm.n, timed.most_rows(group)))
-    at = GemmWorkload(group, rows, gemm.k)
-    return timed.choose(configs, at, device, few_tokens_place, group, unseen=unseen)
-
-
-def few_tokens_place(config: FewConfig, gemm: GemmWorkload, device: Device) -> Place:
+def few_tokens_place(config: Any, gemm: GemmWorkload, device: Device) -> Place:
     """Place of a configuration for few tokens: a block computes rows of tiles, its warps split K.
 
     In the tiled kernel, which competes at 17 to 32 tokens, warps share the rows instead.

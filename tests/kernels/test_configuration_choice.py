@@ -11,7 +11,6 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     TWO_LEVEL,
     bucket_of,
-    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     SIX_BITS,
@@ -41,9 +40,7 @@ def test_every_shape_gets_a_configuration_that_can_run(sms, in_mma_order):
     for m in TOKENS:
         for n, k in SHAPES:
             can_run = configs_for(FLEXQ, m, n, k, in_mma_order=in_mma_order, sms=sms)
-            assert (
-                choose_untuned(can_run, GemmWorkload(m, n, k), Device(sms, 2000), FLEXQ) in can_run
-            )
+            assert FLEXQ.choose(can_run, GemmWorkload(m, n, k), Device(sms, 2000)) in can_run
 
 
 @pytest.mark.parametrize("in_mma_order", [False, True])
@@ -53,7 +50,7 @@ def test_dual_grained_kernel_has_own_choice_for_many_tokens(candidates, in_mma_o
         for n, k in SHAPES:
             fit = configs_for(candidates, m, n, k, in_mma_order=in_mma_order)
             can_run = [c for c in fit if not isinstance(c, ImmaConfig)]
-            chosen = choose_untuned(can_run, GemmWorkload(m, n, k), H200, candidates)
+            chosen = candidates.choose(can_run, GemmWorkload(m, n, k), H200)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 
@@ -61,17 +58,14 @@ def test_dual_grained_kernel_has_own_choice_for_many_tokens(candidates, in_mma_o
 def test_without_clusters_the_choice_has_none():
     for m in TOKENS:
         can_run = [c for c in configs_for(FLEXQ, m, in_mma_order=False) if c.k_split == 1]
-        assert (
-            choose_untuned(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008), FLEXQ).k_split
-            == 1
-        )
+        assert FLEXQ.choose(can_run, GemmWorkload(m, 4096, 4096), Device(84, 1008)).k_split == 1
 
 
 def test_tiled_kernel_for_many_rows_above_16_tokens():
     configs = configs_for(FLEXQ, 32, in_mma_order=False)
 
     for n, kind in ((28672, TiledConfig), (2048, ImmaConfig)):
-        assert isinstance(choose_untuned(configs, GemmWorkload(32, n, 8192), H200, FLEXQ), kind)
+        assert isinstance(FLEXQ.choose(configs, GemmWorkload(32, n, 8192), H200), kind)
 
 
 def test_mma_order_has_only_warpgroup_kernels():
@@ -151,7 +145,7 @@ def test_17_to_24_tokens_have_three_column_tiles_if_k_is_long():
     assert {c.col_tiles for c in configs} == {3}
     assert {c.col_tiles for c in FLEXQ.for_few(24, 4095)} == {4}
     assert {c.col_tiles for c in TWO_LEVEL.for_few(24, 4096)} == {4}
-    assert choose_untuned(configs, GemmWorkload(24, 4096, 4096), H200, FLEXQ) in configs
+    assert FLEXQ.choose(configs, GemmWorkload(24, 4096, 4096), H200) in configs
 
 
 CLUSTERS = [c for c in FLEXQ.costs if isinstance(c, ClusterConfig)]

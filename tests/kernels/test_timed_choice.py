@@ -26,7 +26,6 @@ from flexq_bench.kernels.cuda.timed_choice import (
     Place,
     TimedCases,
     TimedChoice,
-    choose_for_few_tokens,
     few_tokens_place,
     name_of,
     read_tables,
@@ -77,8 +76,9 @@ TABLE = TimedCases(
 )
 
 
-def chosen(timed, n, k, device=H200, configs=(NARROW, WIDE), **options):
-    return choose_for_few_tokens(timed, configs, GemmWorkload(8, n, k), device, **options)
+def chosen(timed, n, k, device=H200, configs=(NARROW, WIDE), *, blind=False):
+    timed.is_blind = blind
+    return timed.choose_few(configs, GemmWorkload(8, n, k), device, 1)
 
 
 def without(table, gone):
@@ -107,16 +107,16 @@ def test_timed_case_gets_its_fastest_configuration_there():
     odd = Stored({8: replace(TABLE, us=us)})
 
     assert chosen(odd, 4096, 4096) == WIDE
-    assert chosen(odd, 4096, 4096, unseen=True) == NARROW
+    assert chosen(odd, 4096, 4096, blind=True) == NARROW
 
 
-def test_unseen_choice_is_that_without_all_cases_of_the_shape():
+def test_blind_choice_is_that_without_all_cases_of_the_shape():
     drawn = np.random.default_rng(3)
     noisy = replace(TABLE, us=TABLE.us * np.exp(0.1 * drawn.standard_normal(TABLE.us.shape)))
 
     for shape in SHAPES:
         others = Stored({8: without(noisy, shape)})
-        assert chosen(Stored({8: noisy}), *shape, unseen=True) == chosen(others, *shape)
+        assert chosen(Stored({8: noisy}), *shape, blind=True) == chosen(others, *shape)
 
 
 def test_rarely_timed_configuration_without_a_model_comes_last():
@@ -138,7 +138,8 @@ def test_cost_model_decides_where_nothing_was_timed():
         TABLE, cases=tuple(replace(c, m=64) for c in TABLE.cases), us=TABLE.us * [1.0, 3.0]
     )
     timed = Stored({MANY_TOKENS: slow})
-    assert timed.choose([NARROW, WIDE], gemm, H200, place, unseen=True) == NARROW
+    timed.is_blind = True
+    assert timed.choose([NARROW, WIDE], gemm, H200, place) == NARROW
 
 
 def test_predicted_time_steps_follow_blocks_and_warps():
@@ -153,7 +154,7 @@ def test_predicted_time_steps_follow_blocks_and_warps():
     timed = Stored({8: TimedCases(tuple(map(name_of, tiles)), cases, (H200,) * len(cases), us)})
 
     lost = us / us.min(axis=1, keepdims=True) - 1
-    columns = [tiles.index(chosen(timed, *shape, configs=tiles, unseen=True)) for shape in shapes]
+    columns = [tiles.index(chosen(timed, *shape, configs=tiles, blind=True)) for shape in shapes]
     assert min(lost.mean(axis=0)) > 0.1  # of the same configuration everywhere
     assert lost[np.arange(len(lost)), columns].mean() < 0.012
 
@@ -184,7 +185,7 @@ def test_missing_column_tiles_come_from_the_similar_kernel():
     configs = [c for c in FLEXQ.for_few(24, 4096) if c.k_split == 1]
     gemm = GemmWorkload(24, 4100, 4100)
 
-    found = [choose_for_few_tokens(c.timed, configs, gemm, H200) for c in (TWO_LEVEL, FLEXQ)]
+    found = [c.timed.choose_few(configs, gemm, H200, 3) for c in (TWO_LEVEL, FLEXQ)]
     assert 24 not in TWO_LEVEL.timed.tables
     assert found[0] == found[1]
 

@@ -24,7 +24,6 @@ from flexq_bench.kernels.cuda.imma.configuration_choice import (
     FLEXQ,
     Candidates,
     bucket_of,
-    choose_untuned,
 )
 from flexq_bench.kernels.cuda.imma.configurations import (
     CHUNK,
@@ -180,7 +179,7 @@ class ImmaGemm(CheckedGemm):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose_untuned(self.fitting(gemm), gemm, current_device(), self.choice)
+        return self.choice.choose(self.fitting(gemm), gemm, current_device())
 
     def builds(self) -> Sequence[Build]:
         return [

@@ -24,7 +24,7 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.cuda.cublas.dense import padded
 from flexq_bench.kernels.cuda.cublas.rows import CODES_AS_HALVES
 from flexq_bench.kernels.cuda.half_activations import HalfActivationKernel
-from flexq_bench.kernels.cuda.timed_choice import TimedChoice, choose_for_few_tokens
+from flexq_bench.kernels.cuda.timed_choice import TimedChoice
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.runtime.gpu import current_device, current_gpu
 from flexq_bench.kernels.runtime.module import load_function
@@ -327,7 +327,8 @@ class WeightOnlyGemm(HalfActivationKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        return choose_for_few_tokens(self.timed, can_run, gemm, current_device())
+        tiles = tiles_for(gemm.m)
+        return self.timed.choose_few(can_run, gemm, current_device(), tiles)
 
     def builds(self) -> Sequence[Build]:
         """Return all builds of the usual kernels; of the others only the largest one."""
