@@ -181,9 +181,7 @@ class TimedChoice:
         timed = np.flatnonzero(~np.isnan(us))
         places = [place(config, table.cases[row], table.devices[row]) for row in timed]
         others = np.nanmean(np.log(table.us[timed]), axis=1)
-        costs = [
-            other if p.cost is None else p.cost for p, other in zip(places, others, strict=True)
-        ]
+        costs = [o if p.cost is None else p.cost for p, o in zip(places, others, strict=True)]
         return _Known(
             np.array([(*p.coordinates, 0.0) for p in places]),
             np.log(us[timed]) - np.array(costs),
