@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import product
 
 import torch
 from json_lines import say_row
@@ -27,6 +28,7 @@ from flexq_bench.kernels.decoder.invariant import invariant_operations
 from flexq_bench.workloads.gemm import GemmWorkload
 
 _TIMED_STEPS = 30
+_MOST_TOKENS = 1 << 15  # of prompts that are read at once
 
 
 def main() -> None:
@@ -87,8 +89,11 @@ def _decoded(engine: Engine, ids: list[torch.Tensor], chunk: int, new: int) -> t
     longest = max(map(len, ids))
     bucket = engine.bucket(longest + new)
     engine.prepare(count, bucket)
-    for start in range(0, longest, chunk):
-        slots = [i for i in range(count) if len(ids[i]) > start]
+    rows = _MOST_TOKENS // min(chunk, longest)  # that are read at once
+    for start, top in product(range(0, longest, chunk), range(0, count, rows)):
+        slots = [i for i in range(count)[top : top + rows] if len(ids[i]) > start]
+        if not slots:
+            continue
         parts = [ids[i][start : start + chunk] for i in slots]
         tokens = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
         counts = torch.tensor([len(part) for part in parts], device=device)

@@ -37,7 +37,7 @@ _CHOICES = (
 )
 _DEFAULT = (2, 8, 2, 128, 0, 0)
 _FEW_ROWS = (5, 16, 2, 64, 0, 0)  # if no SM gets more than one such block
-_MAX_TOKENS = 32  # of few_tokens.cu: for more, cuBLAS is as fast
+_MAX_TOKENS = 16  # of few_tokens.cu: for more it reads weights twice, and cuBLAS is faster
 
 
 @dataclass(frozen=True, slots=True)

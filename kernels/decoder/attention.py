@@ -22,11 +22,14 @@ _PACKINGS = {"halves": 0, "group-codes": 1}
 _SPLITS = 3  # value of PACKING without a packing: store the partial sums of the splits
 
 
-def split_count(units: int, longest: int, sms: int) -> int:
+def split_count(units: int, longest: int, sms: int, tokens: int | None = None) -> int:
     """Return the number of splits of a sequence, a power of two. units: KV heads of all sequences.
 
-    Beyond the number of resident blocks the overhead of a block outweighs its benefit.
+    Beyond the number of resident blocks the overhead of a block outweighs its benefit. tokens: of a
+    sequence for each of its splits; None: any number.
     """
+    if tokens is not None:
+        return min(1 << (-(-longest // tokens) - 1).bit_length(), MAX_SPLITS)
     max_splits = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
     if longest < _LONG:
         max_splits = min(max_splits, MAX_SPLITS)

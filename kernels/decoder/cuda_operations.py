@@ -63,12 +63,12 @@ _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
 class CudaOperations(PromptAttention):
     """CUDA operators. Owns the intermediate buffers of launches, which captured graphs reuse.
 
-    splits: of every sequence in attention, and norms are reduced by blocks of one size, so that no
-    result depends on the batch; None: by the batch and the lengths.
+    split_tokens: of a sequence for each split in attention, and norms are reduced by blocks of one
+    size, so that no result depends on the batch; None: by the batch and the longest sequence.
     """
 
-    def __init__(self, splits: int | None = None) -> None:
-        self._fixed_splits = splits
+    def __init__(self, split_tokens: int | None = None) -> None:
+        self._split_tokens = split_tokens
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
     def norm(
@@ -126,7 +126,7 @@ class CudaOperations(PromptAttention):
         if packing is None:
             packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
         units = row[0] * shape.kv_heads
-        splits = self._fixed_splits or split_count(units, longest, current_gpu().sms)
+        splits = split_count(units, longest, current_gpu().sms, self._split_tokens)
         most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
         if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
@@ -175,6 +175,7 @@ class CudaOperations(PromptAttention):
                 stride,
                 scale_stride,
                 0 if packing is None else int(packing.in_mma_order),
+                self._split_tokens or 0,
             ),
             overlap_previous=True,
             cluster=1 if packing is None else splits,
@@ -245,7 +246,7 @@ class CudaOperations(PromptAttention):
         if is_norm or packing.kind == "row-codes":
             # For few tokens several blocks compute the norm of a row, for many one block does.
             split_row = is_norm and (m <= _FEW_TOKENS or vectors > _MAX_VECTORS * _MAX_THREADS)
-            is_fixed = is_norm and self._fixed_splits is not None
+            is_fixed = is_norm and self._split_tokens is not None
             most = _SPLIT_THREADS if split_row or is_fixed else _row_threads(producer)
             per_thread = -(-vectors // most)
             threads = -(-vectors // (per_thread * _WARP)) * _WARP

@@ -3,7 +3,8 @@
 Not on the batch, the chunks in which a prompt is read, or the number of multiprocessors: every row
 is reduced in an order of its own. Linear layers have the same property if they add integer products
 over all of K. On a GPU the usual kernels, with shapes that no batch decides; on a CPU torch, row by
-row. Prompts and steps have attention of their own.
+row. Prompts and steps have attention of their own. FP16 sums are those of other GPUs for which
+cuBLASLt's first algorithm is the same.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.kernels.contract import Backend, Config, KernelSpec, LinearKernel, PackedOperand
+from flexq_bench.kernels.contract import (
+    Backend,
+    Config,
+    GemmCall,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+)
 from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
-from flexq_bench.kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
+from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig
+from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer
 from flexq_bench.kernels.decoder.operations import (
@@ -29,14 +38,10 @@ from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.workloads.gemm import GemmWorkload
 
-_SPLITS = 2  # of every sequence in a step's attention
+_SPLIT_TOKENS = 512  # of a sequence for each split in a step's attention
 _TILE = 64  # tokens of a prompt, and cached ones, that its attention multiplies at once
 _TILE_WARPS = 4
-# Of csrc/fp16/few_tokens.cu: warps and k of a step decide the order of a row's sums; stages, and
-# octets and column tiles by the number of tokens, do not.
-_FP16_WARPS, _FP16_STEP_K, _FP16_STAGES = 8, 64, 3
-_FP16_TILES = ((8, 2, 1), (16, 2, 2), (32, 4, 4))  # up to so many tokens: octets, column tiles
-_FP16_MANY = (4, 8)
+_FP16_ROWS = 128  # tokens of each call of cuBLASLt
 
 
 def is_exact(weight: NumberFormat, activation: NumberFormat | None) -> bool:
@@ -61,7 +66,7 @@ class InvariantCudaOperations(CudaOperations):
     """Those of a GPU."""
 
     def __init__(self) -> None:
-        super().__init__(splits=_SPLITS)
+        super().__init__(_SPLIT_TOKENS)
 
     def attend_prompts(
         self,
@@ -145,15 +150,30 @@ class InvariantOperations(TorchOperations):
         return out.view(len(slots) * qkv.shape[1], -1)
 
 
-class FixedOrderCudaGemm(FastestFp16Gemm):
-    """csrc/fp16/few_tokens.cu for any number of tokens."""
+class FixedOrderCudaGemm(Fp16Gemm):
+    """cuBLASLt's first algorithm for 128 tokens, for any number: rows do not depend on others."""
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        packed = super().empty_activation(_rounded_up(m), k, device)
+        return PackedOperand(packed.buffers, m, k)
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [self.default_config(gemm)]
 
-    def default_config(self, gemm: GemmWorkload) -> FewTokensConfig:
-        octets, columns = next((tile for most, *tile in _FP16_TILES if gemm.m <= most), _FP16_MANY)
-        return FewTokensConfig(octets, _FP16_WARPS, _FP16_STAGES, _FP16_STEP_K, 0, 0, columns)
+    def default_config(self, gemm: GemmWorkload) -> LtConfig:
+        return LtConfig(algorithm=0, m_padded=_FP16_ROWS)
+
+    def compute(self, call: GemmCall, config: Config | None) -> torch.Tensor | None:
+        x, w, out, bias, shape = call
+        weights, values = w.buffers["values"], x.buffers["values"]
+        rows = _rounded_up(shape.m)
+        y = out if rows == shape.m else out.new_empty(rows, shape.n)
+        for first in range(0, rows, _FP16_ROWS):
+            part = slice(first, first + _FP16_ROWS)
+            self._multiply(shape, weights, values[part], y[part], self.default_config(shape))
+        if bias is not None:
+            y += bias
+        return None if y is out else y[: shape.m]
 
 
 class FixedOrderGemm(TorchGemm):
@@ -168,6 +188,10 @@ class FixedOrderGemm(TorchGemm):
     def multiply(self, x: PackedOperand, w: PackedOperand) -> torch.Tensor:
         wide = w.buffers["values"].float()
         return torch.stack([wide @ row for row in x.buffers["values"].float()])
+
+
+def _rounded_up(tokens: int) -> int:
+    return -(-tokens // _FP16_ROWS) * _FP16_ROWS
 
 
 def _written(

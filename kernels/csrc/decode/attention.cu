@@ -122,12 +122,13 @@ __device__ inline void finish(const PartialHead* partial_heads, int head, int sp
 }
 
 // grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values.
-// scale_stride: M_PAD.
+// scale_stride: M_PAD. share: positions from each of which on a sequence has one split more, so that its result does
+// not depend on the others'; 0: all sequences have all splits.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
                  float* scales, float* sums, float2* weights, float scale, int capacity, int stride,
-                 int scale_stride, int in_mma_order) {
+                 int scale_stride, int in_mma_order, int share) {
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
   const unsigned splits = gridDim.x;
@@ -149,8 +150,9 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #endif
 
   // The first split also has the new token, so its first positions come last.
-  int base = ((splits - 1 - split) * WARPS + warp) * STEP;
-  const int step_stride = splits * WARPS * STEP;
+  const int used = share == 0 ? splits : min(static_cast<int>(splits), position / share + 1);
+  int base = split < used ? ((used - 1 - split) * WARPS + warp) * STEP : position;
+  const int step_stride = used * WARPS * STEP;
   Step step;
   const auto load_step_keys = [&](int from) {
 #pragma unroll

@@ -154,7 +154,7 @@ class Fp16Gemm(HalfActivationKernel, _LtGemm):
         *,
         bias: torch.Tensor | None = None,
         config: Config | None = None,
-    ) -> None:
+    ) -> torch.Tensor | None:
         """Run `activate` and `gemm`; activations in the library's layout are not copied."""
         chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
         pads = isinstance(chosen, LtConfig) and chosen.m_padded != packed.rows
@@ -162,9 +162,9 @@ class Fp16Gemm(HalfActivationKernel, _LtGemm):
             self.activate(x, packed)
         else:
             packed = self.activated(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=chosen)
+        return self.gemm(packed, w, out, bias=bias, config=chosen)
 
-    def compute(self, call: GemmCall, config: Config | None) -> None:
+    def compute(self, call: GemmCall, config: Config | None) -> torch.Tensor | None:
         x, w, out, bias, shape = call
         chosen = self._config(shape, config)
         y = out
@@ -175,3 +175,4 @@ class Fp16Gemm(HalfActivationKernel, _LtGemm):
             out.copy_(y[: shape.m])
         if bias is not None:
             out += bias
+        return None
