@@ -9,6 +9,7 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
+from flexq_bench.kernels.decoder.invariant import FixedOrderCudaGemm, InvariantCudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer, decode, empty_layer
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 
@@ -181,6 +182,52 @@ def test_attention_packs_the_same_values_as_a_kernel(label: str, heads: int, kv_
         torch.cuda.synchronize()
 
         assert same(kernel, got, wanted)
+
+
+@pytest.mark.parametrize("label", ["flexq", "dual-w6a8", "w8a16"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(5, 5), (16, 2)])
+def test_invariant_attention_does_not_depend_on_the_longest_sequence(
+    label: str, heads: int, kv_heads: int
+) -> None:
+    torch.manual_seed(heads)
+    operations, kernel, capacity = InvariantCudaOperations(), kernel_of(label), 2100
+    positions = torch.tensor([0, 63, 511, 512, 1100, 2080], dtype=torch.int32, device=DEVICE)
+    shape = AttentionShape(heads, kv_heads, 128, None)
+    qkv = torch.randn(len(positions), shape.width, device=DEVICE).half()
+    cache = empty_layer(len(positions), kv_heads, capacity, 128, 16, DEVICE)
+    _fill_alike([cache, cache])
+
+    def attended(count: int, longest: int) -> torch.Tensor:
+        packed = kernel.empty_activation(count, heads * 128, DEVICE)
+        to = Destination(kernel, packed, None)
+        operations.attend(qkv[:count], shape, cache, positions[:count], longest, to)
+        packing = kernel.packing(packed, None)
+        assert packing is not None
+        return packing.values[:count].clone()
+
+    together = attended(6, capacity)
+    for count, longest in ((1, 1), (2, 64), (3, 512), (4, 513), (5, 1101)):
+        assert torch.equal(attended(count, longest), together[:count])
+
+
+@pytest.mark.parametrize(("n", "k"), [(49152, 576), (1000, 4096)])
+def test_rows_of_an_fp16_gemm_of_fixed_order_do_not_depend_on_others(n: int, k: int) -> None:
+    torch.manual_seed(n)
+    kernel = FixedOrderCudaGemm()
+    weights = PackedOperand({"values": torch.randn(n, k, device=DEVICE).half()}, n, k)
+    x, bias = torch.randn(300, k, device=DEVICE).half(), torch.randn(n, device=DEVICE).half()
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(rows), n, dtype=torch.float16, device=DEVICE)
+        packed = kernel.empty_activation(len(rows), k, DEVICE)
+        made = kernel.linear(rows, packed, weights, out, bias=bias)
+        return out if made is None else made
+
+    together = product(x)
+    wanted = (x.float() @ weights.buffers["values"].float().T + bias.float()).half()
+    assert torch.allclose(together, wanted, atol=0.3, rtol=4e-3)
+    for first, rows in ((0, 1), (7, 8), (100, 128), (299, 1), (40, 256)):
+        assert torch.equal(product(x[first : first + rows]), together[first : first + rows])
 
 
 @pytest.mark.parametrize("vocabulary", [1, 50, 1024, 32000, 50257])

@@ -48,6 +48,11 @@ def test_splits_follow_sequences_and_their_length(blocks, tokens, splits):
     assert split_count(blocks, tokens, 132) == splits
 
 
+@pytest.mark.parametrize(("longest", "splits"), [(1, 1), (512, 1), (513, 2), (1500, 4), (9000, 8)])
+def test_invariant_splits_follow_the_length_alone(longest, splits):
+    assert split_count(1, longest, 132, 512) == split_count(999, longest, 80, 512) == splits
+
+
 def test_warp_loads_as_many_tiles_as_registers_hold():
     assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
     assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
