@@ -122,20 +122,24 @@ class CudaOperations(PromptAttention):
     ) -> None:
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
-        halves = packing is None
-        if packing is None:
-            packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
         units = row[0] * shape.kv_heads
         splits = split_count(units, longest, current_gpu().sms, self._split_tokens)
-        most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
-        if can_pack(packing, shape) and splits <= most:
-            self._attend(qkv, shape, cache, positions, splits, packing)
+        most = MAX_SPLITS
+        if current_gpu().capability < (9, 0):  # no clusters: one way for all, if it is fixed
+            most = 0 if self._split_tokens else 1
+        halves = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
+        if packing is not None and packing.kind == "row-codes":
+            # A row's scale needs all heads, so what clusters have reduced is packed by the kernel.
+            packing = None if splits <= most and can_pack(halves, shape) else packing
+        target = packing or halves
+        if splits <= most and can_pack(target, shape):
+            self._attend(qkv, shape, cache, positions, splits, target)
         else:
             self._attend(qkv, shape, cache, positions, splits, None)
             inputs = (*_UNUSED[:5], *self._splits(row[0], shape, splits, qkv))
-            self._launch(_ATTENTION, inputs, *row, packing, 0.0, shape.head_dim, splits)
-        if halves:
-            to.kernel.activate(packing.values, to.packed)
+            self._launch(_ATTENTION, inputs, *row, target, 0.0, shape.head_dim, splits)
+        if packing is None:
+            to.kernel.activate(halves.values, to.packed)
 
     def _attend(
         self,

@@ -34,9 +34,6 @@
     !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD) || !defined(EARLY) || !defined(RESIDENT)
 #error "define COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE, AHEAD, EARLY and RESIDENT"
 #endif
-#ifndef L2_AHEAD
-#define L2_AHEAD 0
-#endif
 #include "common/k_split.cuh"
 constexpr bool WIDENS_EARLY = EARLY >= 2, FILLS_RING = EARLY >= 3;
 constexpr int FIRST_STEPS = FILLS_RING ? 2 : WIDENS_EARLY ? 1 : 0;  // of a warp that differ from later ones
@@ -202,10 +199,6 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     if (step < steps) load_stage(op, ring + slot * STAGE_BYTES, step, policy);
     cp_async_commit();
   };
-  // Load a warp's tiles of a step to L2, ahead of its ring.
-  [[maybe_unused]] const auto prefetch = [&](int step) {
-    if (lane < ROW_TILES && step < steps) bulk_prefetch_to_l2(w + tile_at(op, lane, step) * TILE_BYTES, TILE_BYTES);
-  };
   StepOperands queue[AHEAD == 1 ? 1 : AHEAD + 1];
   if constexpr (EARLY) {
 #pragma unroll
@@ -214,9 +207,6 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   }
 #pragma unroll
   for (int s = 0; s < (FILLS_RING ? STAGES : STAGES - 1); ++s) request(s, first_step + s * STRIDE);
-  constexpr int REQUESTED = FILLS_RING ? STAGES + 1 : STAGES - 1;
-#pragma unroll 1
-  for (int s = REQUESTED; s < REQUESTED + L2_AHEAD; ++s) prefetch(first_step + s * STRIDE);
   if constexpr (EARLY) prefetch_row_scales(op);
   [[maybe_unused]] WidenedTile first_tiles[ROW_TILES];
   if constexpr (WIDENS_EARLY) {
@@ -258,7 +248,6 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
       else if constexpr (LATE) let_next_kernel_start();
       cp_async_commit();
-      if constexpr (L2_AHEAD > 0) prefetch(ahead + L2_AHEAD * STRIDE);
     }
     if (step + AHEAD * STRIDE < steps) {
       load_tokens(next, op, step + AHEAD * STRIDE);

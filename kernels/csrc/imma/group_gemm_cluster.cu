@@ -20,9 +20,6 @@
 #if !defined(ROW_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(RESIDENT)
 #error "define ROW_WARPGROUPS, TOKENS, STAGES, K_SPLIT and RESIDENT"
 #endif
-#ifndef L2_AHEAD
-#define L2_AHEAD 0
-#endif
 constexpr int TILES = ROW_WARPGROUPS * 4;
 constexpr int THREADS = ROW_WARPGROUPS * 128;  // of consumers
 constexpr int SHARERS = 1, CONTRIBUTORS = K_SPLIT;
@@ -187,15 +184,6 @@ struct Producer {
     tma_load_2d(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), tile, barrier);
   }
 
-  // Load a later stage's weights to L2.
-  __device__ inline void prefetch_weights(int number) const {
-    if (number >= work.count) return;
-    const int output = work.output_of(work.at(number)), step = work.at(number) - output * work.grid.steps;
-    const int tile = work.grid.first_tile(output, 0);
-    tma_prefetch_2d(w, step * (TILE_BYTES / 8), tile);
-    tma_prefetch_2d(sw, step * (SCALE_BYTES / 8), tile);
-  }
-
   __device__ inline void load_tokens(int slot, int number) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     const int output = work.output_of(work.at(number));
@@ -253,7 +241,6 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
     setmaxnreg_decrease<FEWER_REGISTERS>();
     if (threadIdx.x == THREADS) {
       for (int i = 0; i < prologue_stages; ++i) producer.load_weights(i, i);
-      for (int i = prologue_stages; i < prologue_stages + L2_AHEAD; ++i) producer.prefetch_weights(i);
       wait_for_previous_kernel();  // weights are constant, activations may be its output
       for (int i = 0; i < prologue_stages; ++i) producer.load_tokens(i, i);
       PipelineState released;
@@ -261,7 +248,6 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
         mbarrier_wait(empty + released.index * 8, released.parity);
         producer.load_weights(released.index, i);
         producer.load_tokens(released.index, i);
-        if constexpr (L2_AHEAD > 0) producer.prefetch_weights(i + L2_AHEAD);
       }
     }
     __syncwarp();

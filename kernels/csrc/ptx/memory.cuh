@@ -140,10 +140,3 @@ __device__ inline uint32_t load_early(const uint32_t* global) {
 __device__ inline void prefetch_to_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 }
-
-// Load contiguous bytes, a multiple of 16, to L2; nothing before compute capability 9.0.
-__device__ inline void bulk_prefetch_to_l2(const void* global, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
-#endif
-}

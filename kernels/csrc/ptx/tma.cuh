@@ -23,12 +23,6 @@ __device__ inline void tma_load_2d(uint32_t shared, const TensorMap& map, int co
       : "memory");
 }
 
-// Load the same box to L2 only.
-__device__ inline void tma_prefetch_2d(const TensorMap& map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(column), "r"(row)
-               : "memory");
-}
-
 // Load contiguous bytes, a multiple of 16, with an L2 policy (cp.async.bulk).
 __device__ inline void bulk_load(uint32_t shared, const void* global, int bytes, uint32_t mbarrier, uint64_t policy) {
   asm volatile(

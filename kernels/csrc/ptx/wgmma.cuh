@@ -50,16 +50,6 @@ __device__ inline void wgmma_s8_m64n64k32(int (&d)[32], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
-// The same with 16 tokens: d[64,16], b[32,16].
-__device__ inline void wgmma_s8_k32(int (&d)[8], const uint32_t (&a)[4], uint64_t b, bool add) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9,%10,%11}, %12, p;\n}"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
-}
-
 // The same with 32 tokens: d[64,32], b[32,32].
 __device__ inline void wgmma_s8_k32(int (&d)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
   asm volatile(
