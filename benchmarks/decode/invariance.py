@@ -63,6 +63,7 @@ def main() -> None:
                 logits.append(_decoded(engine, group, chunk or options.longest, options.new))
             engine.close()
             row = {"scheme": options.scheme, "batch": batch, "chunk": chunk, "prompts": len(ids)}
+            row["device"] = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
             say_row({**row, "sha256": sha256_of(torch.cat(logits))})
     if device.type == "cuda":
         usual = load(source, device, capacity, _choose, (1,), find=linear_kernel)
