@@ -27,7 +27,7 @@ from flexq_bench.checkpoints.external.autoawq import AwqLayers
 from flexq_bench.checkpoints.external.bitnet import BitNetLayers
 from flexq_bench.checkpoints.external.bitsandbytes import BitsAndBytesLayers
 from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
-from flexq_bench.checkpoints.external.fp8 import Fp8Layers
+from flexq_bench.checkpoints.external.fp8 import FbgemmLayers, Fp8Layers
 from flexq_bench.checkpoints.external.gpt_oss import GptOssLayers
 from flexq_bench.checkpoints.external.gptq import GptqLayers
 from flexq_bench.checkpoints.external.hqq import HqqLayers
@@ -58,6 +58,7 @@ _ReadLayers = Callable[[FolderTensors, dict[str, Any]], LayerReader]
 _READERS: tuple[type[LayerReader], ...] = (
     *(CompressedTensorsLayers, AwqLayers, GptqLayers, Fp8Layers, ModelOptLayers, GptOssLayers),
     *(TorchAoLayers, BitsAndBytesLayers, QuantoLayers, MlxLayers, HqqLayers, BitNetLayers),
+    FbgemmLayers,
 )
 # The supported layouts, by `quant_method` of config.json.
 _METHODS: dict[str, _ReadLayers] = {
@@ -76,7 +77,6 @@ _REFUSED = {
     "fouroversix": f"tensors in an order that its package chooses: {_ORIGINAL}",
     "nvfp4": f"weights that transformers rounds when it loads them, and doesn't store: {_ORIGINAL}",
     "quark": "AMD Quark's tensors, whose layout depends on its types: export it as fp8 or awq",
-    "fbgemm_fp8": "FP8 of channels with bounded activations: convert it with llm-compressor",
     **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "higgs", "fp_quant", "sinq"), _VECTORS),
 }
 
