@@ -179,6 +179,7 @@ def gated(repository: Repository, report: Path):
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "verdict"),
     [("OFF = 0.0", "OFF = 0.03", "incorrect"), ("TIMES = 1", "TIMES = 2", "slower")],
