@@ -107,7 +107,7 @@ class NightOptions:
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for reports in Markdown and JSON; it is created if necessary.",
+            help="Folder for reports in Markdown, JUnit XML and JSON; it is created if necessary.",
         ),
     ] = None
 
@@ -606,6 +606,7 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
             say(console(), line)
     if folder is not None:
         (folder / "nightly.md").write_text(night.markdown(reports), encoding="utf-8")
+        (folder / "nightly.xml").write_text(night.junit(reports), encoding="utf-8")
         data = json.dumps([asdict(report) for report in reports], indent=2, ensure_ascii=False)
         (folder / "nightly.json").write_text(data + "\n", encoding="utf-8")
 

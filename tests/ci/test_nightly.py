@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from made_nights import MadePool
@@ -162,6 +163,12 @@ def test_confirmed_outlier_opens_an_alert(a_night, sha):
     for told in (lines, page):
         assert re.search(r"slower: \S+ gemm cold m1n256k256, \+[45]\.\d+%, 99 % bounds", told)
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
+    tests = ElementTree.fromstring(night_report.junit([report]))
+    [failed] = [
+        case.get("name") for case in tests.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failed in report.worse
+    assert (tests.get("failures"), tests.get("errors")) == ("1", "0")
 
 
 def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database):
