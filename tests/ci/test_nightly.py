@@ -11,10 +11,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_nights import MadePool
+from made_nights import SUITE, MadePool, unseen
 from sqlalchemy import text
 
-from flexq_bench.ci.backfill import fill_gap, find_gaps
+from flexq_bench.ci.backfill import (
+    confirm_changes,
+    fill_gap,
+    find_changes,
+    find_gaps,
+    history_order,
+    measure_commit,
+)
 from flexq_bench.ci.nightly import Rules, rejudge_night
 from flexq_bench.ci.reports import nightly as night_report
 from flexq_bench.cli.app import main
@@ -623,3 +630,33 @@ def test_backfill_passes_the_database_in_the_environment(a_night, database, monk
     [(command, environment)] = started
     assert "secret" not in " ".join(command)
     assert environment["FLEXQ_BENCH_DB"] == url
+
+
+def test_backfill_compares_the_commits_around_a_change_once(database, commits, sha, compared):
+    def pool_at(order):
+        us = 20.0 if order < 13 else 22.0
+        return MadePool(database, commits[sha(order)], compared, us + 0.01 * (order * 7 % 5))
+
+    results = []
+    for index in history_order([False] * 24):
+        order = index + 1
+        results += measure_commit(
+            database, pool_at(order), SUITE, commits[sha(order)], {}, is_newest=order == 24,
+            progress=unseen,
+        )  # fmt: skip
+    assert find_changes(database, results) == 3  # of the kernel and of two probes
+    pool = pool_at(24)
+
+    def confirmed():
+        return confirm_changes(
+            database, pool, Path(), commits[sha(24)], results, budget=5, alerting=True
+        )
+
+    first, again = confirmed(), confirmed()
+
+    assert pool.contests == [(sha(12), sha(13), [KEY])]
+    assert (first.verdicts, len(first.opened), first.obstacles) == (1, 1, ())
+    assert (again.verdicts, again.opened) == (0, ())
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert (alert.id, alert.bad.sha) == (first.opened[0], sha(13))
