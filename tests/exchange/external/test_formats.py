@@ -235,6 +235,18 @@ READ = {
         "catch2",
         [("dot 64", "Dot product", (1, 1, 1), "time", "us", "lower", 0.129874)],
     ),
+    "made/criterion-0.3.6.txt": (
+        "criterion",
+        [
+            ("dot 64", "", (1, 1, 1), "time", "us", "lower", 0.29238),
+            ("dot of a name that is longer than the column/sum", "4096", (1, 1, 1), "throughput",
+             "GiB/s", "higher", 1.6317),
+        ],
+    ),
+    "made/libtest-1.95.0.txt": (
+        "criterion",
+        [("tests::dot_4096", "", (1, 1, 1), "time", "us", "lower", 6.94568)],
+    ),
     "made/google-benchmark-1.7.1.json": (
         "google-benchmark",
         [
@@ -421,6 +433,8 @@ CORRECTED = {
     "made/go-1.19.8.json": ("752.9 ns/op", "753.9 ns/op"),
     "made/catch2-2.13.10.txt": ("14.4711 us", "14.4712 us"),
     "made/catch2-2.13.10.xml": ("129.874", "129.875"),
+    "made/criterion-0.3.6.txt": ("292.38 ns", "292.39 ns"),
+    "made/libtest-1.95.0.txt": ("6,945.68", "6,945.69"),
     "made/google-benchmark-1.7.1.json": ("3.2968080773603293e+02", "3.3968080773603293e+02"),
     "made/pytest-benchmark-5.3.1.json": ("2.0293749912525527e-05", "2.0393749912525527e-05"),
     "made/locust-2.47.0.csv": ("48.2120036040841", "49.2120036040841"),
