@@ -243,6 +243,13 @@ READ = {
              "GiB/s", "higher", 1.6317),
         ],
     ),
+    "made/triton-3.9.0/matmul-performance.csv": (
+        "triton",
+        [
+            ("matmul-performance", "provider=Triton", (256, 256, 256), "throughput", "TFLOPS",
+             "higher", 0.03691),
+        ],
+    ),
     "made/libtest-1.95.0.txt": (
         "criterion",
         [("tests::dot_4096", "", (1, 1, 1), "time", "us", "lower", 6.94568)],
@@ -434,6 +441,7 @@ CORRECTED = {
     "made/catch2-2.13.10.txt": ("14.4711 us", "14.4712 us"),
     "made/catch2-2.13.10.xml": ("129.874", "129.875"),
     "made/criterion-0.3.6.txt": ("292.38 ns", "292.39 ns"),
+    "made/triton-3.9.0/matmul-performance.csv": ("0.036910", "0.036911"),
     "made/libtest-1.95.0.txt": ("6,945.68", "6,945.69"),
     "made/google-benchmark-1.7.1.json": ("3.2968080773603293e+02", "3.3968080773603293e+02"),
     "made/pytest-benchmark-5.3.1.json": ("2.0293749912525527e-05", "2.0393749912525527e-05"),
