@@ -23,7 +23,6 @@ from flexq_bench.cli.options import (
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
-from flexq_bench.cli.verbs import without_collection
 from flexq_bench.db.errors import MissingDatabaseError
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.urls import is_default, resolve_url
@@ -124,8 +123,7 @@ def list_(
     if what == "kernels" and not every and not as_json and not kernels_from:
         _show_families(backend, db)
         return
-    with without_collection():
-        rows = sources[what]()
+    rows = sources[what]()
     if as_json:
         print_json(rows)
         return
