@@ -214,9 +214,9 @@ def default_install() -> str:
     """
     try:
         found = metadata.distribution("flexq-bench").read_text("direct_url.json")
+        origin = json.loads(found) if found else {}
     except metadata.PackageNotFoundError:
-        found = None
-    origin = json.loads(found) if found else {}
+        origin = {"url": ROOT.as_uri()}
     if "vcs_info" in origin:
         return f"flexq-bench @ git+{origin['url']}@{origin['vcs_info']['commit_id']}"
     if str(origin.get("url", "")).endswith(".whl"):
@@ -226,8 +226,8 @@ def default_install() -> str:
     except FlexqError:
         top = ""
     if Path(top) != ROOT:  # installed, perhaps in an environment within another repository
-        version = package_version()
-        return f"flexq-bench @ {origin['url']}" if origin else f"flexq-bench=={version}"
+        version = f"flexq-bench=={package_version()}"
+        return f"flexq-bench @ {origin['url']}" if origin else version
     with suppress(FlexqError):
         url = run_git(ROOT, "remote", "get-url", "origin").stdout.strip()
         web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
