@@ -25,7 +25,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
 from flexq_bench.db.errors import MissingDatabaseError
 from flexq_bench.db.records import TIME_METRICS
-from flexq_bench.db.urls import is_default, resolve_url
+from flexq_bench.db.urls import default_path, is_default, resolve_url
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label, stored_case
 from flexq_bench.workloads.models import load_catalog
@@ -274,6 +274,9 @@ def _stored(db: str | None, *, optional: bool = False) -> Iterator[Session | Non
 
     optional: the data are not required, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
+    if is_default(db) and not default_path().exists():
+        yield None  # without the import of SQLAlchemy
+        return
     from flexq_bench.db.engine import open_database
 
     try:
@@ -358,11 +361,9 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
+    of_gpu = {"gpus": (here.sku,), "stages": ("gemm",), "caches": ("cold",), "projects": ("",)}
     with _stored(db, optional=True) as session:
-        filters = queries.Filters(
-            gpus=(here.sku,), stages=("gemm",), caches=("cold",), projects=("",)
-        )
-        for row in queries.latest_results(session, filters) if session else ():
+        for row in queries.latest_results(session, queries.Filters(**of_gpu)) if session else ():
             label = kernel_label(row.kernel, row.variant)
             if row.pct_of_floor is not None:
                 best[label] = max(best.get(label, 0.0), row.pct_of_floor)
