@@ -361,9 +361,13 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
-    of_gpu = {"gpus": (here.sku,), "stages": ("gemm",), "caches": ("cold",), "projects": ("",)}
     with _stored(db, optional=True) as session:
-        for row in queries.latest_results(session, queries.Filters(**of_gpu)) if session else ():
+        if session is None:
+            return {}
+        filters = queries.Filters(
+            gpus=(here.sku,), stages=("gemm",), caches=("cold",), projects=("",)
+        )
+        for row in queries.latest_results(session, filters):
             label = kernel_label(row.kernel, row.variant)
             if row.pct_of_floor is not None:
                 best[label] = max(best.get(label, 0.0), row.pct_of_floor)
