@@ -307,6 +307,7 @@ def _measure_history(
     """Measure earlier commits of a project, and judge changes; returns the exit code."""
     from flexq_bench.ci.backfill import (
         CommitResult,
+        Confirmed,
         confirm_changes,
         find_changes,
         history_commits,
@@ -366,19 +367,22 @@ def _measure_history(
                 detail = f": {last.detail}" if last.detail else ""
                 say(out, f"{sha[:10]}: {last.received} of {last.planned} results{detail}")
             _store_release_tags(database, folder, project.name)
-            # Nothing was measured: an earlier call may have been interrupted before this.
-            newest = [one for one in results if one.run] or measured_at(commits[-1])
-            changes = find_changes(database, newest)
-            with opened_pool(commits[-1]) as (pool, opened):
-                confirmed = confirm_changes(
-                    database,
-                    pool,
-                    folder,
-                    opened.revision.commit,
-                    newest,
-                    budget=options.comparisons,
-                    alerting=options.alert,
-                )
+            usable = known | {one.commit for one in results if one.run}
+            changes, confirmed = 0, Confirmed()
+            if newest := next((sha for sha in reversed(commits) if sha in usable), None):
+                # Nothing was measured: an earlier call may have been interrupted before this.
+                found = [one for one in results if one.run] or measured_at(newest)
+                changes = find_changes(database, found)
+                with opened_pool(newest) as (pool, opened):
+                    confirmed = confirm_changes(
+                        database,
+                        pool,
+                        folder,
+                        opened.revision.commit,
+                        found,
+                        budget=options.comparisons,
+                        alerting=options.alert,
+                    )
         except KeyboardInterrupt:
             say_interrupted("the same command")
             raise
@@ -393,6 +397,7 @@ def _measure_history(
                 "change_points": changes,
                 "verdicts": confirmed.verdicts,
                 "opened": confirmed.opened,
+                "obstacles": confirmed.obstacles,
                 "results": [asdict(result) for result in results],
             }
         )
