@@ -60,6 +60,7 @@ def _gpus() -> Iterator[DeviceInfo]:
         driver = cuda_driver()
     except UnsupportedError:
         return
+    identify = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return
@@ -67,7 +68,7 @@ def _gpus() -> Iterator[DeviceInfo]:
         name, identity = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
         memory, major, minor = ctypes.c_size_t(), ctypes.c_int(), ctypes.c_int()
         driver.cuDeviceGetName(name, len(name), device)
-        driver.cuDeviceGetUuid_v2(identity, device)
+        identify(identity, device)
         driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
         for number, attribute in (
             (major, _COMPUTE_CAPABILITY_MAJOR),
