@@ -91,11 +91,10 @@ class QuestionSuite(ABC):
     count: int
     generates = True  # False: it compares log-probabilities of texts
 
+    @abstractmethod
     def request(self, index: int, asking: Asking) -> Request:
         """Return the request whose answer is a question's first one, to compare predictions."""
-        raise NotImplementedError
 
-    @abstractmethod
     async def ask(
         self,
         client: Client,
@@ -104,6 +103,19 @@ class QuestionSuite(ABC):
         on_question: Callable[[], None],
     ) -> list[Scored]:
         """Put the questions of these indices to an engine; one result each, in their order."""
+        requests = [self.requests(index, asking) for index in indices]
+        answers = await send_questions(client, requests, asking.concurrency, on_question)
+        return list(map(self.scored, indices, answers))
+
+    def requests(self, index: int, asking: Asking) -> list[Request]:
+        """Return all that is asked of an engine for a question: a request for each sample."""
+        asked = self.request(index, asking)
+        seeds = (question_seed(asking.seed, index, sample) for sample in range(asking.samples))
+        return [replace(asked, seed=seed) for seed in seeds]
+
+    @abstractmethod
+    def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
+        """Return the score of a question. answers: to its requests, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +175,9 @@ class QuestionFile(QuestionSuite):
         """See QuestionSuite."""
         return self._questions[index].request(asking)
 
-    async def ask(
-        self,
-        client: Client,
-        indices: Sequence[int],
-        asking: Asking,
-        on_question: Callable[[], None],
-    ) -> list[Scored]:
-        asked = [self._questions[index] for index in indices]
-        requests = [
-            [
-                replace(question.request(asking), seed=question_seed(asking.seed, index, sample))
-                for sample in range(asking.samples)
-            ]
-            for index, question in zip(indices, asked, strict=True)
-        ]
-        answers = await send_questions(client, requests, asking.concurrency, on_question)
-        return [
-            score_texts(own, partial(self._is_right, question))
-            for question, own in zip(asked, answers, strict=True)
-        ]
+    def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
+        """See QuestionSuite."""
+        return score_texts(answers, partial(self._is_right, self._questions[index]))
 
     def _is_right(self, question: _Question, text: str) -> bool:
         if self._code is not None and question.checker == CODE:
