@@ -99,27 +99,26 @@ def questions(text: str, count: int, words: int) -> Iterator[dict[str, str]]:
 def damage_scale(scheme: str) -> None:
     """Let one kernel of a scheme compute too much in launches of many tokens."""
     from flexq_bench.accuracy.setup import best_device
-    from flexq_bench.kernels.contract import LinearKernel
     from flexq_bench.kernels.registry import resolve
     from flexq_bench.schemes import registry
 
     backend: Any = "cpu" if best_device() == "cpu" else "cuda"
     layers = registry.layer_kernels(registry.resolve(scheme), gated=True)
     label = next(layer.kernel for layer in layers if layer.kernel)
-    kernel: Any = type(resolve(label, backend))
+    kernel: Any = resolve(label, backend)
     inside: list[str] = []  # linear may call gemm
 
     def damaged(name: str, place: int) -> None:
         run = getattr(kernel, name)
 
-        def call(self: LinearKernel, *arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             inside.append(name)
             try:
-                result = run(self, *arguments, **named)
+                result = run(*arguments, **named)
             finally:
                 inside.pop()
-            out = named.get("out", arguments[place] if place < len(arguments) else None)
-            if not inside and out is not None and out.shape[0] >= _FIRST_WRONG:
+            out = arguments[place] if result is None else result
+            if not inside and out.shape[0] >= _FIRST_WRONG:
                 out *= _FACTOR
             return result
 
