@@ -292,12 +292,13 @@ def headers_read_once() -> Iterator[None]:
         return
     import gguf
 
-    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    library: Any = gguf
+    reader, names = library.GGUFReader, library.get_tensor_name_map
     if not isinstance(reader, type):  # within a block
         yield
         return
 
-    class Header(reader):
+    class Header(reader):  # type: ignore[misc, valid-type]
         """Fields are plain arrays: slices of a memmap take several times as long."""
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -309,8 +310,8 @@ def headers_read_once() -> Iterator[None]:
         return Header(path)
 
     try:
-        gguf.GGUFReader = lambda path: header(str(path))
-        gguf.get_tensor_name_map = functools.cache(names)
+        library.GGUFReader = lambda path: header(str(path))
+        library.get_tensor_name_map = functools.cache(names)
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names
+        library.GGUFReader, library.get_tensor_name_map = reader, names
