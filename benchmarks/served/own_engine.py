@@ -1,7 +1,7 @@
 """`gate served` on our own engine: schemes of a model, and an engine with a seeded defect.
 
     python benchmarks/served/own_engine.py MODEL --text FILE [--scheme flexq-w6ax] [--device cpu]
-        [--gates scheme,same,scale,delay] [--questions 800] [--tokens 96] [--out DIR]
+        [--gates scheme,same,scale,delay] [--questions 800] [--tokens 64] [--out DIR]
 
 Starts `serve-model` for each engine that the gates need, all on one GPU, where they take turns:
 
@@ -36,7 +36,7 @@ from typing import Any
 FULL_PRECISION, SAME, SCALE, DELAY = "fp16", "same", "scale", "delay"
 _FIRST_WRONG = 65  # tokens of a launch
 _FACTOR = 1.5
-_READY_S = 180.0
+_READY_S = 600.0
 _ACCURACY = """version = 1
 concurrency = {concurrency}
 [[accuracy]]
@@ -60,7 +60,7 @@ arrivals = "closed"
 concurrency = 8
 requests = {requests}
 warmup_requests = 8
-cooldown_s = 0.2
+cooldown_s = 0.05
 metrics = ["median_tpot"]
 worse_percent = 1.0
 """
@@ -207,9 +207,9 @@ def judge(gate: Gate, urls: dict[str, str], folder: Path, out: Path) -> bool:
     command += ["--head", urls[gate.head], "--db", str(folder / "gates.sqlite")]
     command += ["--base-label", gate.base, "--head-label", gate.head]
     began = time.monotonic()
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True)
     seconds = time.monotonic() - began
-    report.with_suffix(".txt").write_text(ended.stdout)
+    report.with_suffix(".txt").write_text(ended.stdout + ended.stderr)
     right = not gate.right or ended.returncode in gate.right
     verdict = next((x for x in ended.stdout.splitlines() if x.strip()), "")
     say(
@@ -228,8 +228,8 @@ def main() -> int:
     parser.add_argument("--gates", default=f"scheme,{SAME},{SCALE},{DELAY}")
     parser.add_argument("--questions", type=int, default=800)
     parser.add_argument("--words", type=int, default=48)
-    parser.add_argument("--tokens", type=int, default=96, help="of an answer whose speed counts")
-    parser.add_argument("--requests", type=int, default=16, help="of a segment")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer whose speed counts")
+    parser.add_argument("--requests", type=int, default=8, help="of a segment")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--points", type=float, default=6.0, help="loss of the scheme to detect")
     parser.add_argument("--kl", type=float, default=0.5, help="of the scheme, nats a token")
