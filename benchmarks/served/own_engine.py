@@ -159,14 +159,16 @@ def serve_damaged(damage: str, options: argparse.Namespace, rest: list[str]) -> 
 
 
 @contextmanager
-def engine(name: str, options: argparse.Namespace, logs: Path) -> Iterator[str]:
-    """Start an engine without waiting until it is ready; yields its URL."""
+def engine(
+    name: str, options: argparse.Namespace, logs: Path
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start an engine without waiting until it is ready; yields its URL and process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     scheme = FULL_PRECISION if name == FULL_PRECISION else options.scheme
     command = ["serve-model", options.model, "--scheme", scheme, "--port", str(port)]
-    command += ["--batch-limit", str(options.slots), "--longest", "512", "--name", "model"]
+    command += ["--batch-limit", str(options.slots), "--longest", "256", "--name", "model"]
     command += ["--no-tune"] if options.no_tune else []
     command += ["--device", options.device] if options.device else []
     own = [sys.executable, "-m", "flexq_bench", *command]
@@ -175,7 +177,7 @@ def engine(name: str, options: argparse.Namespace, logs: Path) -> Iterator[str]:
     with (logs / f"engine-{name}.log").open("w") as log:
         process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process
         finally:
             process.terminate()
             try:
@@ -184,19 +186,19 @@ def engine(name: str, options: argparse.Namespace, logs: Path) -> Iterator[str]:
                 process.kill()
 
 
-def wait_until_ready(urls: dict[str, str]) -> None:
+def wait_until_ready(engines: dict[str, tuple[str, subprocess.Popen[bytes]]]) -> None:
     """Wait for /health of all engines."""
     began = time.monotonic()
-    for name, url in urls.items():
+    for name, (url, process) in engines.items():
         while True:
             try:
                 urllib.request.urlopen(f"{url}/health", timeout=1).close()
                 break
             except OSError:
-                if time.monotonic() > began + _READY_S:
-                    sys.exit(f"{name} is not ready after {_READY_S:g} s")
+                if process.poll() is not None or time.monotonic() > began + _READY_S:
+                    sys.exit(f"{name} is not ready: see engine-{name}.log in --out")
                 time.sleep(0.1)
-    say(f"{len(urls)} engines are ready after {time.monotonic() - began:.0f} s")
+    say(f"{len(engines)} engines are ready after {time.monotonic() - began:.0f} s")
 
 
 def judge(gate: Gate, urls: dict[str, str], folder: Path, out: Path) -> bool:
@@ -262,8 +264,9 @@ def main() -> int:
         speed = _SPEED.format(tokens=options.tokens, requests=options.requests)
         (folder / "speed.toml").write_text(speed)
         needed = dict.fromkeys(side for gate in gates for side in (gate.base, gate.head))
-        urls = {side: stack.enter_context(engine(side, options, out)) for side in needed}
-        wait_until_ready(urls)
+        engines = {side: stack.enter_context(engine(side, options, out)) for side in needed}
+        wait_until_ready(engines)
+        urls = {side: url for side, (url, _) in engines.items()}
         right = [judge(gate, urls, folder, out) for gate in gates]
     return 0 if all(right) else 1
 
