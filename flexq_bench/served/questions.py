@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,8 +81,11 @@ class Scored:
         return next((a for a in self.answers if not a.outcome.is_answer), None)
 
 
-class QuestionSuite(ABC):
-    """Questions that are put to engines. data_hash: SHA-256 of questions and answers."""
+class QuestionSuite:
+    """Questions that are put to engines. data_hash: SHA-256 of questions and answers.
+
+    A suite implements `request` and `scored`, or `ask`.
+    """
 
     name: str
     metric: str
@@ -91,9 +93,9 @@ class QuestionSuite(ABC):
     count: int
     generates = True  # False: it compares log-probabilities of texts
 
-    @abstractmethod
     def request(self, index: int, asking: Asking) -> Request:
         """Return the request whose answer is a question's first one, to compare predictions."""
+        raise NotImplementedError
 
     async def ask(
         self,
@@ -113,9 +115,9 @@ class QuestionSuite(ABC):
         seeds = (question_seed(asking.seed, index, sample) for sample in range(asking.samples))
         return [replace(asked, seed=seed) for seed in seeds]
 
-    @abstractmethod
     def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
         """Return the score of a question. answers: to its requests, in their order."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
