@@ -1,19 +1,17 @@
 // grouped/many_tokens.cu: Y[rows of e] = X[rows of e] . W[e]^T of each expert e by warpgroup MMA (int8), many tokens each.
 // Operands are those of grouped/few_tokens.cu, so one packed weight serves both.
 //
-// Persistent clusters of SHARERS blocks take output tiles of up to TOKENS tokens and 128 rows for each block; each block loads
-// a part of the tokens' codes and multicasts it to all. A producer thread copies weights and codes of one
+// Persistent blocks take output tiles of 128 rows and up to TOKENS tokens. A producer thread copies weights and codes of one
 // group of k per stage. Two consumer warpgroups multiply 64 rows each: they widen the next group's weights in
 // registers while the tensor cores multiply one group (imma/group_gemm_persistent.cu). The width of the MMA is the smallest
 // of 64, 128 and 256 that has all tokens of the output tile.
-#if !defined(TOKENS) || !defined(STAGES) || !defined(SHARERS)
-#error "define TOKENS, STAGES and SHARERS"
+#if !defined(TOKENS) || !defined(STAGES)
+#error "define TOKENS and STAGES"
 #endif
-constexpr int WARPGROUPS = 2, ROW_BLOCKS = WARPGROUPS * SHARERS;  // a warpgroup takes a row block
+constexpr int ROW_BLOCKS = 2;  // a warpgroup each
 constexpr bool STREAM_K = false;
 #include "grouped/layout.cuh"
 #include "grouped/routing.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -21,13 +19,13 @@ constexpr bool STREAM_K = false;
 #include "ptx/wgmma.cuh"
 
 static_assert(TOKENS == 64 || TOKENS == 128 || TOKENS == 256, "TOKENS must be 64, 128 or 256");
-constexpr int WARPS = WARPGROUPS * BLOCK_TILES, THREADS = WARPS * 32 + 128, LOADED_TOKENS = 64;
-constexpr int CODES_AT = (WARPGROUPS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in a stage, after the weights
+constexpr int WARPS = ROW_BLOCKS * BLOCK_TILES, THREADS = WARPS * 32 + 128, LOADED_TOKENS = 64;
+constexpr int CODES_AT = (ROW_BLOCKS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in a stage, after the weights
 constexpr int STAGE_BYTES = CODES_AT + TOKENS * GROUP;
 constexpr int OUT_BYTES = 16 * MMA_ROWS * 2;  // 16 tokens of a warp's rows
 constexpr int OUT_AT = STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + WARPS * OUT_BYTES;
 constexpr int STATE_AT = BARRIERS_AT + STAGES * 16, LIST_AT = STATE_AT + 16;
-constexpr int MORE_REGISTERS = 224, FEWER_REGISTERS = 56;  // of consumers and of the producer's warpgroup
+constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;  // of consumers and of the producer's warpgroup
 
 struct Stage {
   int slot = 0;
@@ -44,16 +42,11 @@ struct Consumer {
   const half_bits* sn;
   const float* sx;
   half_bits* y;
-  int warp, lane, rank;
+  int warp, lane;
 
-  // In every block that shares the tokens.
   __device__ inline void release(int slot) const {
     __syncwarp();
-    if constexpr (SHARERS == 1) {
-      if (lane == 0) mbarrier_arrive(empty + slot * 8);
-    } else {
-      if (lane < SHARERS) mbarrier_arrive_remote(empty + slot * 8, lane);
-    }
+    if (lane == 0) mbarrier_arrive(empty + slot * 8);
   }
 };
 
@@ -148,7 +141,7 @@ __device__ inline void write(const Sums<WIDTH>& sums, const Scales<WIDTH>& scale
 
 template <int WIDTH>
 __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c) {
-  const int warpgroup = c.warp / BLOCK_TILES, row_block = part.row_block + c.rank * WARPGROUPS + warpgroup;
+  const int warpgroup = c.warp / BLOCK_TILES, row_block = part.row_block + warpgroup;
   const int tiles = c.of.tiles_of(row_block), tile = c.warp % BLOCK_TILES;
   const int feature = (row_block * BLOCK_TILES + tile) * MMA_ROWS;
   const Scales<WIDTH> scales(part, feature, c);
@@ -184,7 +177,7 @@ grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const 
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   let_next_kernel_start();
   if (threadIdx.x == 32) {
-    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, SHARERS * WARPS);
+    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, WARPS);
     fence_mbarrier_init();
   }
   if (threadIdx.x == WARPS * 32) prefetch_tensor_map(x);
@@ -194,11 +187,9 @@ grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const 
         list_touched(touched, reinterpret_cast<int*>(touched + experts + 1), sizes, experts, rows_apart, rows, lane);
     if (lane == 0) state[0] = count;
   }
-  if constexpr (SHARERS > 1) cluster_sync();
-  else __syncthreads();
+  __syncthreads();
   const Expert of(n, k);
-  const int rank = blockIdx.x % SHARERS;
-  Parts parts(of, touched, state[0], blockIdx.x / SHARERS, gridDim.x / SHARERS);
+  Parts parts(of, touched, state[0], blockIdx.x, gridDim.x);
   Part part;
   Stage stage;
   if (warp >= WARPS) {
@@ -207,44 +198,35 @@ grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const 
       const uint64_t once = evict_first_policy(), again = evict_normal_policy();
       while (parts.next(part)) {
         const int loads = (part.tokens + LOADED_TOKENS - 1) / LOADED_TOKENS;
-        const unsigned char* from[WARPGROUPS];
-        int tiles[WARPGROUPS];
+        const unsigned char* from[ROW_BLOCKS];
+        int tiles[ROW_BLOCKS];
 #pragma unroll
-        for (int b = 0; b < WARPGROUPS; ++b) {
-          const int row_block = part.row_block + rank * WARPGROUPS + b;
-          tiles[b] = of.tiles_of(row_block), from[b] = w + of.begin_of(part.expert, row_block);
-        }
+        for (int b = 0; b < ROW_BLOCKS; ++b)
+          tiles[b] = of.tiles_of(part.row_block + b), from[b] = w + of.begin_of(part.expert, part.row_block + b);
         for (int step = 0; step < of.steps; ++step) {
           const uint32_t to = ring + stage.slot * STAGE_BYTES, barrier = full + stage.slot * 8;
           const int before = of.bytes_before(step), bytes = of.bytes_before(step + 1) - before;
           mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
           mbarrier_arrive_expect_tx(barrier, bytes * (tiles[0] + tiles[1]) + loads * LOADED_TOKENS * GROUP);
 #pragma unroll
-          for (int b = 0; b < WARPGROUPS; ++b)
+          for (int b = 0; b < ROW_BLOCKS; ++b)
             if (tiles[b] > 0)
               bulk_load(to + b * CHUNK_BYTES, from[b] + before * tiles[b], bytes * tiles[b], barrier,
                         part.is_shared ? again : once);
-          for (int i = rank; i < loads; i += SHARERS) {
-            const uint32_t codes = to + CODES_AT + i * LOADED_TOKENS * GROUP;
-            const int row = part.first_row + i * LOADED_TOKENS;
-            if constexpr (SHARERS == 1) tma_load_2d(codes, x, step * GROUP, row, barrier);
-            else tma_load_2d_multicast(codes, x, step * GROUP, row, barrier, (1 << SHARERS) - 1);
-          }
+          for (int i = 0; i < loads; ++i)
+            tma_load_2d(to + CODES_AT + i * LOADED_TOKENS * GROUP, x, step * GROUP, part.first_row + i * LOADED_TOKENS,
+                        barrier);
           stage.next();
         }
       }
     }
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
-    const Consumer consumer{of, ring, full, empty, ring + OUT_AT + warp * OUT_BYTES, sn, sx, y, warp, lane, rank};
+    const Consumer consumer{of, ring, full, empty, ring + OUT_AT + warp * OUT_BYTES, sn, sx, y, warp, lane};
     while (parts.next(part)) {
       if (TOKENS > 128 && part.tokens > 128) compute<TOKENS>(part, stage, consumer);
       else if (TOKENS > 64 && part.tokens > 64) compute<(TOKENS < 128 ? TOKENS : 128)>(part, stage, consumer);
       else compute<64>(part, stage, consumer);
     }
-  }
-  if constexpr (SHARERS > 1) {
-    __syncwarp();
-    cluster_sync();  // a block may end once no other multicasts to it or arrives at its mbarriers
   }
 }

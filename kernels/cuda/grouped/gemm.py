@@ -27,7 +27,7 @@ _LISTED_BYTES, _STATE_BYTES = 20, 16  # of an expert in the list of those with t
 _LISTED = 128  # experts, of which a multiple decides the number of stages
 _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
 _FRAGMENT_BYTES = 512  # of a warp's accumulators of 8 tokens, and of its outputs of 16 tokens
-_WARPGROUPS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
+_ROW_BLOCKS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
@@ -40,7 +40,6 @@ _ONE_COLUMN = (
     (2, 1, 3, 3),
     (2, 2, 2, 2),
 )
-_MANY_TOKENS = ((64,), (128,), (256,), (128, 2), (256, 2))  # of many_tokens.cu
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 # Of the choice without tuning, by tokens of an expert (their mean) and bytes of all weights.
 _FEW_TOKENS, _SOME_TOKENS, _SHORT_BYTES = 6, 24, 32e6
@@ -61,7 +60,7 @@ class FewConfig(Config):
     blocks: int
     stages: int = 0
 
-    source, function, sharers = "grouped/few_tokens.cu", "grouped_few", 1
+    source, function = "grouped/few_tokens.cu", "grouped_few"
 
     @property
     def threads(self) -> int:
@@ -103,21 +102,19 @@ class FewConfig(Config):
 class ManyConfig(Config):
     """Parameters of csrc/grouped/many_tokens.cu.
 
-    tile_tokens: of an output tile. sharers: blocks of a cluster, which share tokens. stages: of the
-    ring.
+    tile_tokens: of an output tile. stages: of the ring.
     """
 
     tile_tokens: int
-    sharers: int = 1
     stages: int = 0
 
     source, function = "grouped/many_tokens.cu", "grouped_many"
-    threads = _WARPGROUPS * BLOCK_TILES * 32 + 128
+    threads = _ROW_BLOCKS * BLOCK_TILES * 32 + 128
     resident = blocks = 1
-    sums_bytes = _WARPGROUPS * BLOCK_TILES * _FRAGMENT_BYTES
+    sums_bytes = _ROW_BLOCKS * BLOCK_TILES * _FRAGMENT_BYTES
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        return _aligned(_WARPGROUPS * fmt.chunk_bytes) + self.tile_tokens * GROUP
+        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -126,7 +123,6 @@ class ManyConfig(Config):
             block=Block(self.function, self.threads, shared_bytes(self, fmt, _LISTED)),
             W_BITS=fmt.w_bits,
             TOKENS=self.tile_tokens,
-            SHARERS=self.sharers,
             STAGES=self.stages,
         )
 
@@ -162,7 +158,7 @@ def candidates(fmt: ExpertFormat, experts: int, tokens: int) -> list[GroupedConf
         if col_tiles * MMA_TOKENS // 2 < tokens:
             made += [FewConfig(col_tiles, *choice) for choice in _MORE_COLUMNS]
     if tokens > _LEAST_MANY and not fmt.element:
-        made += [ManyConfig(*choice) for choice in _MANY_TOKENS]
+        made += [ManyConfig(of_tile) for of_tile in (64, 128, 256)]
     staged = (with_most_stages(config, fmt, experts) for config in made)
     return [config for config in staged if config.stages > 1]
 
@@ -215,7 +211,7 @@ def grouped_gemm(
     k, experts, n = x_codes.shape[1], len(sizes), y.shape[1]
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
         x_codes = functional.pad(x_codes, (0, -k % 16))
-    blocks = current_gpu().sms // config.sharers * config.sharers * config.blocks
+    blocks = current_gpu().sms * config.blocks
     load_function(config.build(fmt), config.function).launch(
         (blocks, 1, 1),
         config.threads,
@@ -235,5 +231,4 @@ def grouped_gemm(
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,
-        cluster=config.sharers,
     )
