@@ -21,6 +21,7 @@ from flexq_bench.kernels.decoder.operations import (
     Destination,
     HeadNorms,
     Norm,
+    WeightedRows,
 )
 from flexq_bench.kernels.decoder.torch_operations import PromptAttention
 from flexq_bench.kernels.errors import ShapeError
@@ -71,8 +72,14 @@ class CudaOperations(PromptAttention):
         self._fixed_splits = splits
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
+    adds_rows = True
+
     def norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | WeightedRows | None,
+        norm: Norm,
+        to: Destination,
     ) -> torch.Tensor:
         producer = _RMS_NORM if norm.bias is None else _LAYER_NORM
         total = residual
@@ -83,8 +90,10 @@ class CudaOperations(PromptAttention):
                 for name in ("first", "second")
             )
             total = second if residual.data_ptr() == first.data_ptr() else first
-        inputs = (residual, delta, total, norm.weight, norm.bias, None, None)
-        self._produce(producer, inputs, residual.shape, to, eps=norm.eps)
+        rows = delta if isinstance(delta, WeightedRows) else None
+        added = delta.rows if isinstance(delta, WeightedRows) else delta
+        inputs = (residual, added, total, norm.weight, norm.bias, None, None)
+        self._produce(producer, inputs, residual.shape, to, eps=norm.eps, rows=rows)
         return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
@@ -119,7 +128,11 @@ class CudaOperations(PromptAttention):
         positions: torch.Tensor,
         longest: int,
         to: Destination,
+        norms: HeadNorms | None = None,
     ) -> None:
+        if norms is not None and shape.head_dim % _WARP:
+            self.norm_heads(qkv, shape, norms)
+            norms = None
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
         halves = packing is None
@@ -129,9 +142,9 @@ class CudaOperations(PromptAttention):
         splits = self._fixed_splits or split_count(units, longest, current_gpu().sms)
         most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
         if can_pack(packing, shape) and splits <= most:
-            self._attend(qkv, shape, cache, positions, splits, packing)
+            self._attend(qkv, shape, cache, positions, splits, packing, norms)
         else:
-            self._attend(qkv, shape, cache, positions, splits, None)
+            self._attend(qkv, shape, cache, positions, splits, None, norms)
             inputs = (*_UNUSED[:5], *self._splits(row[0], shape, splits, qkv))
             self._launch(_ATTENTION, inputs, *row, packing, 0.0, shape.head_dim, splits)
         if halves:
@@ -145,6 +158,7 @@ class CudaOperations(PromptAttention):
         positions: torch.Tensor,
         splits: int,
         packing: Packing | None,
+        norms: HeadNorms | None,
     ) -> None:
         batch = qkv.shape[0]
         stride = scale_stride = 0
@@ -154,7 +168,9 @@ class CudaOperations(PromptAttention):
         else:
             stride, scale_stride = _strides(packing)
         fp8 = cache.fp8_scales
-        build = attention_build(shape, cache.bits, packing, fp8=fp8 is not None)
+        build = attention_build(
+            shape, cache.bits, packing, fp8=fp8 is not None, norms_heads=norms is not None
+        )
         load_function(build, ATTENTION).launch(
             (splits, shape.kv_heads, batch),
             WARPS * _WARP,
@@ -175,6 +191,7 @@ class CudaOperations(PromptAttention):
                 stride,
                 scale_stride,
                 0 if packing is None else int(packing.in_mma_order),
+                *((None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)),
             ),
             overlap_previous=True,
             cluster=1 if packing is None else splits,
@@ -215,6 +232,7 @@ class CudaOperations(PromptAttention):
         to: Destination,
         *,
         eps: float = 0.0,
+        rows: WeightedRows | None = None,
     ) -> None:
         m, k = shape
         packing, values = to.kernel.packing(to.packed, to.config), None
@@ -222,7 +240,7 @@ class CudaOperations(PromptAttention):
             device = next(iter(to.packed.buffers.values())).device
             values = self._buffer("values", (m, k), torch.float16, device)
             packing = Packing("halves", 16, values)
-        self._launch(producer, inputs, m, k, packing, eps)
+        self._launch(producer, inputs, m, k, packing, eps, rows=rows)
         if values is not None:
             to.kernel.activate(values, to.packed)
 
@@ -236,6 +254,7 @@ class CudaOperations(PromptAttention):
         eps: float,
         head_dim: int = 1,
         splits: int = 1,
+        rows: WeightedRows | None = None,
     ) -> None:
         if k % _WIDTH:
             raise ShapeError(f"decoder operators need K divisible by {_WIDTH}, got {k}")
@@ -244,7 +263,9 @@ class CudaOperations(PromptAttention):
         is_norm = producer in (_RMS_NORM, _LAYER_NORM)
         if is_norm or packing.kind == "row-codes":
             # For few tokens several blocks compute the norm of a row, for many one block does.
-            split_row = is_norm and (m <= _FEW_TOKENS or vectors > _MAX_VECTORS * _MAX_THREADS)
+            split_row = is_norm and (
+                m <= _FEW_TOKENS or rows is not None or vectors > _MAX_VECTORS * _MAX_THREADS
+            )
             is_fixed = is_norm and self._fixed_splits is not None
             most = _SPLIT_THREADS if split_row or is_fixed else _row_threads(producer)
             per_thread = -(-vectors // most)
@@ -253,7 +274,9 @@ class CudaOperations(PromptAttention):
         else:
             per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
-        build = node_build(producer, packing.kind, packing.bits, per_thread)
+        build = node_build(
+            producer, packing.kind, packing.bits, per_thread, is_mixture=rows is not None
+        )
         arguments: tuple[Argument, ...] = (
             *inputs,
             packing.values,
@@ -264,6 +287,11 @@ class CudaOperations(PromptAttention):
             splits,
             *_strides(packing),
             int(packing.in_mma_order),
+            *(
+                (None, None, 0)
+                if rows is None
+                else (rows.numbers, rows.shares, rows.shares.shape[1])
+            ),
         )
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
@@ -290,11 +318,13 @@ def _strides(packing: Packing) -> tuple[int, int]:
     return packing.values.shape[1], packing.scales.shape[1]
 
 
-def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
+def node_build(
+    producer: int, kind: PackingKind, bits: int, vectors: int, *, is_mixture: bool = False
+) -> Build:
     """Return the build of csrc/decode/operators.cu for a producer and its packing."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     one_row = is_norm or kind == "row-codes"
-    is_split = is_norm and vectors > _MAX_VECTORS
+    is_split = is_norm and (vectors > _MAX_VECTORS or is_mixture)
     row_threads = _SPLIT_THREADS if is_split else _row_threads(producer)
     threads = row_threads if one_row else _FEW_THREADS
     return Build.of(
@@ -304,6 +334,7 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
+        **({"MIXTURE": 1} if is_mixture else {}),
     )
 
 
