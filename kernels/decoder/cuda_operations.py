@@ -135,12 +135,16 @@ class CudaOperations(PromptAttention):
             norms = None
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
-        halves = packing is None
-        if packing is None:
-            packing = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
         units = row[0] * shape.kv_heads
         splits = self._fixed_splits or split_count(units, longest, current_gpu().sms)
         most = MAX_SPLITS if current_gpu().capability >= (9, 0) else 1
+        values = Packing("halves", 16, self._buffer("values", row, torch.float16, qkv))
+        # If a scale belongs to a row, clusters reduce the splits before one block reads the row.
+        halves = packing is None or (
+            1 < splits <= most and can_pack(values, shape) and not can_pack(packing, shape)
+        )
+        if packing is None or halves:
+            packing = values
         if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing, norms)
         else:
