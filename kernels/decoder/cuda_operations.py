@@ -366,6 +366,9 @@ def builds() -> list[Build]:
         attention_build(AttentionShape(group, 1, 128, nothing), bits, packing)
         for group, bits, packing in heads
     ]
+    attention.append(
+        attention_build(AttentionShape(8, 1, 128, nothing), 16, halves, norms_heads=True)
+    )
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
         ("group-codes", 6),
@@ -377,6 +380,11 @@ def builds() -> list[Build]:
         for producer in range(_RMS_NORM, _ATTENTION + 1)
         for kind, bits in kinds
         for vectors in _vectors(producer, kind)
+    ]
+    nodes += [
+        node_build(_RMS_NORM, kind, bits, vectors, is_mixture=True)
+        for kind, bits in (kinds[0], kinds[-1])
+        for vectors in (1, 2, 4)
     ]
     return [*attention, *nodes, head_norm_build(128), _PICK_BUILD]
 
