@@ -15,7 +15,6 @@ constexpr bool STREAM_K = false;
 #include "ptx/launch.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/synchronization.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -45,10 +44,9 @@ struct Consumer {
   half_bits* y;
   int warp, lane;
 
-  // By whole warpgroups. A barrier that racecheck knows: __syncwarp leaves no instruction after a WGMMA.
   __device__ inline void release(int slot) const {
-    named_barrier_sync(1 + warp / BLOCK_TILES, BLOCK_TILES * 32);
-    if (warp % BLOCK_TILES == 0 && lane == 0) mbarrier_arrive(empty + slot * 8);
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty + slot * 8);
   }
 };
 
@@ -180,7 +178,7 @@ grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const 
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   let_next_kernel_start();
   if (threadIdx.x == 32) {
-    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, ROW_BLOCKS);
+    for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, WARPS);
     fence_mbarrier_init();
   }
   if (threadIdx.x == WARPS * 32) prefetch_tensor_map(x);
