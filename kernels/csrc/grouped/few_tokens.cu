@@ -12,8 +12,7 @@
 // and all tokens. Sets reduce through shared memory. RESIDENT: blocks of an SM that must fit.
 //
 // Weights are requested before the previous kernel has ended, for the sizes that are in memory then. Once it has ended,
-// the sizes are read again: if they differ, the stages that were loaded are dropped. With `late`, the previous kernel
-// writes the sizes, and nothing is read before it has ended.
+// the sizes are read again: if they differ, the stages that were loaded are dropped.
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
@@ -99,14 +98,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x16,
             const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
             const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows,
-            int rows_apart, int late) {
+            int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
   Touched* touched = reinterpret_cast<Touched*>(shared + LIST_AT);
   int* read = reinterpret_cast<int*>(touched + experts + 1);
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  if (!late) let_next_kernel_start();
+  let_next_kernel_start();
   const Expert of(n, k);
   const auto route = [&] {
     if (warp == 0) {
@@ -124,10 +123,6 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     prefetch_tensor_map(x8);
     if constexpr (COL_TILES > 1) prefetch_tensor_map(x16);
     if constexpr (COL_TILES > 2) prefetch_tensor_map(x32);
-  }
-  if (late) {
-    wait_for_previous_kernel();
-    let_next_kernel_start();  // it reads the sizes, too
   }
   Slot slot;
   Parts parts = route();

@@ -76,12 +76,16 @@ choose_experts(const half_bits* logits, int* chosen, float* share, int tokens, i
   if (lane < top_k) chosen[token * top_k + lane] = choice.expert, share[token * top_k + lane] = choice.share;
 }
 
-// Write the rows of a token, and with the first one the sizes.
+// Write the rows of a token, and with the first one the sizes, then let the next kernel start: it reads the sizes before
+// this one has ended, and only then are they likely those of this launch.
 __device__ inline void publish(int* sizes, int* row_of, const int* counts, const int* before, int token, int experts,
                                int top_k) {
   if (token == 0)
     for (int e = threadIdx.x; e < experts; e += THREADS) sizes[e] = counts[e];
   if (threadIdx.x < top_k) row_of[token * top_k + threadIdx.x] = before[threadIdx.x];
+  __threadfence();
+  __syncthreads();
+  let_next_kernel_start();
 }
 
 // grid: TOKENS, at most FEW_TOKENS with logits, which replace `chosen`. Shared memory: EXPERTS ints.
@@ -93,7 +97,6 @@ route_tokens(const half_bits* logits, const int* chosen, float* share, const hal
   __shared__ int before[MOST_TOP_K];
   __shared__ float largest_of[WARPS];
   const int token = blockIdx.x, routed = gridDim.x * top_k;
-  let_next_kernel_start();
   wait_for_previous_kernel();
   // Four adjacent k of each word; past K zeros.
   uint2 values[MOST_CODES];

@@ -169,8 +169,7 @@ __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 grouped_many(const __grid_constant__ TensorMap x, const unsigned char* w, const half_bits* sn, const float* sx,
-             const int* sizes, half_bits* y, int experts, int n, int k, int rows, int rows_apart,
-             [[maybe_unused]] int late) {
+             const int* sizes, half_bits* y, int experts, int n, int k, int rows, int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens

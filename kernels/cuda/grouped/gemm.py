@@ -213,15 +213,13 @@ def grouped_gemm(
     y: torch.Tensor,
     *,
     rows_apart: int = 0,
-    is_late: bool = False,
 ) -> None:
     """Compute y[rows of e] = x[rows of e] · w[e]^T for each expert e.
 
     x_codes: int8 [rows, K], scales FP32 [rows]. chunks: of `pack_experts`, w_scales FP16
     [experts, N]. sizes: int32 [experts]. y: FP16 [rows, N]. rows_apart: 0 if rows are contiguous.
-    Weights are loaded before the previous kernel has ended, unless is_late, because that writes the
-    sizes. FP16 and BF16: x_codes are the values viewed as int8 [rows, 2 * K], without scales; y has
-    their type.
+    Weights are loaded before the previous kernel has ended. FP16 and BF16: x_codes are the values
+    viewed as int8 [rows, 2 * K], without scales; y has their type.
     """
     k, experts, n = x_codes.shape[1], len(sizes), y.shape[1]
     if k % 16:  # rows of a tensor map are aligned to 16 bytes
@@ -243,7 +241,6 @@ def grouped_gemm(
             k,
             len(x_codes),
             rows_apart,
-            int(is_late),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,

@@ -205,10 +205,7 @@ class ExpertLayer:
         y: torch.Tensor,
     ) -> None:
         config, of_rows = self._configs[number], None if self._is_dense else w.scales
-        is_late = number == 0  # sizes are those of the kernel before
-        grouped_gemm(
-            w.fmt, config, codes, scales, w.chunks, of_rows, self._sizes, y, is_late=is_late
-        )
+        grouped_gemm(w.fmt, config, codes, scales, w.chunks, of_rows, self._sizes, y)
 
 
 def choose_experts(
