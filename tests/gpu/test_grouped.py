@@ -209,7 +209,7 @@ def test_norm_adds_the_experts_that_the_router_chose(tokens, top_k, normalizes):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     (total, normed), (total_of_rows, normed_of_rows) = results[:2]
     assert torch.equal(total, total_of_rows)
-    torch.testing.assert_close(normed, normed_of_rows, rtol=2e-3, atol=1e-4)  # sums in another order
+    torch.testing.assert_close(normed, normed_of_rows, rtol=2e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])
