@@ -32,6 +32,7 @@ from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer
+from flexq_bench.kernels.decoder import WeightedRows
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import token_bytes
 from flexq_bench.measure import Tuning
@@ -60,9 +61,10 @@ def touched_experts(engine: Engine, batch: int, bucket: int) -> list[int]:
     counts: list[int] = []
     original = ExpertLayer.mix
 
-    def counting(layer: ExpertLayer, *given: Any, **named: Any) -> None:
-        original(layer, *given, **named)
+    def counting(layer: ExpertLayer, *given: Any, **named: Any) -> WeightedRows:
+        rows = original(layer, *given, **named)
         counts.append(int((layer.sizes > 0).sum()))
+        return rows
 
     with patch.object(ExpertLayer, "mix", counting):
         engine.advance(batch, bucket)

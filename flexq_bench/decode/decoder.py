@@ -17,6 +17,7 @@ from flexq_bench.kernels.decoder import (
     HeadNorms,
     KvLayer,
     Norm,
+    WeightedRows,
 )
 from flexq_bench.kernels.runtime.ranks import ALONE, Ranks
 
@@ -138,16 +139,20 @@ class Decoder:
         shape = self.model.attention
 
         def attend(block: DecoderBlock, cache: KvLayer) -> torch.Tensor:
-            qkv, k = self._qkv(work, block), shape.heads * shape.head_dim
+            qkv, k = work.multiply(block.qkv), shape.heads * shape.head_dim
             destination = self._destination(work, block.out, k)
-            self._operations.attend(qkv, shape, cache, positions, longest, destination)
+            norms = block.head_norms
+            self._operations.attend(qkv, shape, cache, positions, longest, destination, norms)
             return self._added(work, block.out, k)
 
         residual = self._embed(tokens, positions)
-        delta = None
+        delta: torch.Tensor | WeightedRows | None = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
-            residual, delta = self._feed_forward(work, residual, attend(block, cache), block)
+            attended = attend(block, cache)
+            residual, delta = self._feed_forward(
+                work, residual, attended, block, as_rows=self._operations.adds_rows
+            )
         self._norm(work, residual, delta, self.model.norm, self.model.head)
         return self._logits(work)
 
@@ -191,33 +196,35 @@ class Decoder:
         within = torch.arange(length, device=chunks.tokens.device)
         positions = (chunks.starts[:, None] + within).clamp(max=caches[0].capacity - 1)
         residual = self._embed(chunks.tokens.flatten(), positions.flatten())
-        delta = None
+        delta: torch.Tensor | WeightedRows | None = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
-            qkv = self._qkv(work, block).view(rows, length, -1)
+            qkv = work.multiply(block.qkv)
+            if block.head_norms is not None:
+                self._operations.norm_heads(qkv, shape, block.head_norms)
+            qkv = qkv.view(rows, length, -1)
             attended = self._operations.attend_prompts(
                 qkv, shape, cache, chunks.slots, positions, chunks.longest
             )
             if block.out.weights.k != attended.shape[1]:
                 attended = with_row_ends(attended, block.out.weights.k, self.model.ranks)
             out = self.model.ranks.add(work.apply(block.out, attended))
-            residual, delta = self._feed_forward(work, residual, out, block)
-        assert delta is not None  # a model has at least one block
+            residual, delta = self._feed_forward(work, residual, out, block, as_rows=False)
+        assert isinstance(delta, torch.Tensor)  # a model has at least one block
         return residual, delta
 
-    def _qkv(self, work: Workspace, block: DecoderBlock) -> torch.Tensor:
-        """Queries, keys and values FP16 [m, width], before rotation."""
-        qkv = work.multiply(block.qkv)
-        if block.head_norms is not None:
-            self._operations.norm_heads(qkv, self.model.attention, block.head_norms)
-        return qkv
-
     def _feed_forward(
-        self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: DecoderBlock
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        work: Workspace,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        block: DecoderBlock,
+        *,
+        as_rows: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | WeightedRows]:
         residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
         if isinstance(block.down, PackedExperts):
-            return residual, work.mix(block.widen, block.down)
+            return residual, work.mix(block.widen, block.down, as_rows=as_rows)
         wide = work.multiply(block.widen)
         k = self.model.architecture.dimensions.ffn
         destination = self._destination(work, block.down, k)
@@ -245,7 +252,7 @@ class Decoder:
         self,
         work: Workspace,
         residual: torch.Tensor,
-        delta: torch.Tensor | None,
+        delta: torch.Tensor | WeightedRows | None,
         norm: Norm,
         linear: PackedLinear,
     ) -> torch.Tensor:

@@ -32,6 +32,7 @@ from flexq_bench.kernels.cuda.grouped.packing import (
     ExpertFormat,
     pack_experts,
 )
+from flexq_bench.kernels.decoder import WeightedRows
 from flexq_bench.kernels.decoder.invariant import FixedOrderGemm
 from flexq_bench.kernels.formats import Operand
 from flexq_bench.kernels.formats.dual_grained import int8_values
@@ -45,8 +46,9 @@ _GROUPED: dict[str, ExpertFormat] = {
     "fp16": FP16,
 }
 _MIN_CAPABILITY = (9, 0)  # of the grouped kernels
-# Writes the weighted sum of the experts of x FP16 [m, K], chosen by logits FP16 [m, experts].
-Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+# Writes the weighted sum of the experts of x FP16 [m, K], chosen by logits FP16 [m, experts];
+# without an output, it returns what is to be summed.
+Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], WeightedRows | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ class _GroupedMix:
     layer: ExpertLayer
     normalizes: bool
 
-    def __call__(self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor) -> None:
-        self.layer.mix(x, logits, out, normalizes=self.normalizes)
+    def __call__(
+        self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None
+    ) -> WeightedRows:
+        return self.layer.mix(x, logits, out, normalizes=self.normalizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ class SeparateExperts(PackedExperts):
     def mixing(self, m: int, like: Mix | None) -> Mix:
         return self._mix
 
-    def _mix(self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor) -> None:
+    def _mix(self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None) -> None:
+        assert out is not None  # operations of a CPU add no rows
         shares = torch.softmax(logits.float(), dim=1)
         values, chosen = torch.topk(shares, self.top_k, dim=1)
         if self.normalizes:

@@ -9,7 +9,7 @@ import torch
 
 from flexq_bench.decode.experts import Mix, PackedExperts
 from flexq_bench.kernels.contract import Config, LinearKernel, PackedOperand
-from flexq_bench.kernels.decoder import Destination
+from flexq_bench.kernels.decoder import Destination, WeightedRows
 
 # The configuration for m tokens of a layer; None: the kernel's own heuristic.
 ChooseConfig = Callable[[LinearKernel, int, int, int], Config | None]
@@ -72,18 +72,20 @@ class Workspace:
             self._packed[key] = kernel.empty_activation(self.m, k, self._device)
         return Destination(kernel, self._packed[key], None)
 
-    def mix(self, router: PackedLinear, experts: PackedExperts) -> torch.Tensor:
+    def mix(
+        self, router: PackedLinear, experts: PackedExperts, *, as_rows: bool
+    ) -> torch.Tensor | WeightedRows:
         """The weighted sum of experts, FP16 [m, hidden], valid until the next call.
 
-        Their input and the router's is in the router's FP16 buffer.
+        Their input and the router's is in the router's FP16 buffer. as_rows: what is to be summed.
         """
         self._mix = experts.mixing(self.m, self._mix)
         if self._mixed is None:
             shape = (self.m, experts.hidden)
             self._mixed = torch.zeros(shape, dtype=torch.float16, device=self._device)
         x = self.destination(router).packed.buffers["values"][: self.m, : experts.hidden]
-        self._mix(x, self.multiply(router), self._mixed)
-        return self._mixed
+        rows = self._mix(x, self.multiply(router), None if as_rows else self._mixed)
+        return rows if as_rows and rows is not None else self._mixed
 
     def output(self, linear: PackedLinear) -> torch.Tensor:
         """The buffer of a layer's last output, FP16 [m, N]."""

@@ -7,6 +7,7 @@ from flexq_bench.kernels.decoder.operations import (
     Destination,
     HeadNorms,
     Norm,
+    WeightedRows,
 )
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "HeadNorms",
     "KvLayer",
     "Norm",
+    "WeightedRows",
 ]

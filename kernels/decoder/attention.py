@@ -49,9 +49,16 @@ def can_pack(packing: Packing, shape: AttentionShape) -> bool:
 
 
 def attention_build(
-    shape: AttentionShape, bits: int, packing: Packing | None, *, fp8: bool = False
+    shape: AttentionShape,
+    bits: int,
+    packing: Packing | None,
+    *,
+    fp8: bool = False,
+    norms_heads: bool = False,
 ) -> Build:
     """Return the build of the attention kernel. fp8: a token is rounded to E4M3 times a scale.
+
+    norms_heads: of queries and keys, before rotation.
 
     packing None: the kernel stores the partial sums of its splits, which are reduced separately.
     Raises UnsupportedError for a head_dim or a number of heads per KV head that is not supported.
@@ -70,6 +77,7 @@ def attention_build(
         GROUP_HEADS=group,
         KV_BITS=bits,
         **({"KV_E4M3": 1} if fp8 else {}),
+        **({"HEAD_NORMS": 1} if norms_heads else {}),
         ROTARY=int(shape.rotary is not None),
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,

@@ -21,6 +21,7 @@ from flexq_bench.kernels.decoder.operations import (
     Destination,
     HeadNorms,
     Norm,
+    WeightedRows,
 )
 from flexq_bench.kernels.decoder.torch_operations import PromptAttention
 from flexq_bench.kernels.errors import ShapeError
@@ -74,8 +75,14 @@ class CudaOperations(PromptAttention):
         self._split_tokens = split_tokens
         self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
 
+    adds_rows = True
+
     def norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | WeightedRows | None,
+        norm: Norm,
+        to: Destination,
     ) -> torch.Tensor:
         producer = _RMS_NORM if norm.bias is None else _LAYER_NORM
         total = residual
@@ -86,8 +93,10 @@ class CudaOperations(PromptAttention):
                 for name in ("first", "second")
             )
             total = second if residual.data_ptr() == first.data_ptr() else first
-        inputs = (residual, delta, total, norm.weight, norm.bias, None, None)
-        self._produce(producer, inputs, residual.shape, to, eps=norm.eps)
+        rows = delta if isinstance(delta, WeightedRows) else None
+        added = delta.rows if isinstance(delta, WeightedRows) else delta
+        inputs = (residual, added, total, norm.weight, norm.bias, None, None)
+        self._produce(producer, inputs, residual.shape, to, eps=norm.eps, rows=rows)
         return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
@@ -122,7 +131,11 @@ class CudaOperations(PromptAttention):
         positions: torch.Tensor,
         longest: int,
         to: Destination,
+        norms: HeadNorms | None = None,
     ) -> None:
+        if norms is not None and shape.head_dim % _WARP:
+            self.norm_heads(qkv, shape, norms)
+            norms = None
         packing = to.kernel.packing(to.packed, to.config)
         row = (qkv.shape[0], shape.heads * shape.head_dim)
         units = row[0] * shape.kv_heads
@@ -136,9 +149,9 @@ class CudaOperations(PromptAttention):
             packing = None if splits <= most and can_pack(halves, shape) else packing
         target = packing or halves
         if splits <= most and can_pack(target, shape):
-            self._attend(qkv, shape, cache, positions, splits, target)
+            self._attend(qkv, shape, cache, positions, splits, target, norms)
         else:
-            self._attend(qkv, shape, cache, positions, splits, None)
+            self._attend(qkv, shape, cache, positions, splits, None, norms)
             inputs = (*_UNUSED[:5], *self._splits(row[0], shape, splits, qkv))
             self._launch(_ATTENTION, inputs, *row, target, 0.0, shape.head_dim, splits)
         if packing is None:
@@ -152,6 +165,7 @@ class CudaOperations(PromptAttention):
         positions: torch.Tensor,
         splits: int,
         packing: Packing | None,
+        norms: HeadNorms | None,
     ) -> None:
         batch = qkv.shape[0]
         stride = scale_stride = 0
@@ -161,7 +175,9 @@ class CudaOperations(PromptAttention):
         else:
             stride, scale_stride = _strides(packing)
         fp8 = cache.fp8_scales
-        build = attention_build(shape, cache.bits, packing, fp8=fp8 is not None)
+        build = attention_build(
+            shape, cache.bits, packing, fp8=fp8 is not None, norms_heads=norms is not None
+        )
         load_function(build, ATTENTION).launch(
             (splits, shape.kv_heads, batch),
             WARPS * _WARP,
@@ -183,6 +199,7 @@ class CudaOperations(PromptAttention):
                 scale_stride,
                 0 if packing is None else int(packing.in_mma_order),
                 self._split_tokens or 0,
+                *((None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)),
             ),
             overlap_previous=True,
             cluster=1 if packing is None else splits,
@@ -223,6 +240,7 @@ class CudaOperations(PromptAttention):
         to: Destination,
         *,
         eps: float = 0.0,
+        rows: WeightedRows | None = None,
     ) -> None:
         m, k = shape
         packing, values = to.kernel.packing(to.packed, to.config), None
@@ -230,7 +248,7 @@ class CudaOperations(PromptAttention):
             device = next(iter(to.packed.buffers.values())).device
             values = self._buffer("values", (m, k), torch.float16, device)
             packing = Packing("halves", 16, values)
-        self._launch(producer, inputs, m, k, packing, eps)
+        self._launch(producer, inputs, m, k, packing, eps, rows=rows)
         if values is not None:
             to.kernel.activate(values, to.packed)
 
@@ -244,6 +262,7 @@ class CudaOperations(PromptAttention):
         eps: float,
         head_dim: int = 1,
         splits: int = 1,
+        rows: WeightedRows | None = None,
     ) -> None:
         if k % _WIDTH:
             raise ShapeError(f"decoder operators need K divisible by {_WIDTH}, got {k}")
@@ -252,7 +271,9 @@ class CudaOperations(PromptAttention):
         is_norm = producer in (_RMS_NORM, _LAYER_NORM)
         if is_norm or packing.kind == "row-codes":
             # For few tokens several blocks compute the norm of a row, for many one block does.
-            split_row = is_norm and (m <= _FEW_TOKENS or vectors > _MAX_VECTORS * _MAX_THREADS)
+            split_row = is_norm and (
+                m <= _FEW_TOKENS or rows is not None or vectors > _MAX_VECTORS * _MAX_THREADS
+            )
             is_fixed = is_norm and self._split_tokens is not None
             most = _SPLIT_THREADS if split_row or is_fixed else _row_threads(producer)
             per_thread = -(-vectors // most)
@@ -261,7 +282,9 @@ class CudaOperations(PromptAttention):
         else:
             per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
-        build = node_build(producer, packing.kind, packing.bits, per_thread)
+        build = node_build(
+            producer, packing.kind, packing.bits, per_thread, is_mixture=rows is not None
+        )
         arguments: tuple[Argument, ...] = (
             *inputs,
             packing.values,
@@ -272,6 +295,11 @@ class CudaOperations(PromptAttention):
             splits,
             *_strides(packing),
             int(packing.in_mma_order),
+            *(
+                (None, None, 0)
+                if rows is None
+                else (rows.numbers, rows.shares, rows.shares.shape[1])
+            ),
         )
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
@@ -298,11 +326,13 @@ def _strides(packing: Packing) -> tuple[int, int]:
     return packing.values.shape[1], packing.scales.shape[1]
 
 
-def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
+def node_build(
+    producer: int, kind: PackingKind, bits: int, vectors: int, *, is_mixture: bool = False
+) -> Build:
     """Return the build of csrc/decode/operators.cu for a producer and its packing."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     one_row = is_norm or kind == "row-codes"
-    is_split = is_norm and vectors > _MAX_VECTORS
+    is_split = is_norm and (vectors > _MAX_VECTORS or is_mixture)
     row_threads = _SPLIT_THREADS if is_split else _row_threads(producer)
     threads = row_threads if one_row else _FEW_THREADS
     return Build.of(
@@ -312,6 +342,7 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
+        **({"MIXTURE": 1} if is_mixture else {}),
     )
 
 
@@ -339,6 +370,9 @@ def builds() -> list[Build]:
         attention_build(AttentionShape(group, 1, 128, nothing), bits, packing)
         for group, bits, packing in heads
     ]
+    attention.append(
+        attention_build(AttentionShape(8, 1, 128, nothing), 16, halves, norms_heads=True)
+    )
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
         ("group-codes", 6),
@@ -350,6 +384,11 @@ def builds() -> list[Build]:
         for producer in range(_RMS_NORM, _ATTENTION + 1)
         for kind, bits in kinds
         for vectors in _vectors(producer, kind)
+    ]
+    nodes += [
+        node_build(_RMS_NORM, kind, bits, vectors, is_mixture=True)
+        for kind, bits in (kinds[0], kinds[-1])
+        for vectors in (1, 2, 4)
     ]
     return [*attention, *nodes, head_norm_build(128), _PICK_BUILD]
 

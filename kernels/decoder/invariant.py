@@ -32,6 +32,7 @@ from flexq_bench.kernels.decoder.operations import (
     Destination,
     HeadNorms,
     Norm,
+    WeightedRows,
 )
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations, normalized, split_heads
 from flexq_bench.kernels.errors import UnsupportedError
@@ -106,8 +107,13 @@ class InvariantOperations(TorchOperations):
     """Those of a CPU, row by row."""
 
     def norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | WeightedRows | None,
+        norm: Norm,
+        to: Destination,
     ) -> torch.Tensor:
+        assert not isinstance(delta, WeightedRows)
         total = residual if delta is None else residual + delta
         to.kernel.activate(_normalized(total, norm), to.packed)
         return total
@@ -127,7 +133,10 @@ class InvariantOperations(TorchOperations):
         positions: torch.Tensor,
         longest: int,
         to: Destination,
+        norms: HeadNorms | None = None,
     ) -> None:
+        if norms is not None:
+            self.norm_heads(qkv, shape, norms)
         slots = torch.arange(qkv.shape[0])
         out = self.attend_prompts(qkv[:, None], shape, cache, slots, positions[:, None], longest)
         to.kernel.activate(out, to.packed)

@@ -60,12 +60,31 @@ class Destination:
     config: Config | None
 
 
+@dataclass(frozen=True, slots=True)
+class WeightedRows:
+    """A sum of rows for each token: results of its experts, which nothing has added yet.
+
+    rows: FP16 [M * top_k, K]. numbers: int32 [M * top_k], of the rows of each token. shares: FP32
+    [M, top_k], their weights.
+    """
+
+    rows: torch.Tensor
+    numbers: torch.Tensor
+    shares: torch.Tensor
+
+
 class DecoderOperations(ABC):
-    """One implementation on one backend."""
+    """One implementation on one backend. adds_rows: norm takes WeightedRows, too."""
+
+    adds_rows = False
 
     @abstractmethod
     def norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | WeightedRows | None,
+        norm: Norm,
+        to: Destination,
     ) -> torch.Tensor:
         """Write the norm of residual + delta, FP16 [M,K], to `to`; return the sum.
 
@@ -96,11 +115,13 @@ class DecoderOperations(ABC):
         positions: torch.Tensor,
         longest: int,
         to: Destination,
+        norms: HeadNorms | None = None,
     ) -> None:
         """Compute attention of one new token per sequence; add its key and value to the cache.
 
         qkv: FP16 [B, shape.width], before the rotary embedding. positions: int32 [B], of the new
         tokens; sequence b has slot b of the cache. longest: upper bound of the sequence lengths.
+        norms: of queries and keys, as norm_heads; qkv may then be changed.
         """
 
     @abstractmethod

@@ -17,6 +17,7 @@ from flexq_bench.kernels.decoder.operations import (
     Destination,
     HeadNorms,
     Norm,
+    WeightedRows,
 )
 
 # Backends that support a mask, without cuDNN's: its plan per shape takes longer than it saves.
@@ -54,8 +55,13 @@ class TorchOperations(PromptAttention):
     """Operators computed in FP32, with results rounded to FP16."""
 
     def norm(
-        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor | WeightedRows | None,
+        norm: Norm,
+        to: Destination,
     ) -> torch.Tensor:
+        assert not isinstance(delta, WeightedRows)
         total = residual if delta is None else residual + delta
         _activate(normalized(total, norm), to)
         return total
@@ -82,7 +88,10 @@ class TorchOperations(PromptAttention):
         positions: torch.Tensor,
         longest: int,
         to: Destination,
+        norms: HeadNorms | None = None,
     ) -> None:
+        if norms is not None:
+            self.norm_heads(qkv, shape, norms)
         batch = qkv.shape[0]
         rows = torch.arange(batch, device=qkv.device)
         queries, keys, values = split_heads(qkv[:, None], shape, positions[:, None])

@@ -1,85 +1,175 @@
 """Humming: the successor of vLLM's Marlin kernels, a package that compiles at run time.
 
-It supports low-bit integer and float weights with FP16 activations. `humming-w4a16` has Marlin's
-format (symmetric 4-bit codes, an FP16 scale per 128 of k), `humming-fp6` has E3M2 weights with a
-scale per row, as FP6-LLM. The package chooses its own configuration for a shape.
+It supports low-bit integer and float weights with activations of 16 and 8 bits. `humming-w4a16` has
+Marlin's format (symmetric 4-bit codes, an FP16 scale per 128 of k), `humming-fp6` has E3M2 weights
+with a scale per row, as FP6-LLM. With int8 activations it rounds scales of groups to integers of 11
+bits. The package chooses its own configuration for a shape.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
-from flexq_bench.kernels.external.declare import linear_kernel
+from flexq_bench.kernels.external.declare import kernel, linear_kernel
 from flexq_bench.kernels.external_packages.packages import HUMMING, load
 from flexq_bench.kernels.formats import NumberFormat
 
 _N_MULTIPLE, _K_MULTIPLE = 64, 128
-_FP16_BITS = 11
+_FP16_BITS, _SCALE_BITS = 11, 9  # rounds to FP16; with integer scales of groups
 _TOP = 7  # of symmetric 4-bit codes: without -8 they are sign and magnitude
-_DTYPES = {4: "float4e0m3", 6: "float6e3m2"}  # by bits; e0m3 is a sign and a magnitude
+_E0M3 = "float4e0m3"  # a sign and a magnitude
+_INT8, _FP8 = "int8/row@fp32", "fp8/row@fp32"
+_ACTIVATIONS = {"fp16": "float16", _INT8: "int8", _FP8: "float8e4m3"}
 
 
-def _packed(
-    fmt: NumberFormat, values: torch.Tensor, scales: torch.Tensor, *, n: int, k: int
-) -> tuple[Any, ...]:
-    """Pack the weights. Raises UnsupportedError for shapes that the package would pad."""
-    if n % _N_MULTIPLE or k % _K_MULTIPLE:
-        raise UnsupportedError(
-            f"Humming takes N in multiples of {_N_MULTIPLE} and K of {_K_MULTIPLE}, got {n}x{k}"
+def _packing(weight: str, activation: str) -> Callable[..., tuple[Any, ...]]:
+    """Return the packing of weights [N,K] or [experts,N,K] and their scales."""
+    fmt = NumberFormat.parse(weight)
+
+    def packed(
+        values: torch.Tensor, scales: torch.Tensor, *, n: int, k: int, experts: int = 0
+    ) -> tuple[Any, ...]:
+        if n % _N_MULTIPLE or k % _K_MULTIPLE:  # the package would pad them
+            raise UnsupportedError(
+                f"Humming takes N in multiples of {_N_MULTIPLE} and K of {_K_MULTIPLE}, got {n}x{k}"
+            )
+        codes, dtype = _codes(fmt, values, is_signed=activation == "fp16")
+        layer = load(HUMMING, "layer").HummingLayer(
+            shape_n=n,
+            shape_k=k,
+            num_experts=experts or None,
+            weight_config={"dtype": dtype, "group_size": fmt.group or 0},
+            input_config={"dtype": _ACTIVATIONS[activation]},
+            torch_dtype=torch.float16,
         )
-    codes = _codes(fmt, values)
-    layer = load(HUMMING, "layer").HummingLayer(
-        shape_n=n,
-        shape_k=k,
-        weight_config={"dtype": _DTYPES[fmt.bits], "group_size": fmt.group or 0},
-        torch_dtype=torch.float16,
-    )
-    layer = layer.to(values.device)
-    packed = load(HUMMING, "ops").pack_weight(codes, fmt.bits)
-    layer.load_from_tensors({"weight": packed, "weight_scale": scales.half()})
-    layer.transform()
-    return layer.weight.data, layer.weight_scale.data, layer.locks, layer.humming_config
+        layer = layer.to(values.device)
+        weights = load(HUMMING, "ops").pack_weight(codes, fmt.bits)
+        layer.load_from_tensors({"weight": weights, "weight_scale": scales.half()})
+        layer.transform()
+        second = getattr(layer, "weight_scale_2", None)
+        of_rows = () if second is None else (second.data,)
+        return (
+            layer.humming_config,
+            layer.locks,
+            layer.weight.data,
+            layer.weight_scale.data,
+            *of_rows,
+        )
+
+    return packed
 
 
-def _codes(fmt: NumberFormat, values: torch.Tensor) -> torch.Tensor:
-    """Return codes int32 [N,K] in the package's encoding."""
+def _codes(fmt: NumberFormat, values: torch.Tensor, *, is_signed: bool) -> tuple[torch.Tensor, str]:
+    """Return codes int32 in the package's encoding, and its name.
+
+    is_signed: of 4-bit integers: sign and magnitude, else with half of the range added.
+    """
     if fmt.kind == "float":
-        return fmt.float_type.codes(values).to(torch.int32).contiguous()
+        codes = fmt.float_type.codes(values).to(torch.int32).contiguous()
+        return codes, f"float{fmt.bits}{fmt.element}"
+    wide = values.to(torch.int32)
+    if not is_signed:
+        return (wide + 2 ** (fmt.bits - 1)).contiguous(), f"int{fmt.bits}"
     if int(values.min()) < -_TOP:
         raise ShapeError(f"codes lie within ±{_TOP} here, got {int(values.min())}")
-    wide = values.to(torch.int32)
-    return wide.abs() | (wide < 0).to(torch.int32) << 3
+    return wide.abs() | (wide < 0).to(torch.int32) << 3, _E0M3
 
 
 def _forward(
     x: torch.Tensor,
+    layout: Any,
+    locks: torch.Tensor,
     weight: torch.Tensor,
     scales: torch.Tensor,
-    locks: torch.Tensor,
-    layout: Any,
     out: torch.Tensor,
 ) -> None:
-    forward = load(HUMMING, "forward").humming_forward
-    forward(layout, inputs=x, outputs=out, weight=weight, weight_scale=scales, locks=locks)
+    load(HUMMING, "forward").humming_forward(
+        layout, inputs=x, outputs=out, weight=weight, weight_scale=scales, locks=locks
+    )
 
 
-def _declared(name: str, weight: str, description: str) -> Any:
+def _forward_codes(
+    x: torch.Tensor, x_scales: torch.Tensor, layout: Any, locks: torch.Tensor, *tensors: Any
+) -> None:
+    weight, scales, *second, out = tensors
+    load(HUMMING, "forward").humming_forward(
+        layout,
+        inputs=x,
+        input_scale=x_scales,
+        outputs=out,
+        weight=weight,
+        weight_scale=scales,
+        weight_scale_2=second[0] if second else None,
+        locks=locks,
+    )
+
+
+def _declared(name: str, weight: str, description: str, activation: str = "fp16") -> Any:
+    has_codes = activation != "fp16"
     return linear_kernel(
         name,
         weight=weight,
+        activation=activation,
         backends=["cuda"],
-        prepare_weight=partial(_packed, NumberFormat.parse(weight)),
-        rounds_to=_FP16_BITS,
+        prepare_weight=_packing(weight, activation),
+        rounds_to=_SCALE_BITS if activation == _INT8 else _FP16_BITS,
         summary=f"{description} of humming-kernels, which follow Marlin",
         package=HUMMING,
-    )(_forward)
+    )(_forward_codes if has_codes else _forward)
+
+
+def _experts(name: str, weight: str) -> Any:
+    @kernel(
+        "grouped_linear",
+        name,
+        weight=weight,
+        activation=_INT8,
+        backends=["cuda"],
+        prepare_weight=_packing(weight, _INT8),
+        rounds_to=_SCALE_BITS,
+        package=HUMMING,
+        min_capability=(9, 0),
+        summary=f"{weight} experts of humming-kernels",
+    )
+    def grouped(
+        x: torch.Tensor,
+        x_scales: torch.Tensor,
+        layout_of_weights: Any,
+        locks: torch.Tensor,
+        *tensors: Any,
+        layout: str,
+    ) -> None:
+        weight, scales, *second, sizes, y = tensors
+        is_masked = layout == "masked"
+        ends = sizes if is_masked else torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        load(HUMMING, "forward").humming_forward(
+            layout_of_weights,
+            inputs=x,
+            input_scale=x_scales,
+            outputs=y,
+            weight=weight,
+            weight_scale=scales,
+            weight_scale_2=second[0] if second else None,
+            locks=locks,
+            expert_layout=ends,
+            compute_config={"gemm_type": f"grouped_{layout}"},
+        )
+
+    return grouped
 
 
 KERNELS = (
     _declared("humming-w4a16", "int4/128", "symmetric 4-bit weights"),
     _declared("humming-fp6", "fp6/row", "E3M2 weights"),
+    _declared("humming-w6a8", "int6/128", "symmetric 6-bit weights", _INT8),
+    _declared("humming-w6a8-row", "int6/row", "symmetric 6-bit weights", _INT8),
+    _declared("humming-w4a8", "int4/128", "symmetric 4-bit weights", _INT8),
+    _declared("humming-fp6a8", "fp6-e2m3/row", "E2M3 weights", _FP8),
+    _experts("humming-experts-w6a8", "int6/128"),
+    _experts("humming-experts-w6a8-row", "int6/row"),
+    _experts("humming-experts-w4a8", "int4/128"),
 )

@@ -230,6 +230,34 @@ def test_rows_of_an_fp16_gemm_of_fixed_order_do_not_depend_on_others(n: int, k: 
         assert torch.equal(product(x[first : first + rows]), together[first : first + rows])
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_attention_normalizes_heads_as_the_separate_norm(
+    heads: int, kv_heads: int, head_dim: int
+) -> None:
+    torch.manual_seed(heads)
+    positions = torch.tensor([0, 5, 299], dtype=torch.int32, device=DEVICE)
+    angles = torch.rand(300, head_dim // 2, device=DEVICE) * 6
+    table = torch.stack([angles.cos(), angles.sin()], dim=-1).contiguous()
+    shape = AttentionShape(heads, kv_heads, head_dim, table)
+    qkv = torch.randn(3, shape.width, device=DEVICE).half() * 3
+    norms = HeadNorms(*torch.rand(2, head_dim, device=DEVICE).half(), 1e-6)
+    cache = empty_layer(3, kv_heads, 300, head_dim, 16, DEVICE)
+    _fill_alike([cache, cache])
+    kernel, operations = kernel_of("w8a16"), CudaOperations()
+    outputs = []
+    for is_fused in (True, False):
+        given = qkv.clone()
+        if not is_fused:
+            operations.norm_heads(given, shape, norms)
+        packed = kernel.empty_activation(3, heads * head_dim, DEVICE)
+        to = Destination(kernel, packed, None)
+        operations.attend(given, shape, cache, positions, 300, to, norms if is_fused else None)
+        outputs.append((packed.buffers["values"].float(), _token(cache, "keys", 2, 299).clone()))
+
+    for fused, separate in zip(*outputs, strict=True):
+        assert torch.allclose(fused, separate, atol=2e-3, rtol=4e-3)
+
+
 @pytest.mark.parametrize("vocabulary", [1, 50, 1024, 32000, 50257])
 def test_the_token_picked_is_the_first_of_the_largest(vocabulary: int) -> None:
     torch.manual_seed(vocabulary)

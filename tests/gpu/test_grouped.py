@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.cuda.grouped.gemm import GroupedConfig, candidates, grouped_gemm
 from flexq_bench.kernels.cuda.grouped.layer import ExpertLayer, ExpertWeights, choose_experts
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, ExpertFormat, pack_experts
+from flexq_bench.kernels.decoder import Destination, Norm
+from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.formats import NumberFormat, quantize
 
 DEVICE = torch.device("cuda")
@@ -163,16 +166,57 @@ def test_experts_with_the_largest_logits_are_chosen(tokens, experts, top_k, norm
     torch.testing.assert_close(shares, values / total, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])
-def test_layer_of_experts_is_that_of_separate_linear_layers(tokens, top_k):
-    generator = torch.Generator(DEVICE).manual_seed(tokens)
-    experts, k, inner = 16, 256, 192
+def drawn_layer(
+    experts: int, k: int, inner: int, generator: torch.Generator
+) -> list[tuple[ExpertWeights, torch.Tensor]]:
+    """Packed weights of gate_up and of down, and what they stand for."""
     layers = []
     for n, of_k in ((2 * inner, k), (k, inner)):
         chunks, weights = drawn_weights(SIX, experts, n, of_k, generator)
         features = (torch.rand(experts, n, generator=generator, device=DEVICE) * 1e-3).half()
         layers.append((ExpertWeights(SIX, chunks, features, of_k), weights * features[..., None]))
-    (gate_up, w1), (down, w2) = layers
+    return layers
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (9, 3), (32, 4), (40, 2)])
+def test_norm_adds_the_experts_that_the_router_chose(tokens, top_k, normalizes):
+    """A layer in a step: experts are chosen while tokens are sorted, and summed by the norm."""
+    generator = torch.Generator(DEVICE).manual_seed(tokens)
+    experts, k = 16, 1032
+    (gate_up, _), (down, _) = drawn_layer(experts, k, 192, generator)
+    x, residual = torch.randn(2, tokens, k, generator=generator, device=DEVICE).half()
+    logits = torch.randn(tokens, experts, generator=generator, device=DEVICE).half()
+    chosen = torch.full((tokens, top_k), -1, dtype=torch.int32, device=DEVICE)
+    shares = torch.full((tokens, top_k), torch.nan, device=DEVICE)
+    out, fused = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    choose_experts(logits, chosen, shares, normalizes=normalizes)
+    ExpertLayer(gate_up, down, tokens, top_k)(x, chosen, shares, out)
+    layer, operations = ExpertLayer(gate_up, down, tokens, top_k), CudaOperations()
+    norm = Norm(torch.rand(k, generator=generator, device=DEVICE).half(), None, 1e-6)
+    results = []
+    for _ in range(2):
+        rows = layer.mix(x, logits, None, normalizes=normalizes)
+        layer.mix(x, logits, fused, normalizes=normalizes)
+        for delta in (out, rows):
+            packed = Fp16Gemm().empty_activation(tokens, k, DEVICE)
+            to = Destination(Fp16Gemm(), packed, None)
+            total = operations.norm(residual.clone(), delta, norm, to).clone()
+            results.append((total, packed.buffers["values"][:tokens, :k]))
+
+    assert torch.equal(fused, out)
+    for first, again in zip(results[:2], results[2:], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    (total, normed), (total_of_rows, normed_of_rows) = results[:2]
+    assert torch.equal(total, total_of_rows)
+    torch.testing.assert_close(normed, normed_of_rows, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(1, 8), (5, 3), (40, 2)])
+def test_layer_of_experts_is_that_of_separate_linear_layers(tokens, top_k):
+    generator = torch.Generator(DEVICE).manual_seed(tokens)
+    experts, k, inner = 16, 256, 192
+    (gate_up, w1), (down, w2) = drawn_layer(experts, k, inner, generator)
     x = torch.randn(tokens, k, generator=generator, device=DEVICE).half()
     chosen = torch.stack(
         [torch.randperm(experts, generator=generator, device=DEVICE)[:top_k] for _ in range(tokens)]

@@ -53,8 +53,8 @@ def install(monkeypatch, package, version, **modules):
         monkeypatch.setitem(sys.modules, name.replace("__", "."), module)
 
 
-def test_five_kernels_of_three_packages_are_registered():
-    assert len(EXTERNAL) == 5
+def test_nine_kernels_of_three_packages_are_registered():
+    assert len(EXTERNAL) == 9
     assert {resolve(label, "cuda").spec.package for label in EXTERNAL} == set(packages.PACKAGES)
 
 
@@ -177,13 +177,17 @@ class _Layer(torch.nn.Module):
         self.humming_config = self.options
 
 
-def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
-    if layout["weight_config"]["dtype"] == "float4e0m3":
+def _forward(layout, *, inputs, outputs, weight, weight_scale, locks, input_scale=None, **others):
+    dtype = layout["weight_config"]["dtype"]
+    if dtype == "float4e0m3":
         values = (weight & 7) * (1 - 2 * (weight >> 3))
+    elif dtype.startswith("int"):
+        values = weight - 2 ** (int(dtype[3:]) - 1)
     else:
-        values = FLOAT_TYPES["e3m2"].numbers()[weight.long()]
+        values = FLOAT_TYPES[dtype.removeprefix("float6")].numbers()[weight.long()]
     scales = weight_scale.double().repeat_interleave(layout["shape_k"] // weight_scale.shape[1], 1)
-    outputs.copy_(inputs.double() @ (values * scales).T)
+    x = inputs.double() if input_scale is None else inputs.double() * input_scale
+    outputs.copy_(x @ (values * scales).T)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +195,10 @@ def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
     [
         ("humming-w4a16", lambda w: quantize_symmetric(w, 4, 128, top=7)),
         ("humming-fp6", lambda w: quantize(w, NumberFormat(6, kind="float"))),
+        ("humming-w6a8", lambda w: quantize_symmetric(w, 6, 128)),
+        ("humming-w6a8-row", lambda w: quantize(w, NumberFormat.parse("int6/row"))),
+        ("humming-w4a8", lambda w: quantize_symmetric(w, 4, 128)),
+        ("humming-fp6a8", lambda w: quantize(w, NumberFormat.parse("fp6-e2m3/row"))),
     ],
 )
 def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, name, quantize):

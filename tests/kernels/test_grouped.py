@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from flexq_bench.kernels.cuda.grouped.gemm import configs_for
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, pack_experts, packed_bytes
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
@@ -130,3 +131,12 @@ def test_weights_past_int8_are_refused():
 
     with pytest.raises(ShapeError, match="must fit int8"):
         kernel._declared.prepare_weight(*parts)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "tile"), [(4096, 7168, 256), (2816, 704, 256), (1408, 2816, 128)]
+)
+def test_tiles_of_many_tokens_are_chosen_by_whole_waves(n, k, tile):
+    """Those that were faster on an H200 by 10 to 13 %, 512 tokens for each of 8 experts."""
+    values = {"experts": 8, "tokens": 512, "top_k": 8, "n": n, "k": k}
+    assert configs_for(SIX, values)[0].as_dict()["tile_tokens"] == tile

@@ -11,6 +11,9 @@
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
 //              exp2(score - largest), (LOWEST, 0) for a split without tokens. decode/operators.cu reduces them
 //
+// HEAD_NORMS: queries and the new key are RMS-normalized before rotation, query_norm, key_norm half [HEAD_DIM]
+// (decode/head_norm.cu).
+//
 // Positions, and keys and values of earlier tokens, were written in an earlier step. No kernel of this step
 // writes them, so they are loaded before the previous kernel has ended.
 //
@@ -23,6 +26,9 @@
 #if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
     !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
 #error "define HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS"
+#endif
+#ifndef HEAD_NORMS
+#define HEAD_NORMS 0
 #endif
 #include "decode/attention_tile.cuh"
 #include "decode/kv_store.cuh"
@@ -42,6 +48,8 @@ constexpr int MOST_SPLITS = 8;    // of a cluster
 constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LOWEST = -3.0e38f;  // finite lower bound of scores
+constexpr int HEAD_WARPS = HEAD_DIM / 32;  // of the values of a head, with HEAD_NORMS
+static_assert(!HEAD_NORMS || HEAD_DIM % 32 == 0, "HEAD_NORMS needs HEAD_DIM divisible by 32: a warp adds squares of one head");
 static_assert(WARPS >= 4, "WARPS must be at least 4: two of them write the new token");
 
 // A head's partial sums of one block, sent to the block that finishes its unit: rank unit % splits.
@@ -62,6 +70,7 @@ struct Shared {
   uint32_t query[GROUP_HEADS][4][ROW];
   alignas(16) float new_token[2][HEAD_DIM];  // its key and value, as later steps read them from the cache
   half_bits key[HEAD_DIM];   // of the new token
+  float squares[HEAD_NORMS ? TURNED * WARPS : 1];  // sums of 32 values of queries and the new key
   uint64_t mbarrier;         // of partial_heads
 };
 
@@ -128,7 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
                  float* scales, float* sums, float2* weights, float scale, int capacity, int stride,
-                 int scale_stride, int in_mma_order, int share) {
+                 int scale_stride, int in_mma_order, int share, [[maybe_unused]] const half_bits* query_norm,
+                 [[maybe_unused]] const half_bits* key_norm, [[maybe_unused]] float eps) {
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
   const unsigned splits = gridDim.x;
@@ -209,6 +219,34 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       angle[n] = load_written(angles + i % HALF);
     }
   }
+#if HEAD_NORMS
+#pragma unroll
+  for (int n = 0; n < TURNED; ++n) {
+    const unsigned at = threadIdx.x + n * THREADS;
+    if (at >= rotated_values) continue;  // whole warps
+    const float value = half_to_float(static_cast<half_bits>(raw[n]));
+    float square = value * value;
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) square += __shfl_xor_sync(EVERY, square, offset);
+    if (lane == 0) shared.squares[at / 32] = square;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < TURNED; ++n) {
+    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
+    if (at >= rotated_values) continue;
+    const half_bits* weights_of = head < GROUP_HEADS ? query_norm : key_norm;
+    float square = 0.0f;
+#pragma unroll
+    for (int part = 0; part < HEAD_WARPS; ++part) square += shared.squares[head * HEAD_WARPS + part];
+    const float inverse = 1.0f / sqrtf(square / HEAD_DIM + eps);
+    const auto normalized = [&](uint32_t value, unsigned index) {
+      return float_to_half(as_half(half_to_float(static_cast<half_bits>(value)) * inverse) * half_to_float(weights_of[index]));
+    };
+    raw[n] = normalized(raw[n], i);
+    if constexpr (ROTARY) raw_partner[n] = normalized(raw_partner[n], i < HALF ? i + HALF : i - HALF);
+  }
+#endif
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
     const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;

@@ -11,7 +11,8 @@
 //            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/cublas/rows.cu; STRIDE is a multiple of 128
 //                             in the order of imma/mma_order.cuh
 // STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
-// codes are those of the unfused kernels. If d is null, r is x and is not written.
+// codes are those of the unfused kernels. If d is null, r is x and is not written. MIXTURE: d of a token is the sum of its
+// experts' results, rows row_of int [M, TOP_K] of `delta`, times share float [M, TOP_K], rounded to FP16.
 //
 // A thread has VECTORS vectors of four adjacent k; a warp has 128 k, a group, per vector. If a result depends on the
 // whole row, every block of a token reads all of it and writes a part: reading a row repeatedly is faster than
@@ -24,13 +25,16 @@
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
 #error "define PRODUCER, PACKING, A_BITS and VECTORS"
 #endif
+#ifndef MIXTURE
+#define MIXTURE 0
+#endif
 constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
 constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; FEW_THREADS if it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
 constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
 // More registers for threads that hold many values, or several splits of attention.
 constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
-                             : IS_NORM && VECTORS > 3  ? 256
+                             : IS_NORM && (VECTORS > 3 || MIXTURE) ? 256
                              : PRODUCER == ATTENTION   ? 512
                                                        : MAX_WARPS * 32;
 constexpr int MOST_WARPS = MOST_THREADS / 32;
@@ -55,6 +59,9 @@ struct Inputs {
   const float2* weights;    // of attention
   float eps;
   int k, head_dim, splits;
+  const uint32_t* row_of;  // MIXTURE
+  const float* share;      // MIXTURE
+  int top_k;
 };
 
 __device__ inline uint2 load_pair(const half_bits* at) {
@@ -137,6 +144,26 @@ __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in,
   for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
 }
 
+// What a norm adds to a token: the sum of its experts' rows, of this thread's vectors.
+__device__ __forceinline__ void sum_rows(uint2 (&delta)[VECTORS], const Inputs& in, int token, int first_vector) {
+  float sum[VECTORS][WIDTH] = {};
+#pragma unroll 4
+  for (int j = 0; j < in.top_k; ++j) {
+    const int row = static_cast<int>(load_written(in.row_of + token * in.top_k + j));
+    const float weight = load_written(in.share + token * in.top_k + j);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * static_cast<int>(blockDim.x)) * WIDTH;
+      float value[WIDTH];
+      widen(value, at < in.k ? load_pair(in.delta + static_cast<long long>(row) * in.k + at) : make_uint2(0u, 0u));
+#pragma unroll
+      for (int e = 0; e < WIDTH; ++e) sum[i][e] = fmaf(weight, value[e], sum[i][e]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) delta[i] = narrow(sum[i]);
+}
+
 // True if several blocks compute a norm's row, and each writes one vector of every thread.
 __device__ inline bool row_is_split() { return IS_NORM && VECTORS > 1 && gridDim.x > 1; }
 
@@ -164,8 +191,9 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
       if (at < in.k) row[i] = load_pair(in.x + first + at);
-      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
+      if (at < in.k && in.delta != nullptr && !MIXTURE) delta[i] = load_pair(in.delta + first + at);
     }
+    if constexpr (MIXTURE) sum_rows(delta, in, token, first_vector);
     float sum = 0.0f;
     uint2 output_halves = {};
 #pragma unroll
@@ -253,11 +281,12 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
             const half_bits* bias, const float* sums, const float2* weights, void* packed, float* scales,
-            float eps, int k, int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
+            float eps, int k, int head_dim, int splits, int stride, int scale_stride, int in_mma_order,
+            const uint32_t* row_of, const float* share, int top_k) {
   __shared__ __align__(16) float partial[MOST_WARPS];
   let_next_kernel_start();
   if (threadIdx.x < MOST_WARPS) partial[threadIdx.x] = 0.0f;
-  const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
+  const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits, row_of, share, top_k};
   const int token = blockIdx.y;
   const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
   float value[VECTORS][WIDTH];

@@ -143,12 +143,18 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
                     c.part.first_row + first, full + index * 8);
   };
   if (threadIdx.x == WARPS * 32) {
-    Cursor early(parts), behind(parts);
-    int loaded = 0;
-    for (; loaded < STAGES && early.more; ++loaded, early.next()) load_weights(early, loaded);
-    wait_for_previous_kernel();  // codes may be its output
-    for (int i = 0; i < loaded; ++i, behind.next()) load_tokens(behind, i);
-    state[1] = loaded;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // weights, then tokens
+      Cursor early(parts);
+      int loaded = 0;
+#pragma unroll 1
+      for (; loaded < STAGES && early.more; ++loaded, early.next()) {
+        if (pass == 0) load_weights(early, loaded);
+        else load_tokens(early, loaded);
+      }
+      state[1] = loaded;
+      wait_for_previous_kernel();  // codes may be its output
+    }
   }
   __syncwarp();
   wait_for_previous_kernel();

@@ -4,7 +4,7 @@
 //   route_tokens   chosen int [TOKENS * TOP_K], experts of each token, x half [TOKENS, K]
 //                  -> sizes int [EXPERTS]; row_of int [TOKENS * TOP_K], rows sorted by expert, then by token;
 //                  codes int8 [TOKENS * TOP_K, K_PAD] and scales float [TOKENS * TOP_K], of these rows; without
-//                  scales, codes are x itself, half [TOKENS * TOP_K, K]
+//                  scales, codes are x itself, half [TOKENS * TOP_K, K]. For few tokens it chooses the experts, too
 //   combine        y half [TOKENS * TOP_K, N], row_of, share float [TOKENS * TOP_K]
 //                  -> out half [TOKENS, N], the sum over a token's experts in the order of `chosen`
 // A block of route_tokens quantizes one token, finds its rows by counting, and writes its codes once for each expert.
@@ -14,7 +14,8 @@
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, MOST_TOP_K = 16, MOST_CODES = 8;  // words of codes of a thread
 constexpr int FEATURES = 8;                // of a thread of combine
-constexpr int MOST_EXPERTS = 512, LANE_EXPERTS = MOST_EXPERTS / 32;  // of choose_experts, and of one of its lanes
+constexpr int MOST_EXPERTS = 512, LANE_EXPERTS = MOST_EXPERTS / 32;  // of a choice, and of a lane
+constexpr int FEW_TOKENS = 32;             // for which every block of route_tokens chooses the experts of all
 
 // Keys in the order of logits, then of experts backwards. 0: no expert.
 __device__ inline uint32_t key_of(half_bits logit, int expert) {
@@ -26,18 +27,18 @@ __device__ inline float logit_of(uint32_t key) {
   return half_to_float(static_cast<half_bits>(ordered ^ (ordered & 0x8000u ? 0x8000u : 0xFFFFu)));
 }
 
-// grid: TOKENS / WARPS rounded up: a warp for each token.
-extern "C" __global__ void __launch_bounds__(THREADS)
-choose_experts(const half_bits* logits, int* chosen, float* share, int tokens, int experts, int top_k, int normalizes) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
-  const int token = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (token >= tokens) return;
+struct Choice {
+  int expert;
+  float share;
+};
+
+// Choose the experts of a token, by one warp: lane j < top_k gets the expert with the j-th largest logit.
+__device__ inline Choice choose(const half_bits* logits, int experts, int top_k, int normalizes, int lane) {
   uint32_t keys[LANE_EXPERTS], own = 0;
 #pragma unroll
   for (int i = 0; i < LANE_EXPERTS; ++i) {
     const int expert = i * 32 + lane;
-    keys[i] = expert < experts ? key_of(load_written(logits + static_cast<long long>(token) * experts + expert), expert) : 0;
+    keys[i] = expert < experts ? key_of(load_written(logits + expert), expert) : 0;
   }
   float top = 0.0f, total = 0.0f;
   for (int j = 0; j < top_k; ++j) {
@@ -61,10 +62,18 @@ choose_experts(const half_bits* logits, int* chosen, float* share, int tokens, i
   if (normalizes) total = weight;
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(0xFFFFFFFFu, total, offset);
-  if (lane < top_k) {
-    chosen[token * top_k + lane] = 0xFFFF - static_cast<int>(own & 0xFFFFu);
-    share[token * top_k + lane] = weight / total;
-  }
+  return {0xFFFF - static_cast<int>(own & 0xFFFFu), weight / total};
+}
+
+// grid: TOKENS / WARPS rounded up: a warp for each token.
+extern "C" __global__ void __launch_bounds__(THREADS)
+choose_experts(const half_bits* logits, int* chosen, float* share, int tokens, int experts, int top_k, int normalizes) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int token = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (token >= tokens) return;
+  const Choice choice = choose(logits + static_cast<long long>(token) * experts, experts, top_k, normalizes, lane);
+  if (lane < top_k) chosen[token * top_k + lane] = choice.expert, share[token * top_k + lane] = choice.share;
 }
 
 // Write the rows of a token, and with the first one the sizes, then let the next kernel start: it reads the sizes before
@@ -79,11 +88,12 @@ __device__ inline void publish(int* sizes, int* row_of, const int* counts, const
   let_next_kernel_start();
 }
 
-// grid: TOKENS. Shared memory: EXPERTS ints.
+// grid: TOKENS, at most FEW_TOKENS with logits, which replace `chosen`. Shared memory: EXPERTS ints.
 extern "C" __global__ void __launch_bounds__(THREADS)
-route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uint32_t* codes, float* scales, int experts,
-             int top_k, int k, int k_padded) {
+route_tokens(const half_bits* logits, const int* chosen, float* share, const half_bits* x, int* sizes, int* row_of,
+             uint32_t* codes, float* scales, int experts, int top_k, int normalizes, int k, int k_padded) {
   extern __shared__ int counts[];
+  __shared__ int choices[FEW_TOKENS * MOST_TOP_K];
   __shared__ int before[MOST_TOP_K];
   __shared__ float largest_of[WARPS];
   const int token = blockIdx.x, routed = gridDim.x * top_k;
@@ -99,6 +109,15 @@ route_tokens(const int* chosen, const half_bits* x, int* sizes, int* row_of, uin
   if (threadIdx.x < MOST_TOP_K) before[threadIdx.x] = 0;
   if (token == 0)
     for (int e = threadIdx.x; e < experts; e += THREADS) counts[e] = 0;
+  if (logits != nullptr) {
+    chosen = choices;
+    for (int other = threadIdx.x / 32; other < gridDim.x; other += WARPS) {
+      const int lane = threadIdx.x % 32;
+      const Choice choice = choose(logits + static_cast<long long>(other) * experts, experts, top_k, normalizes, lane);
+      if (lane < top_k) choices[other * top_k + lane] = choice.expert;
+      if (lane < top_k && other == token) share[token * top_k + lane] = choice.share;
+    }
+  }
   __syncthreads();
   int earlier[MOST_TOP_K] = {};  // rows before those of this token
   for (int i = threadIdx.x; i < routed; i += THREADS) {

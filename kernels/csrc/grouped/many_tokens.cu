@@ -44,6 +44,7 @@ struct Consumer {
   half_bits* y;
   int warp, lane;
 
+  // racecheck knows the order only of lanes that arrive, and reports the others' reads; if every lane arrives, nothing.
   __device__ inline void release(int slot) const {
     __syncwarp();
     if (lane == 0) mbarrier_arrive(empty + slot * 8);
@@ -77,28 +78,46 @@ struct Sums {
   }
 };
 
+// Scales of a warp's outputs, loaded before the sums are computed: a lane has those of rows lane/4 and 8 later, and of
+// every 32nd token.
+template <int WIDTH>
+struct Scales {
+  half_bits of_features[2];
+  float of_tokens[WIDTH / 32];
+
+  __device__ inline Scales(const Part& part, int feature, const Consumer& c) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      of_features[i] = load_early(c.sn + static_cast<long long>(part.expert) * c.of.n +
+                                  min(feature + c.lane / 4 + 8 * i, c.of.n - 1));
+#pragma unroll
+    for (int i = 0; i < WIDTH / 32; ++i)
+      of_tokens[i] = load_written(c.sx + part.first_row + min(i * 32 + c.lane, part.tokens - 1));
+  }
+};
+
 // Scale and write 16 rows of a warp, 16 tokens at a time through shared memory.
 template <int WIDTH>
-__device__ inline void write(const Sums<WIDTH>& sums, const Part& part, int row_tile, const Consumer& c) {
-  const int feature = row_tile * MMA_ROWS;
+__device__ inline void write(const Sums<WIDTH>& sums, const Scales<WIDTH>& scales, const Part& part, int feature,
+                             const Consumer& c) {
   const bool wide = c.of.n % 8 == 0 && reinterpret_cast<uint64_t>(c.y) % 16 == 0;
-  float feature_scale[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-    feature_scale[i] = half_to_float(
-        c.sn[static_cast<long long>(part.expert) * c.of.n + min(feature + c.lane / 4 + 8 * i, c.of.n - 1)]);
+  const float feature_scale[2] = {half_to_float(scales.of_features[0]), half_to_float(scales.of_features[1])};
 #pragma unroll
   for (int chunk = 0; chunk < WIDTH / 16; ++chunk) {
     if (chunk * 16 >= part.tokens) break;
+    float token_scale[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      token_scale[i] = __shfl_sync(0xFFFFFFFFu, scales.of_tokens[chunk / 2],
+                                   chunk % 2 * 16 + i / 2 * 8 + c.lane % 4 * 2 + i % 2);
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // rows 8 * (i % 2), tokens 8 * (i / 2)
       uint32_t halves[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int token = min(chunk * 16 + i / 2 * 8 + c.lane % 4 * 2 + e, part.tokens - 1);
         const int sum = sums.get((chunk * 2 + i / 2) * 4 + i % 2 * 2 + e);
-        halves[e] = float_to_half(static_cast<float>(sum) * feature_scale[i % 2] * load_written(c.sx + part.first_row + token));
+        halves[e] = float_to_half(static_cast<float>(sum) * feature_scale[i % 2] * token_scale[i / 2 * 2 + e]);
       }
       words[i] = halves[0] | halves[1] << 16;
     }
@@ -125,6 +144,8 @@ template <int WIDTH>
 __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c) {
   const int warpgroup = c.warp / BLOCK_TILES, row_block = part.row_block + warpgroup;
   const int tiles = c.of.tiles_of(row_block), tile = c.warp % BLOCK_TILES;
+  const int feature = (row_block * BLOCK_TILES + tile) * MMA_ROWS;
+  const Scales<WIDTH> scales(part, feature, c);
   Sums<WIDTH> sums;
   LaneTile weights[2];  // one is multiplied while the other is widened
   int used = -1;        // stage of the previous group
@@ -144,7 +165,7 @@ __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c
   if (step < c.of.steps) add_group(weights[0], step);
   sums.wait();
   c.release(used);
-  if (tile < tiles) write(sums, part, row_block * BLOCK_TILES + tile, c);
+  if (tile < tiles) write(sums, scales, part, feature, c);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

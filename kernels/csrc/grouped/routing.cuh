@@ -15,9 +15,11 @@ struct alignas(16) Touched {
   int expert, first_item, first_row, tokens;
 };
 
+// Instructions of kernels with this file are few on purpose: in a step each launch finds them outside the SM's caches.
+
 // Sum over lanes up to this one.
 __device__ inline int inclusive_sum(int value, int lane) {
-#pragma unroll
+#pragma unroll 1
   for (int offset = 1; offset < 32; offset *= 2) {
     const int below = __shfl_up_sync(0xFFFFFFFFu, value, offset);
     if (lane >= offset) value += below;
@@ -30,32 +32,32 @@ __device__ inline int inclusive_sum(int value, int lane) {
 // rows_apart: rows from one expert's tokens to the next one's; 0: no unused rows. rows: of all activations.
 __device__ inline int list_touched(Touched* touched, int* read, const int* sizes, int experts, int rows_apart, int rows,
                                    int lane) {
-  constexpr int BATCH = 4;  // loads at once
+  constexpr int BATCH = 4;  // adjacent experts of a lane
   const int most = rows_apart > 0 ? rows_apart : rows;
   int count = 0, items = 0, sum = 0;
   bool is_valid = true;
-  for (int base = 0; base < experts; base += 32 * BATCH) {
-    int size[BATCH];
+#pragma unroll 1
+  for (int base = lane * BATCH; base - lane * BATCH < experts; base += 32 * BATCH) {
+    int size[BATCH], with_tokens = 0, blocks = 0, tokens = 0;
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) size[b] = base + b < experts ? load_fresh(sizes + base + b) : 0;
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
-      const int expert = base + b * 32 + lane;
-      size[b] = expert < experts ? load_fresh(sizes + expert) : 0;
-    }
-#pragma unroll
-    for (int b = 0; b < BATCH; ++b) {
-      const int expert = base + b * 32 + lane;
-      if (expert < experts) read[expert] = size[b];
+      if (base + b < experts) read[base + b] = size[b];
       is_valid = is_valid && size[b] >= 0 && size[b] <= most;
       size[b] = min(max(size[b], 0), most);
-      const int blocks = (size[b] + TOKENS - 1) / TOKENS;
-      const uint32_t with_tokens = __ballot_sync(0xFFFFFFFFu, size[b] > 0);
-      const int items_here = inclusive_sum(blocks, lane), sum_here = inclusive_sum(size[b], lane);
-      if (size[b] > 0)
-        touched[count + __popc(with_tokens & ((1u << lane) - 1))] = {
-            expert, items + items_here - blocks, rows_apart > 0 ? expert * rows_apart : sum + sum_here - size[b], size[b]};
-      count += __popc(with_tokens);
-      items += __shfl_sync(0xFFFFFFFFu, items_here, 31), sum += __shfl_sync(0xFFFFFFFFu, sum_here, 31);
+      with_tokens += size[b] > 0, blocks += (size[b] + TOKENS - 1) / TOKENS, tokens += size[b];
     }
+    const int count_here = inclusive_sum(with_tokens, lane), items_here = inclusive_sum(blocks, lane);
+    const int sum_here = inclusive_sum(tokens, lane);
+    int at = count + count_here - with_tokens, item = items + items_here - blocks, row = sum + sum_here - tokens;
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) {
+      if (size[b] > 0) touched[at++] = {base + b, item, rows_apart > 0 ? (base + b) * rows_apart : row, size[b]};
+      item += (size[b] + TOKENS - 1) / TOKENS, row += size[b];
+    }
+    count += __shfl_sync(0xFFFFFFFFu, count_here, 31), items += __shfl_sync(0xFFFFFFFFu, items_here, 31);
+    sum += __shfl_sync(0xFFFFFFFFu, sum_here, 31);
   }
   if (!__all_sync(0xFFFFFFFFu, is_valid) || sum > rows) count = items = 0;
   if (lane == 0) touched[count] = {experts, items, 0, 0};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat, packed_bytes
-from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_TOKENS
+from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
 from flexq_bench.kernels.runtime.module import Argument, load_function
@@ -27,7 +28,7 @@ _LISTED_BYTES, _STATE_BYTES = 20, 16  # of an expert in the list of those with t
 _LISTED = 128  # experts, of which a multiple decides the number of stages
 _MARKED_WORDS = 4 * 2 * 32  # int32 of a warp's partial sums of 8 tokens
 _FRAGMENT_BYTES = 512  # of a warp's accumulators of 8 tokens, and of its outputs of 16 tokens
-_ROW_BLOCKS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
+_WARPGROUPS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
@@ -35,7 +36,6 @@ _ONE_COLUMN = (
     (4, 1, 3, 3),
     (4, 1, 3, 2),
     (4, 2, 2, 2),
-    (4, 2, 3, 2),
     (4, 2, 2, 1),
     (2, 1, 3, 3),
     (2, 2, 2, 2),
@@ -43,6 +43,8 @@ _ONE_COLUMN = (
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 # Of the choice without tuning, by tokens of an expert (their mean) and bytes of all weights.
 _FEW_TOKENS, _SOME_TOKENS, _SHORT_BYTES = 6, 24, 32e6
+_TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
+_SMS = 132  # of an H100 and an H200
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,12 @@ class ManyConfig(Config):
     stages: int = 0
 
     source, function = "grouped/many_tokens.cu", "grouped_many"
-    threads = _ROW_BLOCKS * BLOCK_TILES * 32 + 128
+    threads = _WARPGROUPS * BLOCK_TILES * 32 + 128
     resident = blocks = 1
-    sums_bytes = _ROW_BLOCKS * BLOCK_TILES * _FRAGMENT_BYTES
+    sums_bytes = _WARPGROUPS * BLOCK_TILES * _FRAGMENT_BYTES
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        return _aligned(_ROW_BLOCKS * fmt.chunk_bytes) + self.tile_tokens * GROUP
+        return _aligned(_WARPGROUPS * fmt.chunk_bytes) + self.tile_tokens * GROUP
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -175,7 +177,7 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     mean, size = rows / touched, touched * packed_bytes(fmt, values["n"], values["k"])
     default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if size < _SHORT_BYTES else 3)
     if mean > _SOME_TOKENS and not fmt.element:
-        default = ManyConfig(128)
+        default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
     elif mean > _FEW_TOKENS:
         default = FewConfig(4, 4, 2, 2, 2)
     first = with_most_stages(default, fmt, experts)
@@ -183,6 +185,16 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
         first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
     others = candidates(fmt, experts, values["tokens"])
     return [first, *(config for config in others if config != first)]
+
+
+def _tile_tokens(experts: float, tokens: float, n: int) -> int:
+    """Return the tokens of an output tile for which all tiles take least time, in whole waves."""
+
+    def time_of(tile: int) -> float:
+        tiles = experts * -(-n // (_WARPGROUPS * BLOCK_TILES * MMA_ROWS)) * -(-tokens // tile)
+        return math.ceil(tiles / _SMS) * _TILE_TIMES[tile]
+
+    return min(_TILE_TIMES, key=time_of)
 
 
 def _aligned(size: int) -> int:

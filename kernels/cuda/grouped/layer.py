@@ -1,9 +1,9 @@
 """A layer of experts, from the tokens to the weighted sum of their experts' results.
 
 Five kernels: tokens are quantized and sorted by expert; gate and up projection of each expert;
-SiLU(gate) · up, quantized; down projection; weighted sum. A sixth chooses the experts by their
-logits. All sizes but the number of tokens are on the device, so that a captured graph serves any
-routing.
+SiLU(gate) · up, quantized; down projection; weighted sum. The first one chooses the experts by
+their logits; of many tokens, a sixth does. All sizes but the number of tokens are on the device, so
+that a captured graph serves any routing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flexq_bench.kernels.cuda.grouped.gemm import (
 )
 from flexq_bench.kernels.cuda.grouped.packing import BF16, EIGHT, FOUR, FP16, SIX, ExpertFormat
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
-from flexq_bench.kernels.decoder.operations import Destination
+from flexq_bench.kernels.decoder.operations import Destination, WeightedRows
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Build
@@ -30,6 +30,7 @@ from flexq_bench.kernels.runtime.nvrtc import Build
 _BUILD = Build.of("grouped/layer.cu")
 _THREADS, _WARPS, _FEATURES = 256, 8, 8  # of a block; of a thread of combine
 _MOST_EXPERTS, _MOST_TOP_K, _MOST_K = 512, 16, 8192
+_FEW_TOKENS = 32  # whose experts route_tokens chooses
 _TYPICAL = (128, 512)  # experts, which decide the number of stages; tokens, for every candidate
 
 
@@ -123,14 +124,19 @@ class ExpertLayer:
         return other
 
     def mix(
-        self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor, *, normalizes: bool
-    ) -> None:
+        self, x: torch.Tensor, logits: torch.Tensor, out: torch.Tensor | None, *, normalizes: bool
+    ) -> WeightedRows:
         """Apply the experts that logits FP16 [tokens, experts] choose to x FP16 [tokens, K].
 
-        normalizes: shares of a token's experts sum up to 1.
+        normalizes: shares of a token's experts sum up to 1. out: of the sum; None: it is not
+        computed. Returns what is to be summed, valid until the next call.
         """
-        choose_experts(logits, self._chosen, self._shares, normalizes=normalizes)
-        self(x, self._chosen, self._shares, out)
+        if len(x) > _FEW_TOKENS:
+            choose_experts(logits, self._chosen, self._shares, normalizes=normalizes)
+            self._run(x, None, self._chosen, False, self._shares, out)
+        else:
+            self._run(x, logits, None, normalizes, self._shares, out)
+        return WeightedRows(self._results, self._row_of, self._shares)
 
     def __call__(
         self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, out: torch.Tensor
@@ -139,12 +145,25 @@ class ExpertLayer:
 
         chosen: int32 [tokens, top_k], the experts of each token. shares: FP32, their weights.
         """
+        self._run(x, None, chosen, False, shares, out)
+
+    def _run(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor | None,
+        chosen: torch.Tensor | None,
+        normalizes: bool,
+        shares: torch.Tensor,
+        out: torch.Tensor | None,
+    ) -> None:
         tokens, k = x.shape
         load_function(_BUILD, "route_tokens").launch(
             (tokens, 1, 1),
             _THREADS,
             (
+                logits,
                 chosen,
+                shares,
                 x,
                 self._sizes,
                 self._row_of,
@@ -152,6 +171,7 @@ class ExpertLayer:
                 self._scales,
                 len(self._sizes),
                 self._top_k,
+                int(normalizes),
                 k,
                 self._codes.shape[1],
             ),
@@ -167,6 +187,8 @@ class ExpertLayer:
             )
         else:
             self._multiply(1, self._down, inner["codes"], inner["scales"], self._results)
+        if out is None:
+            return
         load_function(_BUILD, "combine").launch(
             (-(-k // (_THREADS * _FEATURES)), tokens, 1),
             _THREADS,
