@@ -8,10 +8,11 @@ first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names
 alone: printed are the median seconds from the request to the first reply (device opened), to the
 first results (compiled and checked) and to the first timed sample. Then rounds: some processes of
 each kind get ready at the same time, and are measured one after the other in random order; each
-round has new servers. Printed, for each case and for each kind against `forked`: the difference of
-the mean times of processes, relative to their round, with 99 % bounds; Kolmogorov-Smirnov and
-Mann-Whitney tests of equal distributions; the number of slow processes (Fisher) for a kernel of two
-speeds; and Kruskal-Wallis over the servers of forked ones.
+round has new servers, which import while the round before is measured. Printed, for each case and
+for each kind against `forked`: the difference of the mean times of processes, relative to their
+round, with 99 % bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the
+number of slow processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of
+forked ones.
 """
 
 from __future__ import annotations
@@ -99,40 +100,51 @@ def start(kind: str, launcher: Launcher, case: Case, device: str) -> Start:
         return Start(kind, reply_s, checked_s, time.perf_counter() - begun)
 
 
-def measured_round(
-    number: int, cases: Sequence[Case], options: argparse.Namespace
-) -> Iterator[Measured]:
-    """Measure cases in processes of all kinds that get ready together."""
-    draw = random.Random(number)
-    with launchers() as kinds, ExitStack() as stack:
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Processes of all kinds, which import until their first request."""
+
+    number: int
+    workers: Sequence[WorkerProcess]
+    resources: ExitStack
+
+    def measured(self, cases: Sequence[Case], turns: int) -> Iterator[Measured]:
+        """Measure cases in all of them, and end them."""
+        draw = random.Random(self.number)
+        with self.resources:
+            for worker in self.workers:
+                worker.request_identity()
+            for worker in self.workers:
+                worker.check_identity()
+            for case in cases:
+                sides = [(CaseSide("base", case, config={}), worker) for worker in self.workers]
+                draw.shuffle(sides)
+                for side, worker in sides:
+                    side.begin_prepare(worker, None, check=False)
+                for side, worker in sides:
+                    side.end_prepare(worker)
+                    side.begin_place(worker, 0, None)
+                for side, worker in sides:
+                    side.end_place(worker)
+                for side, worker in sides:
+                    times = [side.sample(worker).time_us for _ in range(turns)]
+                    valid = [time_us for time_us in times if not math.isnan(time_us)]
+                    mean = statistics.fmean(valid) if valid else math.nan
+                    yield Measured(worker.name, self.number, case.key, mean)
+                for side, worker in sides:
+                    side.release(worker)
+            for worker in self.workers:
+                worker.finish()  # before any is waited for
+
+
+def begin_round(number: int, options: argparse.Namespace) -> Round:
+    with ExitStack() as stack:
         workers = [
             stack.enter_context(worker_of(kind, launcher, options.device))
-            for kind, launcher in kinds.items()
+            for kind, launcher in stack.enter_context(launchers()).items()
             for _ in range(options.together)
         ]
-        for worker in workers:
-            worker.request_identity()
-        for worker in workers:
-            worker.check_identity()
-        for case in cases:
-            sides = [(CaseSide("base", case, config={}), worker) for worker in workers]
-            draw.shuffle(sides)
-            for side, worker in sides:
-                side.begin_prepare(worker, None, check=False)
-            for side, worker in sides:
-                side.end_prepare(worker)
-                side.begin_place(worker, 0, None)
-            for side, worker in sides:
-                side.end_place(worker)
-            for side, worker in sides:
-                times = [side.sample(worker).time_us for _ in range(options.turns)]
-                valid = [time_us for time_us in times if not math.isnan(time_us)]
-                mean = statistics.fmean(valid) if valid else math.nan
-                yield Measured(worker.name, number, case.key, mean)
-            for side, worker in sides:
-                side.release(worker)
-        for worker in workers:
-            worker.finish()  # before any is waited for
+        return Round(number, workers, stack.pop_all())
 
 
 def limit_of_slow(times: Sequence[float]) -> float | None:
@@ -210,10 +222,11 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="after which no other round is prepared"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    until = time.monotonic() + options.seconds
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
     with launchers() as kinds:
@@ -226,10 +239,13 @@ def main() -> None:
     out.write("\n".join(starts_table(starts)) + "\n")
     out.flush()
     measured: list[Measured] = []
-    for number in range(-(-options.processes // options.together)):
-        if time.monotonic() >= until:
-            break
-        measured += measured_round(number, cases, options)
+    count, until = -(-options.processes // options.together), time.monotonic() + options.seconds
+    following: Round | None = begin_round(0, options)
+    while following is not None:
+        current, number = following, following.number + 1
+        is_last = number == count or time.monotonic() >= until
+        following = None if is_last else begin_round(number, options)  # imports meanwhile
+        measured += current.measured(cases, options.turns)
         if options.out:
             found = {"starts": list(map(asdict, starts)), "measured": list(map(asdict, measured))}
             options.out.write_text(json.dumps(found))
