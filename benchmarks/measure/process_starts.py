@@ -132,7 +132,7 @@ class Round:
                     mean = statistics.fmean(valid) if valid else math.nan
                     yield Measured(worker.name, self.number, case.key, mean)
                 for side, worker in sides:
-                    side.release(worker)
+                    worker.ask("release", slot=side.slot)
             for worker in self.workers:
                 worker.finish()  # before any is waited for
 
