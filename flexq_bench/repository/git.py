@@ -21,6 +21,7 @@ _NO_PROGRAMS = (
 )
 # Of a commit that is checked out: files and folders, and bytes of the files.
 _MAX_ENTRIES, _MAX_BYTES = 1 << 20, 1 << 35
+_PROMISOR = r"^remote\..*\.promisor$"
 _FILTERS = r"^filter\..*\.(smudge|process|required)$"
 
 
@@ -82,14 +83,17 @@ def refuse_large_tree(folder: Path, commit: str) -> None:
 
     A few small objects that name each other several times expand to any number of files.
     """
-    listing = _command(folder, "ls-tree", "-r", "-t", "-l", "--full-tree", commit)
+    # A partial clone would fetch the files one by one to tell their sizes.
+    is_partial = run_git(folder, "config", "--get-regexp", _PROMISOR).returncode == 0
+    sizes = () if is_partial else ("-l",)
+    listing = _command(folder, "ls-tree", "-r", "-t", *sizes, "--full-tree", commit)
     entries = size = 0
     with subprocess.Popen(
         listing, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_variables()
     ) as git:
         assert git.stdout is not None  # it was created with a pipe
         for line in git.stdout:
-            of_file = line.split(None, 4)[3]
+            of_file = line.split(None, 4)[3] if sizes else b""  # a folder has none
             entries, size = entries + 1, size + (int(of_file) if of_file.isdigit() else 0)
             if entries > _MAX_ENTRIES or size > _MAX_BYTES:
                 git.kill()
