@@ -8,11 +8,10 @@ first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names
 alone: printed are the median seconds from the request to the first reply (device opened), to the
 first results (compiled and checked) and to the first timed sample. Then rounds: some processes of
 each kind get ready at the same time, and are measured one after the other in random order; each
-round has new servers, which import while the round before is measured. Printed, for each case and
-for each kind against `forked`: the difference of the mean times of processes, relative to their
-round, with 99 % bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the
-number of slow processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of
-forked ones.
+round has new servers, and nothing else starts meanwhile. Printed, for each case and for each kind
+against `forked`: the difference of the mean times of processes, relative to their round, with 99 %
+bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the number of slow
+processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of forked ones.
 """
 
 from __future__ import annotations
@@ -222,9 +221,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
-    parser.add_argument(
-        "--seconds", type=float, default=3600.0, help="after which no other round is prepared"
-    )
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
@@ -239,13 +236,11 @@ def main() -> None:
     out.write("\n".join(starts_table(starts)) + "\n")
     out.flush()
     measured: list[Measured] = []
-    count, until = -(-options.processes // options.together), time.monotonic() + options.seconds
-    following: Round | None = begin_round(0, options)
-    while following is not None:
-        current, number = following, following.number + 1
-        is_last = number == count or time.monotonic() >= until
-        following = None if is_last else begin_round(number, options)  # imports meanwhile
-        measured += current.measured(cases, options.turns)
+    until = time.monotonic() + options.seconds
+    for number in range(-(-options.processes // options.together)):
+        if number and time.monotonic() >= until:
+            break
+        measured += begin_round(number, options).measured(cases, options.turns)
         if options.out:
             found = {"starts": list(map(asdict, starts)), "measured": list(map(asdict, measured))}
             options.out.write_text(json.dumps(found))

@@ -7,7 +7,8 @@
     python benchmarks/verdicts/gate_times.py --phases           # where each gate spent its time
 
 The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
-(an unused constant), `slower-P` by P percent of the work, `wrong`, and `one`: a W4A16 kernel with a
+(an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows, which on a GPU
+may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, and `one`: a W4A16 kernel with a
 single case is slower by 3 %, the other cases are not. Prints a line for each gate, then a row for
 each head. Exit code 1: an unchanged head was reported as a regression.
 """
