@@ -76,7 +76,7 @@ def test_kernel_of_a_ray_worker_runs_in_a_sandbox(tmp_path: Path, monkeypatch):
 
         with pytest.raises(BlockingIOError):
             server.accept()
-    (record,) = read_records(file)
+    (record,) = (record for record in read_records(file) if "attacker" in record.case)
     assert record.status in ("ok", "noisy"), record.detail
     assert record.extra[SANDBOX] == WORKING[0]
     assert not outside.exists()
