@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -16,17 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.ci.change_points import store_change_points
+from flexq_bench.ci.notifications import events
 from flexq_bench.db import queries
-from flexq_bench.db.engine import Database
+from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.queries import BACKFILL
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import FlexqError, UsageError
+from flexq_bench.errors import FlexqError, UsageError, one_line
+from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.fleet.pool import Pool, Work
+from flexq_bench.fleet.run_comparer import comparing_run
 from flexq_bench.repository.git import git_output
 from flexq_bench.repository.worktrees import resolve_revision, worktree
 from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
 from flexq_bench.runs.plan import build_plan
+from flexq_bench.verdicts.alert_rule import DETECTOR
+from flexq_bench.verdicts.nightly import record_night
+from flexq_bench.verdicts.standing import history_of
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Suite
 
 _TIMEOUT_S = 4 * 3600.0  # per gap, so that a night ends before the next one
@@ -123,7 +133,7 @@ def measure_commit(
     """Measure the missing cases of a suite at a commit on every available kind of GPU.
 
     is_newest: its results are the latest of their series; those of a backfill never are.
-    Without comparisons and alerts: those are of nights. Interrupted, it goes on where it was.
+    Interrupted, it goes on where it was.
     """
     works: list[Work] = []
     with ExitStack() as runs:
@@ -162,6 +172,91 @@ def find_changes(database: Database, results: Sequence[CommitResult]) -> int:
             if device is not None:
                 stored += store_change_points(session, run, device[1]).stored
         return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Verdicts on the changes of a backfill. opened: ids of new alerts. obstacles: why not all."""
+
+    verdicts: int = 0
+    opened: tuple[int, ...] = ()
+    obstacles: tuple[str, ...] = ()
+
+
+def confirm_changes(
+    database: Database,
+    pool: Pool,
+    repository: Path,
+    commit: CommitInfo,
+    results: Sequence[CommitResult],
+    *,
+    budget: int,
+    alerting: bool,
+) -> Confirmed:
+    """Compare the commits on both sides of the last change of each series, and judge them.
+
+    As a night does: the two take turns on one device, verdicts are stored, and a change for the
+    worse that is confirmed opens an alert. Those with a verdict are left out. budget: most series,
+    the largest changes first. commit: the newest one, whose project's kernels the pool has.
+    """
+    verdicts, opened, obstacles = 0, list[int](), list[str]()
+    newest = {result.gpu: result.run for result in reversed(results) if result.run}
+    for kind in pool.kinds:
+        with database.session() as session:
+            pairs = _unconfirmed(session, newest.get(kind.gpu, ""), budget)
+            commits = {
+                sha: queries.commit_info(session, sha, commit.project) or commit
+                for pair in pairs
+                for sha in pair
+            }
+        compared = []
+        if pairs:
+            with comparing_run(database, pool, kind, commit, repository, BACKFILL) as comparer:
+                for (base, head), cases in pairs.items():
+                    job = CompareJob(base, head, tuple(cases), commit.project)
+                    try:
+                        compared += comparer.compare(job)
+                    except FlexqError as error:
+                        obstacles.append(f"{job.name} can't be compared: {one_line(error)}")
+        if not compared:
+            continue
+        with database.session() as session:
+            machine = pool.machine(kind.gpu)
+            judged = record_night(
+                session,
+                compared,
+                machine,
+                commits,
+                alerting=alerting,
+                devices=[comparer.devices.get(one.case.key, machine.device) for one in compared],
+            )
+            if alerting:
+                events.add_alert_events(session, judged.opened, judged.changed)
+        verdicts += len(judged.judged)
+        opened += judged.opened
+    return Confirmed(verdicts, tuple(opened), tuple(obstacles))
+
+
+def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str], list[Case]]:
+    """Return cases of a run by the two commits around their last change, if it has no verdict."""
+    results = queries.run_results(session, run)
+    rows = {row.series_id: row for row in results if not is_probe(row.kernel)}
+    changes = []
+    for series_id, points in queries.change_points_by_series(session, list(rows)).items():
+        shas = [point.commit for point in history_of(session, series_id)]
+        head = points[-1].commit
+        if head not in shas[1:]:
+            continue  # of an earlier epoch
+        base = shas[shas.index(head) - 1]
+        decided = queries.decisions_between(session, base, head).get(series_id)
+        if decided is None or decided.detector != DETECTOR:
+            size = abs(math.log(points[-1].after / points[-1].before))
+            changes.append((size, base, head, rows[series_id]))
+    pairs: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for _, base, head, row in sorted(changes, key=lambda one: one[:3], reverse=True)[:budget]:
+        case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
+        pairs[base, head].append(case)
+    return dict(pairs)
 
 
 # Runs a flexq-bench command in a checkout; returns its exit status and last line of errors.

@@ -531,11 +531,14 @@ class _Course:
     ) -> AccuracyReport:
         """Return the gate's report."""
         names = self.request.names
-        slow = [
+        warnings = [
             f"{name} was ready after {seconds:.0f} s"
             for name, seconds in sorted(turns.ready_s.items())
             if seconds > _SLOW_S
         ]
+        served = {name: turns.models.get(name) for name in (BASE, HEAD)}
+        if None not in served.values() and served[BASE] != served[HEAD]:
+            warnings.append(f"base serves {served[BASE]}, head {served[HEAD]}")
         return AccuracyReport(
             model=self._model(HEAD, turns),
             model_hash="",
@@ -545,7 +548,7 @@ class _Course:
             commit=origin.commit.sha,
             device=origin.device.sku,
             judged=tuple(self._outcome(limit, names[HEAD]) for limit in limits),
-            warnings=(*slow, *self.notes),
+            warnings=(*warnings, *self.notes),
         )
 
     def _outcome(self, limit: GateLimit, head: str) -> LimitOutcome:

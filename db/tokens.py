@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy import delete, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.dialects import lock_for_writing
@@ -143,6 +143,13 @@ def entry_of_key(session: Session, project: str, idempotency_key: str) -> AuditE
     )
     row = session.execute(query).mappings().one_or_none()
     return None if row is None else AuditEntry(**row)
+
+
+def count_entries(session: Session, token: Token, *, since: datetime) -> int:
+    """Return the number of entries of a token since a time."""
+    query = select(func.count()).select_from(ApiRequest)
+    mine = (ApiRequest.project == token.project, ApiRequest.token_id == token.id)
+    return session.scalar(query.where(*mine, ApiRequest.created_at > since)) or 0
 
 
 def audit_entries(

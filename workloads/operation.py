@@ -132,10 +132,11 @@ class Operation:
     counted.
     reference: computes the outputs from the inputs in float64, from parameters and the kernel's
     number formats (FORMATS), all by name; a dict of tensors, NaN where any result is right, or of
-    pairs with the magnitude of the terms that were added, to which a result is compared where they
-    cancel. draw(values, generator): returns inputs that have no distribution, by name. accepts:
-    from inputs, outputs and parameters by name, returns for outputs by name which elements are
-    right, instead of comparing them.
+    tuples: with the magnitude of the terms that were added, to which a result is compared where
+    they cancel, and with the changes (root sum of squares) if each intermediate result that may be
+    rounded to the kernel's type changes by its own magnitude. draw(values, generator): returns
+    inputs that have no distribution, by name. accepts: from inputs, outputs and parameters by name,
+    returns for outputs by name which elements are right, instead of comparing them.
     Raises WorkloadError if names are of the wrong form, repeat or are unknown to an expression.
     """
 

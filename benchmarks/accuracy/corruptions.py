@@ -71,7 +71,7 @@ from flexq_bench.runs.lifecycle import new_run
 MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
 MUST_NATS = 0.0002  # smaller changes of the divergence pass: `kl` of the shipped policies
 WHOLE = 60  # segments of a stratum whose perplexity is compared
-AT_ONCE = 20  # segments of them: a small model computes many together in the time of a few
+AT_ONCE = 20  # segments: a small model computes many together in the time of a few
 TOKENIZER = "tokenizer"
 
 
@@ -197,12 +197,12 @@ class Bench:
 
     def row(self, corruption: Corruption, size: float, scheme: str) -> dict[str, Any]:
         """Judge one damaged model; the row that is printed."""
-        report, evaluator = self.judge(corruption, size, scheme)
+        # Through kernels a damage may be one of each launch.
+        at_once = None if corruption.through == KERNELS else AT_ONCE
+        report, evaluator = self.judge(corruption, size, scheme, at_once=at_once)
         agreement = evaluator.agreement(scheme, self._text.name)
         tokens = 0 if agreement is None else agreement.token_kl.size
         model = evaluator.model_under(scheme).model
-        # Through kernels a damage may be one of each launch.
-        at_once = None if corruption.through == KERNELS else AT_ONCE
         whole = {
             text: perplexity(model, ids.flatten(), context=ids.shape[1], at_once=at_once).perplexity
             for text, ids in self._parts.items()

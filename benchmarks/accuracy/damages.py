@@ -446,6 +446,11 @@ def scale_weight(weight: torch.Tensor, factor: float) -> torch.Tensor:
     return weight
 
 
+def shift_weights(weight: torch.Tensor, deviations: float) -> torch.Tensor:
+    """All weights a little too large, as codes that are read with a wrong zero point."""
+    return weight + deviations * float(weight.float().std())
+
+
 def exchange_rows(weight: torch.Tensor, row: float) -> torch.Tensor:
     """Exchange a row and the next."""
     first = int(row)
@@ -617,6 +622,7 @@ WALL = (
     Corruption("pruned", "of a layer", on_weight("up_proj", prune, 2), (0.1, 0.3)),
     Corruption("clipped", "σ", on_weight("down_proj", clip_weights, 0), (2.0, 3.0)),
     Corruption("one weight", "×", on_weight("down_proj", scale_weight), (-1.0, 64.0)),
+    Corruption("offset", "σ, a layer", on_weight("up_proj", shift_weights), (0.02, 0.1)),
     Corruption("embedding noise", "relative", on_embeddings(perturb), (0.02, 0.05)),
     Corruption("embeddings", "exchanged with the next", on_embeddings(exchange_rows), (40, 300)),
     Corruption("norm channel", "×", scale_norm_channel, (0.0, 1.03)),

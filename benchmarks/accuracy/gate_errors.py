@@ -70,6 +70,7 @@ from flexq_bench.stats import tail_excess
 
 MOST_TOGETHER = 8  # segments
 Losses = NDArray[np.float64]
+_MOST_DRAWN_FROM = 240  # segments of a text
 _LONGER = 2  # times the planned segments: their number is estimated anew from each draw
 LOSS = math.log1p(0.01)  # nats a token: 1 % of the perplexity
 
@@ -132,7 +133,7 @@ class TextResults:
 def fitted_results(bench: Bench) -> tuple[float, dict[str, TextResults]]:
     """Size of the noise that loses 1 % on the first text, and its results on each text."""
     model, evaluator = bench.original.model, bench.prepared.evaluator
-    segments = {text: evaluator.text_ids(text) for text in evaluator.available}
+    segments = {text: evaluator.text_ids(text)[:_MOST_DRAWN_FROM] for text in evaluator.available}
     references = {
         text: record_reference(model, ids.flatten(), context=ids.shape[1])
         for text, ids in segments.items()

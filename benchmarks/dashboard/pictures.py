@@ -21,9 +21,9 @@ WIDTH_PX = 1500
 PAGES = {
     "home": ("?project=acme", 1300),
     "alert": ("alert", 1500),
-    "leaderboard": ("leaderboard?model=llama-2-7b&layer=down_proj", 1300),
+    "leaderboard": ("leaderboard?model=llama-2-7b&layer=k_proj", 1050),
     "kernels": ("kernels?view=heat+map", 1100),
-    "linear": ("kernels?view=gemm+against+linear&tokens=8", 1150),
+    "ship": ("ship", 1100),
     "accuracy": ("accuracy?model=tiny-llama", 1650),
 }
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"

@@ -56,7 +56,8 @@ VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
 def timed_queries() -> Iterator[dict[str, float]]:
     """Seconds by query while the block runs; what one query asks of another counts once."""
     spent: dict[str, float] = defaultdict(float)
-    plain = {name: f for name, f in vars(queries).items() if isinstance(f, FunctionType)}
+    named = {name: getattr(queries, name) for name in dir(queries)}
+    plain = {name: f for name, f in named.items() if isinstance(f, FunctionType)}
     depth = 0
 
     def timed(name: str, query: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,8 @@
 
 The same requests (random prompts, lognormal lengths, no early end) are streamed by clients over
 HTTP, and then served by `decode --serve`'s engine in this process. Tokens of one client must equal
-those of requests served one at a time; with more, batches differ, and with them rounding errors.
+those of requests served one at a time; with more, batches differ, and with them rounding errors,
+unless --invariant is given.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from typing import Any
 import aiohttp
 import torch
 
+from flexq_bench.accuracy.loading import load_tokenizer
 from flexq_bench.cli import decoding
 from flexq_bench.decode.case import Setup
 from flexq_bench.decode.requests import ServingRequest, drawn_requests
 from flexq_bench.decode.serving import serve
 from flexq_bench.measure.tuning import Tuning
+from flexq_bench.schemes.model_files import model_at
 from flexq_bench.serving.running import EngineOptions, prepared_engine
 
 _STEP_TOKENS = 512
@@ -60,6 +63,7 @@ def served(options: argparse.Namespace) -> Iterator[str]:
     command += ["--scheme", options.scheme, "--port", str(port), "--no-tune"]
     command += ["--batch-limit", str(options.slots), "--longest", str(options.longest)]
     command += [] if options.device is None else ["--device", options.device]
+    command += ["--invariant"] if options.invariant else []
     began = time.perf_counter()
     process = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
@@ -133,7 +137,9 @@ def bare(
     checkpoints = decoding.quantized(
         options.model, scheme, device, 0, None, capacity=options.longest
     )
-    setup = Setup(options.model, scheme, device, checkpoints=checkpoints)
+    setup = Setup(
+        options.model, scheme, device, checkpoints=checkpoints, invariant=options.invariant
+    )
     chosen = EngineOptions(options.slots, options.longest, options.longest, _STEP_TOKENS, 0)
     with prepared_engine(setup, Tuning.NONE, chosen) as prepared:
         table = torch.zeros(len(prompts), max(map(len, prompts)), dtype=torch.int32)
@@ -172,9 +178,10 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--invariant", action="store_true")
     options = parser.parse_args()
     requests = drawn_requests(options.requests, options.longest, 0)
-    vocabulary = json.loads((Path(options.model) / "config.json").read_text())["vocab_size"]
+    vocabulary = len(load_tokenizer(model_at(Path(options.model))))
     generator = torch.Generator().manual_seed(0)
     prompts = [
         torch.randint(vocabulary, (request.prompt_tokens,), generator=generator).tolist()

@@ -1,11 +1,12 @@
-"""Reports of a nightly run: lines for a terminal, Markdown."""
+"""Reports of a nightly run: lines for a terminal, Markdown, JUnit XML."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from flexq_bench.ci.report_data import KindReport
+from flexq_bench.ci.report_data import KindReport, NightOutcome
+from flexq_bench.ci.reports.formats import JUnitCase, junit_xml
 
 _MAX_LINES = 20  # per list and kind of GPU
 
@@ -64,6 +65,38 @@ def markdown(reports: Sequence[KindReport]) -> str:
         if items:
             text += ["", f"**{_cell(report.gpu)}**", "", *items]
     return "\n".join(text) + "\n"
+
+
+def junit(reports: Sequence[KindReport]) -> str:
+    """Format a suite with a case for each kind of GPU's results and for each bad comparison.
+
+    Cases that became slower or wrong fail. Missing results and failed cases are errors; comparisons
+    without a result are skipped.
+    """
+    cases = [case for report in reports for case in _junit_cases(report)]
+    tags = [case.tag for case in cases]
+    totals = {"tests": len(cases)} | {
+        attribute: tags.count(tag)
+        for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    }
+    properties = [(report.gpu, f"run {report.run} at {report.commit}") for report in reports]
+    return junit_xml("flexq-bench nightly", totals, properties, cases)
+
+
+def _junit_cases(report: KindReport) -> Iterator[JUnitCase]:
+    reasons = "\n".join(f"{count} × {reason}" for reason, count in _reasons(report))
+    complete = report.received == report.planned and report.outcome == NightOutcome.COMPLETE
+    failed = report.statuses.get("failed", 0) + report.statuses.get("incorrect", 0)
+    results = f"{report.outcome}: {report.received} of {report.planned} results, {failed} failed"
+    tag = "" if complete and not failed else "error"
+    yield JUnitCase(report.gpu, "results", tag, results, report.outcome, reasons)
+    for line in report.worse:
+        yield JUnitCase(report.gpu, line, "failure", line, "regression")
+    for case, base, reason in report.uncompared:
+        yield JUnitCase(report.gpu, case, "skipped", f"not compared with {base[:10]}: {reason}")
+    passed = sum(report.verdicts.values()) - len(report.worse)
+    if passed > 0:
+        yield JUnitCase(report.gpu, f"{passed} comparisons without a regression")
 
 
 def _changed_alerts(report: KindReport) -> Sequence[str]:

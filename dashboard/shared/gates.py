@@ -49,6 +49,7 @@ def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
         {
             "check": limit.check,
             "outcome": f"{marked(limit.outcome)}{' (allowed)' if limit.allowed else ''}",
+            "why": limit.reason,
             "change": _change(limit),
             "limit": _limit(limit.limit),
             "coverage": limit.coverage,
@@ -57,7 +58,6 @@ def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
             else f"{limit.detectable:.3g} {limit.unit}",
             gate.base: limit.base,
             gate.scheme: limit.value,
-            "why": limit.reason,
         }
         for limit in gate.limits
     ]

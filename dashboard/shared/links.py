@@ -12,6 +12,7 @@ import streamlit as st
 from flexq_bench.dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
 
 PROJECT = "project"  # the parameter that selects a project on all pages
+ALERT = "alert"  # the parameter that selects an alert, and its project
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
@@ -9,7 +10,7 @@ import streamlit as st
 
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text
-from flexq_bench.dashboard.shared.links import PROJECT
+from flexq_bench.dashboard.shared.links import ALERT, PROJECT
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 
@@ -32,6 +33,7 @@ def show_place(database: Database) -> None:
     with database.session() as session:
         names = queries.project_names(session)
         main = queries.main_project(session)
+        _select_project_of_alert(session, names)
     default = main if main in names or not names else names[0]
     project = default
     if names:
@@ -48,6 +50,16 @@ def show_place(database: Database) -> None:
         f"database **{as_text(_short(database))}**",
     ]
     st.sidebar.markdown(" · ".join(parts), help=as_text(database.url))
+
+
+def _select_project_of_alert(session: Session, names: Collection[str]) -> None:
+    """Select the project of the alert in the URL: what a page says of its project is of that."""
+    number = st.query_params.get(ALERT)
+    if number is None or len(names) < 2:
+        return
+    for row in queries.alerts(session):
+        if str(row.id) == number and row.bad.project in names:
+            st.session_state[f"{_CONTROLS}.{PROJECT}"] = row.bad.project
 
 
 def _short(database: Database) -> str:

@@ -117,7 +117,7 @@ def show_search(database: Database) -> None:
     """Show a search field in the sidebar, and links to its hits."""
     text = st.sidebar.text_input(
         "Search",
-        placeholder="kernel, model layer m=8, N × K, commit or run",
+        placeholder="kernel, layer m=8, commit, run",
         max_chars=80,
         key="search",
     )

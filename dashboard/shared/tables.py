@@ -13,8 +13,7 @@ from flexq_bench.dashboard.shared.spreadsheet import harmless
 SHAPE_COLUMNS = {
     name: st.column_config.NumberColumn(name.upper(), format="%d") for name in ("m", "n", "k")
 }
-_SENTENCE = 24  # characters of a text that has spaces, beyond which its column gets width
-_LINE = 50  # characters of a line in a wide column
+_LINE = 50  # characters of a line in a wide column; longer texts are wrapped
 _MAX_LINES = 6  # of a row
 _ROW_PX, _LINE_PX = 35, 20
 
@@ -62,4 +61,4 @@ def draw_table(
 
 
 def _is_sentence(value: object) -> bool:
-    return isinstance(value, str) and len(value) > _SENTENCE and " " in value
+    return isinstance(value, str) and len(value) > _LINE and " " in value

@@ -12,6 +12,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
+from flexq_bench.checkpoints.gguf_config import headers_read_once
 from flexq_bench.checkpoints.model_source import (
     GgufSource,
     auto_class,
@@ -97,7 +98,7 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     """
     chosen = chosen_dtype(dtype, device)
     files = find_model(spec)
-    with quiet_transformers():
+    with quiet_transformers(), headers_read_once():
         _check_config(files)
         tokenizer = load_tokenizer(files)
         model = _load_weights(files, DTYPES[chosen])
@@ -117,7 +118,8 @@ def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_gguf(gguf))
+        with headers_read_once():
+            return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **_gguf(gguf))
     except Exception as error:  # of any class: tokenizer files differ in their errors
         if gguf is not None:
             raise AccuracyError(

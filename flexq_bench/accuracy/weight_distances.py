@@ -34,6 +34,7 @@ _ROUNDED = 1 / math.sqrt(12)  # steps: distance of numbers that are rounded to n
 # Bounds below are wider than every scheme of the registry needs, see docs/accuracy-gate.md.
 _MAX_ROW_RATIO, _MIN_ROW_STEPS = 3.0, 0.6  # of a row to its layer's median; steps
 _MAX_LAYER_RATIO, _MIN_LAYER_STEPS = 6.0, 0.6  # of a layer to the model's median; steps
+_MAX_LAYER_OFFSET = 0.25  # steps: signed mean of a row, median of a layer
 _MAX_ROW_SCALE, _MAX_LAYER_SCALE = 0.02, 0.01  # relative
 _MAX_CLIPPED = 1.5  # of the distance of a row whose range is clipped to its layer's median
 _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped ranges may lose
@@ -86,11 +87,12 @@ def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
 
 @dataclass(slots=True)
 class _Rows:
-    """One layer's rows [N]: steps, scale (relative to rounding to nearest), the relative error that
-    the scale does not explain, cosine. k: values of a row.
+    """One layer's rows [N]: steps, their signed mean (offset), scale (relative to rounding to
+    nearest), the relative error that the scale does not explain, cosine. k: values of a row.
     """
 
     steps: torch.Tensor
+    offset: torch.Tensor
     scale: torch.Tensor
     noise: torch.Tensor
     cosine: torch.Tensor
@@ -313,6 +315,10 @@ class _Comparison:
         if abs(scale - 1) > _MAX_LAYER_SCALE + slack:
             yield Difference(key, f"its weights are {scale:.3g} times the original's")
             return
+        offset = float(rows.offset.median())
+        if abs(offset) > _MAX_LAYER_OFFSET:
+            yield Difference(key, f"its weights are {offset:+.2g} steps off on average")
+            return
         if steps > max(_MIN_LAYER_STEPS, _MAX_LAYER_RATIO * typical):
             yield Difference(
                 key,
@@ -469,7 +475,8 @@ def _rows(
     scale = torch.where(zero, 1.0, slopes / _slopes(rounded, theirs))
     rest = (ours - slopes[:, None] * clipped).square().mean(1).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
-    return _Rows(error / step, torch.nan_to_num(scale, 1.0), noise, cosine, theirs.shape[1])
+    offset = (ours - clipped).mean(1) / step
+    return _Rows(error / step, offset, torch.nan_to_num(scale, 1.0), noise, cosine, theirs.shape[1])
 
 
 def _slopes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

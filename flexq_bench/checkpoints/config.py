@@ -136,10 +136,10 @@ class ActivationEntry(_Strict):
     def of(cls, activation: ActivationQuantizer) -> ActivationEntry:
         """The entry of an activation quantizer."""
         number = activation.format
-        if isinstance(activation, DynamicActivation):
+        if isinstance(activation, DynamicActivation) and activation.bound is None:
             return cls(kind="dynamic", format=number.name, clip=number.clip)
         if not isinstance(activation, StaticActivation):
-            raise CheckpointError("no checkpoint stores columns that are not rounded")
+            raise CheckpointError("no checkpoint stores columns that are not rounded, or a bound")
         return cls(
             kind="static",
             format=number.name,

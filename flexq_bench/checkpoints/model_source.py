@@ -16,7 +16,11 @@ import torch
 
 from flexq_bench.checkpoints.conversion import ConvertedTensors
 from flexq_bench.checkpoints.errors import HEAD, CheckpointError, own_head_error
-from flexq_bench.checkpoints.gguf_config import check_tensors_used, complete_config
+from flexq_bench.checkpoints.gguf_config import (
+    check_tensors_used,
+    complete_config,
+    headers_read_once,
+)
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, with_digest
 from flexq_bench.errors import library_reason
@@ -247,7 +251,7 @@ class GgufSource(ModelSource):
     def _readable(self) -> Iterator[None]:
         """Convert exceptions of the readers for a damaged file to one line."""
         try:
-            with quiet_transformers():
+            with quiet_transformers(), headers_read_once():
                 yield
         except CheckpointError:
             raise

@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, verb_group
+from flexq_bench.cli.verbs import VERBS, verb_group, without_collection
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flexq_bench.kernels.contract import LinearKernel
 
 DEBUG = "--debug"
+_SHORT = ("status", "list")  # verbs that mostly import
 
 app = typer.Typer(
     name=NAME,
@@ -89,7 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     installed.find_by(_described_installed)
     _accept_any_text()
-    code = _run(arguments)
+    verb = next((word for word in arguments if not word.startswith("-")), "")
+    with without_collection() if verb in _SHORT else nullcontext():
+        code = _run(arguments)
     try:
         sys.stdout.flush()  # here, because a failure must change the exit code
     except OSError as error:

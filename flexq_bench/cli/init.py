@@ -45,17 +45,13 @@ def init(
     if not folder.strip():
         raise UsageError(f"{folder!r} names nothing: name a folder, or leave it out for this one")
     source = install or default_install()
-    if source is None:
-        raise UsageError(
-            "this program came from no URL that a workflow could install: give --install, such as "
-            "'flexq-bench @ git+https://github.com/OWNER/REPOSITORY@VERSION'"
-        )
     place = Path(os.path.expanduser(folder))
     has_gpu = shutil.which("nvidia-smi") is not None if gpu is None else gpu
     files = write_first_files(place, source, gpu=has_gpu)
     for path in files.texts:
         say(console(), f"wrote {path}")
-    say(console(), f"workflows install {source}")
+    local = ": only runners on this machine reach it, else give --install"
+    say(console(), f"workflows install {source}{local if 'file:///' in source else ''}")
     for missing in missing_kernels(place):
         say(
             console(),

@@ -6,10 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from flexq_bench.kernels.contract import KernelSpec
+from typing import Any
 
 WIDTH = 100  # columns of a line
 _NUMBER = re.compile(r"\d+")
@@ -29,12 +26,12 @@ class KernelFamily:
 
 
 def kernel_families(
-    specs: Sequence[KernelSpec], pct_of_floor: Mapping[str, float]
+    kernels: Sequence[Mapping[str, Any]], pct_of_floor: Mapping[str, float]
 ) -> tuple[KernelFamily, ...]:
-    """Families in the order of their first kernels. pct_of_floor: by label."""
-    groups: dict[str, list[KernelSpec]] = {}
-    for spec in specs:
-        groups.setdefault(_NUMBER.sub("#", spec.label.partition("[")[0]), []).append(spec)
+    """Families of kernel_rows, in the order of their first kernels. pct_of_floor: by label."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in kernels:
+        groups.setdefault(_NUMBER.sub("#", row["kernel"].partition("[")[0]), []).append(row)
     return tuple(_family(group, pct_of_floor) for group in groups.values())
 
 
@@ -62,15 +59,15 @@ def lines_of(families: Sequence[KernelFamily]) -> Iterator[str]:
         yield line + textwrap.shorten(family.summary, WIDTH - len(line), placeholder=" …")
 
 
-def _family(group: Sequence[KernelSpec], pct_of_floor: Mapping[str, float]) -> KernelFamily:
-    labels = tuple(dict.fromkeys(spec.label for spec in group))
-    first = [spec for spec in group if spec.backend == group[0].backend]
-    plain = [spec for spec in first if "[" not in spec.label] or first
+def _family(group: Sequence[Mapping[str, Any]], pct_of_floor: Mapping[str, float]) -> KernelFamily:
+    labels = tuple(dict.fromkeys(row["kernel"] for row in group))
+    first = [row for row in group if row["backend"] == group[0]["backend"]]
+    plain = [row for row in first if "[" not in row["kernel"]] or first
     measured = [pct_of_floor[label] for label in labels if label in pct_of_floor]
     return KernelFamily(
-        folded([spec.label.partition("[")[0] for spec in group]),
+        folded([row["kernel"].partition("[")[0] for row in group]),
         labels,
-        folded(list(dict.fromkeys(spec.summary for spec in plain))),
+        folded(list(dict.fromkeys(row["summary"] for row in plain))),
         max(measured, default=None),
     )
 

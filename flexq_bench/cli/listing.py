@@ -25,7 +25,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
 from flexq_bench.db.errors import MissingDatabaseError
 from flexq_bench.db.records import TIME_METRICS
-from flexq_bench.db.urls import is_default, resolve_url
+from flexq_bench.db.urls import default_path, is_default, resolve_url
 from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import kernel_label, stored_case
 from flexq_bench.workloads.models import load_catalog
@@ -35,7 +35,6 @@ from flexq_bench.workloads.patterns import check_pattern, matches
 if TYPE_CHECKING:
     from flexq_bench.db.engine import Session
     from flexq_bench.db.queries import ModelResults, NoiseRow, RunSummary
-    from flexq_bench.kernels.contract import Backend, KernelSpec
     from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
@@ -99,7 +98,9 @@ def list_(
     use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
         "kernels": lambda: _kernels(
-            backend, only=adopted().all_labels if kernels_from and not every else ()
+            backend,
+            adopted=bool(kernels_from),
+            only=adopted().all_labels if kernels_from and not every else (),
         ),
         "schemes": _schemes,
         "operations": _operations,
@@ -142,29 +143,14 @@ def list_(
         out.print(f"no {what} yet: {first}")
 
 
-def _specs(choice: BackendChoice) -> list[KernelSpec]:
-    from flexq_bench.kernels.registry import list_kernels
+def _kernels(backend: BackendChoice, *, adopted: bool, only: Collection[str] = ()) -> list[Row]:
+    """List kernels. adopted: with those of --kernels-from. only: labels to list; empty: all."""
+    from flexq_bench.cli.kernel_rows import kernel_rows, stored_kernel_rows
 
-    backends: tuple[Backend, ...] = ("cuda", "cpu")
-    requested = [name for name in backends if choice in (BackendChoice.AUTO, name)]
-    return [spec for name in requested for spec in list_kernels(name)]
-
-
-def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
-    """List kernels. only: labels to list; empty: all."""
     return [
-        {
-            "kernel": spec.label,
-            "backend": spec.backend,
-            "weights": spec.weight.name,
-            "activations": spec.activation.name,
-            "stages": list(spec.stages),
-            "capability": "" if spec.backend == "cpu" else "{}.{}".format(*spec.min_capability),
-            "version": spec.source_hash or spec.version,
-            "summary": spec.summary,
-        }
-        for spec in _specs(backend)
-        if not only or spec.label in only
+        row
+        for row in (kernel_rows() if adopted else stored_kernel_rows())
+        if backend in (BackendChoice.AUTO, row["backend"]) and (not only or row["kernel"] in only)
     ]
 
 
@@ -259,7 +245,7 @@ def _models() -> list[Row]:
 
 def _devices(db: str | None) -> list[Row]:
     from flexq_bench.db import queries
-    from flexq_bench.measure.device import local_devices
+    from flexq_bench.measure.local_devices import local_devices
 
     here = [
         {
@@ -288,6 +274,9 @@ def _stored(db: str | None, *, optional: bool = False) -> Iterator[Session | Non
 
     optional: the data are not required, so a missing database of $FLEXQ_BENCH_DB is no error.
     """
+    if is_default(db) and not default_path().exists():
+        yield None  # without the import of SQLAlchemy
+        return
     from flexq_bench.db.engine import open_database
 
     try:
@@ -360,7 +349,7 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
     from flexq_bench.cli.kernel_families import kernel_families, lines_of
 
     out = console()
-    for line in lines_of(kernel_families(_specs(backend), _shares_of_floor(db))):
+    for line in lines_of(kernel_families(_kernels(backend, adopted=False), _shares_of_floor(db))):
         say(out, line)
     say(out, "% floor: the best stored of this machine's device. --all: every label, its backend")
 
@@ -368,15 +357,17 @@ def _show_families(backend: BackendChoice, db: str | None) -> None:
 def _shares_of_floor(db: str | None) -> dict[str, float]:
     """The best share of the newest results of each label on this machine's first device."""
     from flexq_bench.db import queries
-    from flexq_bench.measure.device import local_devices
+    from flexq_bench.measure.local_devices import local_devices
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
     with _stored(db, optional=True) as session:
+        if session is None:
+            return {}
         filters = queries.Filters(
             gpus=(here.sku,), stages=("gemm",), caches=("cold",), projects=("",)
         )
-        for row in queries.latest_results(session, filters) if session else ():
+        for row in queries.latest_results(session, filters):
             label = kernel_label(row.kernel, row.variant)
             if row.pct_of_floor is not None:
                 best[label] = max(best.get(label, 0.0), row.pct_of_floor)

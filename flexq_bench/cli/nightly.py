@@ -49,7 +49,7 @@ from flexq_bench.errors import (
     UsageError,
     one_line,
 )
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import ExitCode, worst_exit_code
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.repository.git import commits_of_tags
 from flexq_bench.repository.provenance import current_commit
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.report_data import KindReport
     from flexq_bench.db.records import Record
     from flexq_bench.fleet import PoolOptions
-    from flexq_bench.fleet.pool import OnCompared
+    from flexq_bench.fleet.pool import OnCompared, Pool
     from flexq_bench.repository.project import Project
     from flexq_bench.runs.lifecycle import OnRecord
 
@@ -107,7 +107,7 @@ class NightOptions:
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for reports in Markdown and JSON; it is created if necessary.",
+            help="Folder for reports in Markdown, JUnit XML and JSON; it is created if necessary.",
         ),
     ] = None
 
@@ -121,7 +121,7 @@ class HistoryOptions:
         commits_option(
             metavar="A..B",
             help="With --project: measure the commits after A up to B instead, B first, then those "
-            "that halve the largest gaps; without comparisons and alerts.",
+            "that halve the largest gaps; then compare the commits around changes.",
         ),
     ] = None
     every: Annotated[
@@ -214,7 +214,9 @@ def nightly(
             raise UsageError(
                 "--commits needs --project DIR, and no --resume or --night: repeat it to go on"
             )
-        code = _measure_history(history, sources, suite, place, seed, tuning, db, as_json=as_json)
+        code = _measure_history(
+            history, sources, suite, place, seed, tuning, db, options, as_json=as_json
+        )
         raise typer.Exit(code)
     today = f"{datetime.now(UTC):%F}"
     measured = _measured_code(suite, sources, db, night or today, place)
@@ -298,12 +300,15 @@ def _measure_history(
     seed: int,
     tuning: TuningOptions,
     db: str | None,
+    options: NightOptions,
     *,
     as_json: bool,
 ) -> int:
-    """Measure earlier commits of a project; returns the exit code."""
+    """Measure earlier commits of a project, and judge changes; returns the exit code."""
     from flexq_bench.ci.backfill import (
         CommitResult,
+        Confirmed,
+        confirm_changes,
         find_changes,
         history_commits,
         history_order,
@@ -330,33 +335,57 @@ def _measure_history(
             out,
             f"{len(commits)} commits of {project.name}, {sum(measured)} of them measured already",
         )
+
+        @contextmanager
+        def opened_pool(sha: str) -> Iterator[tuple[Pool, OpenedProject]]:
+            opened = sources.open_project(sha, builds=place.is_local)
+            pool_options = place.pool(seed, tuning, opened.measured, repeat=place.repeat)
+            with open_pool(database, pool_options, opened.revision.commit) as pool:
+                opened.check_loaded()
+                yield pool, opened
+
+        def measured_at(sha: str) -> list[CommitResult]:
+            with opened_pool(sha) as (pool, opened):
+                return measure_commit(
+                    database,
+                    pool,
+                    opened.suite(suite),
+                    opened.revision.commit,
+                    given_options(NIGHTLY),
+                    is_newest=not known and sha == commits[-1],
+                    progress=progress,
+                )
+
         try:
             for index in history_order(measured):
                 sha = commits[index]
                 try:
-                    opened = sources.open_project(sha, builds=place.is_local)
-                    options = place.pool(seed, tuning, opened.measured, repeat=place.repeat)
-                    with open_pool(database, options, opened.revision.commit) as pool:
-                        opened.check_loaded()
-                        results += measure_commit(
-                            database,
-                            pool,
-                            opened.suite(suite),
-                            opened.revision.commit,
-                            given_options(NIGHTLY),
-                            is_newest=not known and sha == commits[-1],
-                            progress=progress,
-                        )
+                    results += measured_at(sha)
                 except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
                     results.append(CommitResult(sha, "", "", 0, 0, one_line(error)))
                 last = results[-1]
                 detail = f": {last.detail}" if last.detail else ""
                 say(out, f"{sha[:10]}: {last.received} of {last.planned} results{detail}")
+            _store_release_tags(database, folder, project.name)
+            usable = known | {one.commit for one in results if one.run}
+            changes, confirmed = 0, Confirmed()
+            if newest := next((sha for sha in reversed(commits) if sha in usable), None):
+                # Nothing was measured: an earlier call may have been interrupted before this.
+                found = [one for one in results if one.run] or measured_at(newest)
+                changes = find_changes(database, found)
+                with opened_pool(newest) as (pool, opened):
+                    confirmed = confirm_changes(
+                        database,
+                        pool,
+                        folder,
+                        opened.revision.commit,
+                        found,
+                        budget=options.comparisons,
+                        alerting=options.alert,
+                    )
         except KeyboardInterrupt:
             say_interrupted("the same command")
             raise
-        _store_release_tags(database, folder, project.name)
-        changes = find_changes(database, results)
     incomplete = [result for result in results if result.detail or result.received < result.planned]
     if as_json:
         print_json(
@@ -366,14 +395,25 @@ def _measure_history(
                 "commits": len(commits),
                 "measured_before": sum(measured),
                 "change_points": changes,
+                "verdicts": confirmed.verdicts,
+                "opened": confirmed.opened,
+                "obstacles": confirmed.obstacles,
                 "results": [asdict(result) for result in results],
             }
         )
     else:
+        for line in confirmed.obstacles:
+            say(out, line)
         say(
-            out, f"{len(results) - len(incomplete)} commits measured, {changes} change points found"
+            out,
+            f"{len(results) - len(incomplete)} commits measured, {changes} change points found, "
+            f"{confirmed.verdicts} compared",
         )
-    return code_with_failures(ExitCode.MISSING if incomplete else ExitCode.PASS)
+        for number in confirmed.opened:
+            say(out, f"opened alert {number}: {command('explain', str(number))}")
+    codes = [ExitCode.REGRESSION] if confirmed.opened else []
+    codes += [ExitCode.MISSING] if incomplete or confirmed.obstacles else []
+    return code_with_failures(ExitCode(worst_exit_code(codes)))
 
 
 def _measure(
@@ -606,6 +646,7 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
             say(console(), line)
     if folder is not None:
         (folder / "nightly.md").write_text(night.markdown(reports), encoding="utf-8")
+        (folder / "nightly.xml").write_text(night.junit(reports), encoding="utf-8")
         data = json.dumps([asdict(report) for report in reports], indent=2, ensure_ascii=False)
         (folder / "nightly.json").write_text(data + "\n", encoding="utf-8")
 
@@ -615,8 +656,6 @@ def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
 
     Changes that join an open alert don't count; without alerts all regressions count.
     """
-    from flexq_bench.exit_codes import worst_exit_code
-
     codes = []
     for report in reports:
         news = report.opened if alerting else report.worse

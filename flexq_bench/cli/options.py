@@ -14,7 +14,6 @@ import typer
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.result_files import ResultFiles
-from flexq_bench.sweeps.text import split_names
 from flexq_bench.workloads.case import Regime
 
 if TYPE_CHECKING:
@@ -75,6 +74,7 @@ RegimeOption = Annotated[
 def regimes_of(regime: str | None) -> tuple[Regime, ...] | None:
     """The requested regimes; None: not given. Raises UsageError for an unknown one."""
     from flexq_bench.sweeps.sweep import REGIMES, select_words
+    from flexq_bench.sweeps.text import split_names
 
     names = split_names(regime)
     return None if names is None else select_words("regime", names, REGIMES)
@@ -172,6 +172,7 @@ class ClusterOptions(DeviceOptions):
     ) -> PoolOptions:
         """Return the options of the pool that measures. project: None for this repository."""
         from flexq_bench.fleet import PoolOptions
+        from flexq_bench.sweeps.text import split_names
 
         return PoolOptions(
             self.cluster,

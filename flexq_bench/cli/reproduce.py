@@ -79,7 +79,7 @@ def reproduce(
 
     Exit code 0: done, or there is nothing to run here; otherwise that of the command that failed.
     """
-    from flexq_bench.measure.device import local_devices
+    from flexq_bench.measure.local_devices import local_devices
     from flexq_bench.results.papers.steps import AccuracyInputs, steps_of, why_not_here
 
     entries = _entries(what)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -199,8 +201,22 @@ def verb_group(verbs: dict[str, Verb]) -> type[TyperGroup]:
     return VerbGroup
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: imports make many objects and no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _command_of(name: str, verb: Verb) -> Any:
-    member = getattr(import_module(f"flexq_bench.cli.{verb.module}"), verb.name)
+    with without_collection():
+        module = import_module(f"flexq_bench.cli.{verb.module}")
+    member = getattr(module, verb.name)
     if isinstance(member, typer.Typer):
         command = typer.main.get_group(member)
         command.name = name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 import platform
 import re
@@ -16,11 +15,10 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import DeviceError
 from flexq_bench.kernels.contract import Capability
 from flexq_bench.kernels.runtime.nvrtc import COMMON_OPTIONS
+from flexq_bench.measure.local_devices import describe_cpu, file_text
 from flexq_bench.measure.nvml import Nvml, open_handle
 
-_CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 _MEMINFO = Path("/proc/meminfo")
-_CPUINFO = Path("/proc/cpuinfo")
 # Packages that determine the machine code; the CUDA 12 and 13 variants of one are the same.
 _CUDA_PACKAGES = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x"),
@@ -59,11 +57,6 @@ def device_infos(name: str, count: int) -> list[DeviceInfo]:
     return [device_info(device) for device in devices_from(name, count) if device in present]
 
 
-def local_devices() -> list[tuple[str, DeviceInfo]]:
-    """Names for `--device` with a description of each: GPUs first, then the CPU."""
-    return [(name, device_info(name)) for name in _device_names()]
-
-
 def device_info(name: str) -> DeviceInfo:
     """Describe a device. Raises DeviceError if this machine has none of that name."""
     device = find_device(name)
@@ -73,7 +66,7 @@ def device_info(name: str) -> DeviceInfo:
 def describe_device(device: torch.device, nvml: Nvml | None) -> DeviceInfo:
     """The device's identity and size. Values from NVML are null if it is not available."""
     if device.type == "cpu":
-        return _describe_cpu()
+        return describe_cpu()
     properties = torch.cuda.get_device_properties(device)
     uuid = str(properties.uuid)
     return DeviceInfo(
@@ -139,34 +132,10 @@ def available_memory(device: torch.device) -> int:
         free, _total = torch.cuda.mem_get_info(device)
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(free + cached)
-    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(_MEMINFO))
+    match = re.search(r"MemAvailable:\s+(\d+) kB", file_text(_MEMINFO))
     if match:
         return int(match[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _describe_cpu() -> DeviceInfo:
-    match = re.search(r"model name\s*:\s*(.+)", _text(_CPUINFO))
-    model = match[1].strip() if match else platform.processor() or platform.machine()
-    identity = hashlib.sha256(f"{platform.node()}\0{model}".encode()).hexdigest()
-    return DeviceInfo(
-        uuid=f"CPU-{identity[:32]}",
-        sku=model,
-        backend="cpu",
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        l2_bytes=_cpu_l2_bytes(),
-        sm_count=os.cpu_count(),
-    )
-
-
-def _cpu_l2_bytes() -> int | None:
-    """The L2 of the first core. A shared L3 is excluded, because a guest may see its host's."""
-    for index in sorted(_CPU_CACHE.glob("index*")):
-        if _text(index / "level").strip() == "2":
-            match = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size").strip())
-            if match:
-                return int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
-    return None
 
 
 def _clock_policy(nvml: Nvml | None) -> str:
@@ -186,10 +155,3 @@ def _first_version(distributions: tuple[str, ...]) -> str | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

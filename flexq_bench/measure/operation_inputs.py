@@ -159,7 +159,7 @@ class OperationCase:
         expected: dict[str, Reference] = {}
         for output in outputs:
             y = made[output.name]
-            y, magnitude = y if isinstance(y, tuple) else (y, None)
+            y, *terms = y if isinstance(y, tuple) else (y,)
             shape = self.definition.shape_of(output.name, self.values)
             if tuple(y.shape) != shape:
                 raise MeasureError(
@@ -167,7 +167,7 @@ class OperationCase:
                     f"{list(y.shape)}: it is declared as {list(shape)}"
                 )
             number = number_of(output.number, self.spec)
-            for part, known in self._references(number, y, magnitude).items():
+            for part, known in self._references(number, y, *terms).items():
                 expected[f"{output.name}.{part}"] = known
         return expected
 
@@ -195,10 +195,10 @@ class OperationCase:
         return function(**{name: known[name] for name in names if name in known})
 
     def _references(
-        self, number: torch.dtype | NumberFormat, y: torch.Tensor, magnitude: torch.Tensor | None
+        self, number: torch.dtype | NumberFormat, y: torch.Tensor, *terms: torch.Tensor
     ) -> dict[str, Reference]:
         if isinstance(number, torch.dtype):
-            return {"values": self._plain_reference(number, y.double(), magnitude)}
+            return {"values": self._plain_reference(number, y.double(), *terms)}
         unwritten = y.isnan()
         operand = Value.of(torch.where(unwritten, 0.0, y).float(), number)
         tensors = operand.tensors
@@ -210,11 +210,15 @@ class OperationCase:
                 values = tensors[part].double()
                 if part == "scales" and values.shape[:-1] == y.shape[:-1]:
                     values = values.masked_fill(unwritten.all(dim=-1, keepdim=True), torch.nan)
-                references[part] = self._plain_reference(torch.float32, values, None)
+                references[part] = self._plain_reference(torch.float32, values)
         return references
 
     def _plain_reference(
-        self, dtype: torch.dtype, y: torch.Tensor, magnitude: torch.Tensor | None
+        self,
+        dtype: torch.dtype,
+        y: torch.Tensor,
+        magnitude: torch.Tensor | None = None,
+        changes: torch.Tensor | float = 0.0,
     ) -> Reference:
         """Numbers are judged relative to themselves and to the others of their row.
 
@@ -226,7 +230,7 @@ class OperationCase:
             return Reference(y, zeros, output_bits=_EXACT_BITS, largest=math.inf, slack=0.25)
         bits = _FP8_BITS if dtype.itemsize == 1 else self.bits - _ROUNDED_BITS
         scale = y.abs() if y.ndim == 0 else y.square().nanmean(-1, keepdim=True).sqrt().expand_as(y)
-        scale = scale * 2.0 ** (FP16_BITS - bits)
+        scale = (scale + changes) * 2.0 ** (FP16_BITS - bits)
         if magnitude is not None:
             of_inputs = (self.spec.weight, self.spec.activation)
             is_fp8 = all(number.kind == "float" and number.bits == 8 for number in of_inputs)

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +18,7 @@ from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE, read_project_file
 from flexq_bench.repository.project_builds import SOURCES
-from flexq_bench.repository.provenance import ROOT
+from flexq_bench.repository.provenance import ROOT, package_version
 from flexq_bench.repository.worktrees import repository_of
 
 SUITE = Path("bench") / "suite.toml"
@@ -205,27 +206,34 @@ class FirstFiles:
     badge: str
 
 
-def default_install() -> str | None:
-    """Return an argument of pip that installs this program here and elsewhere.
+def default_install() -> str:
+    """Return an argument of pip that installs this program as it was installed here.
 
-    The URL and version that pip installed it from, or of the checkout that it runs from; else None.
+    The URL and version that pip installed it from, or of the checkout that it runs from; without a
+    remote, the checkout itself, which only this machine reaches. A version: it came from an index.
     """
     try:
         found = metadata.distribution("flexq-bench").read_text("direct_url.json")
+        origin = json.loads(found) if found else {}
     except metadata.PackageNotFoundError:
-        found = None
-    origin = json.loads(found) if found else {}
+        origin = {"url": ROOT.as_uri()}
     if "vcs_info" in origin:
         return f"flexq-bench @ git+{origin['url']}@{origin['vcs_info']['commit_id']}"
     if str(origin.get("url", "")).endswith(".whl"):
         return f"flexq-bench @ {origin['url']}"
     try:
-        url = run_git(ROOT, "remote", "get-url", "origin").stdout.strip()
-        commit = run_git(ROOT, "rev-parse", "HEAD").stdout.strip()
+        top, commit = run_git(ROOT, "rev-parse", "--show-toplevel", "HEAD").stdout.split("\n")[:2]
     except FlexqError:
-        return None
-    web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
-    return f"flexq-bench @ git+{web}@{commit}" if web.startswith("https://") else None
+        top = ""
+    if Path(top) != ROOT:  # installed, perhaps in an environment within another repository
+        version = f"flexq-bench=={package_version()}"
+        return f"flexq-bench @ {origin['url']}" if origin else version
+    with suppress(FlexqError):
+        url = run_git(ROOT, "remote", "get-url", "origin").stdout.strip()
+        web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
+        if web.startswith("https://"):
+            return f"flexq-bench @ git+{web}@{commit}"
+    return f"flexq-bench @ git+{ROOT.as_uri()}@{commit}"
 
 
 def first_files(folder: Path, install: str, *, gpu: bool) -> FirstFiles:

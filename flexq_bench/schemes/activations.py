@@ -15,19 +15,24 @@ class DynamicActivation:
     """Dynamic quantization: scales of each token (and group) are computed from its values.
 
     matrix_scale: of formats with E4M3 scales, from calibration; None: computed from all tokens.
+    bound: largest magnitude; None: there is none. Larger values saturate.
     """
 
     format: NumberFormat
     matrix_scale: float | None = None
+    bound: float | None = None
 
     @property
     def kernel_format(self) -> NumberFormat | None:
-        """Format that a kernel must round its input to; None: it has a calibrated scale."""
-        return self.format if self.matrix_scale is None else None
+        """Format that a kernel must round its input to; None: a scale or bound is given."""
+        return self.format if self.matrix_scale is None and self.bound is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Round x [tokens, K], FP32. Raises ValueError for NaN, infinity, or values beyond FP16."""
-        return self.format.round(x.to(torch.float16), self.matrix_scale)
+        halves = x.to(torch.float16)
+        if self.bound is not None:
+            halves = halves.clamp(-self.bound, self.bound)
+        return self.format.round(halves, self.matrix_scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,8 +81,11 @@ class Scored:
         return next((a for a in self.answers if not a.outcome.is_answer), None)
 
 
-class QuestionSuite(ABC):
-    """Questions that are put to engines. data_hash: SHA-256 of questions and answers."""
+class QuestionSuite:
+    """Questions that are put to engines. data_hash: SHA-256 of questions and answers.
+
+    A suite implements `request` and `scored`, or `ask`.
+    """
 
     name: str
     metric: str
@@ -95,7 +97,6 @@ class QuestionSuite(ABC):
         """Return the request whose answer is a question's first one, to compare predictions."""
         raise NotImplementedError
 
-    @abstractmethod
     async def ask(
         self,
         client: Client,
@@ -104,6 +105,19 @@ class QuestionSuite(ABC):
         on_question: Callable[[], None],
     ) -> list[Scored]:
         """Put the questions of these indices to an engine; one result each, in their order."""
+        requests = [self.requests(index, asking) for index in indices]
+        answers = await send_questions(client, requests, asking.concurrency, on_question)
+        return list(map(self.scored, indices, answers))
+
+    def requests(self, index: int, asking: Asking) -> list[Request]:
+        """Return all that is asked of an engine for a question: a request for each sample."""
+        asked = self.request(index, asking)
+        seeds = (question_seed(asking.seed, index, sample) for sample in range(asking.samples))
+        return [replace(asked, seed=seed) for seed in seeds]
+
+    def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
+        """Return the score of a question. answers: to its requests, in their order."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +177,9 @@ class QuestionFile(QuestionSuite):
         """See QuestionSuite."""
         return self._questions[index].request(asking)
 
-    async def ask(
-        self,
-        client: Client,
-        indices: Sequence[int],
-        asking: Asking,
-        on_question: Callable[[], None],
-    ) -> list[Scored]:
-        asked = [self._questions[index] for index in indices]
-        requests = [
-            [
-                replace(question.request(asking), seed=question_seed(asking.seed, index, sample))
-                for sample in range(asking.samples)
-            ]
-            for index, question in zip(indices, asked, strict=True)
-        ]
-        answers = await send_questions(client, requests, asking.concurrency, on_question)
-        return [
-            score_texts(own, partial(self._is_right, question))
-            for question, own in zip(asked, answers, strict=True)
-        ]
+    def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
+        """See QuestionSuite."""
+        return score_texts(answers, partial(self._is_right, self._questions[index]))
 
     def _is_right(self, question: _Question, text: str) -> bool:
         if self._code is not None and question.checker == CODE:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flexq_bench.accuracy.tasks import load_requests, task_name
 from flexq_bench.errors import UsageError
-from flexq_bench.served.client import Answer, Client, Outcome, Request
+from flexq_bench.served.client import Answer, Outcome, Request
 from flexq_bench.served.questions import (
     Asking,
     QuestionSuite,
     Scored,
-    question_seed,
     score_texts,
-    send_questions,
 )
 
 _GENERATE, _LIKELIHOOD = "generate_until", "loglikelihood"
@@ -73,31 +71,40 @@ class TaskSuite(QuestionSuite):
     def request(self, index: int, asking: Asking) -> Request:
         """See QuestionSuite; of log-probabilities, a text's continuation is the answer."""
         question = self._questions[index]
+        if not question.generates:
+            return Request(_split(question.instances[0])[0], 1)
+        prompt, settings = question.instances[0].arguments
+        until = settings.get("until") or ()
+        stop = (until,) if isinstance(until, str) else tuple(until)
+        most = next((int(settings[key]) for key in _LENGTHS if key in settings), asking.max_tokens)
+        return Request(
+            ({"role": "user", "content": prompt},) if asking.chat else prompt,
+            most,
+            temperature=asking.temperature,
+            top_p=asking.top_p,
+            stop=tuple(s for s in (*stop, *asking.stop) if s),
+            logprobs=asking.logprobs,
+            extra=asking.extra,
+        )
+
+    def requests(self, index: int, asking: Asking) -> list[Request]:
+        """See QuestionSuite; of log-probabilities, texts to be repeated with theirs."""
+        question = self._questions[index]
         if question.generates:
-            return _requests(question, asking, index)[0]
-        return Request(_split(question.instances[0])[0], 1)
-
-    async def ask(
-        self,
-        client: Client,
-        indices: Sequence[int],
-        asking: Asking,
-        on_question: Callable[[], None],
-    ) -> list[Scored]:
-        """See QuestionSuite. Raises UsageError for a metric that is not 0 or 1 by question."""
-        asked = [self._questions[index] for index in indices]
-        requests = [
-            _requests(question, asking, index)
-            for index, question in zip(indices, asked, strict=True)
-        ]
-        answers = await send_questions(client, requests, asking.concurrency, on_question)
+            return super().requests(index, asking)
+        # Engines of today generate a token at least, which is left out.
+        most_likely = max(1, asking.logprobs or 1)
+        texts = [*_contexts(question), *("".join(_split(one)) for one in question.instances)]
         return [
-            self._generated(question, own) if question.generates else self._compared(question, own)
-            for question, own in zip(asked, answers, strict=True)
+            Request(text, 1, logprobs=most_likely, echo=True, extra=asking.extra) for text in texts
         ]
 
-    def _generated(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
-        return score_texts(answers, lambda text: self._score(question, [text]))
+    def scored(self, index: int, answers: tuple[Answer, ...]) -> Scored:
+        """See QuestionSuite. Raises UsageError for a metric that is not 0 or 1 by question."""
+        question = self._questions[index]
+        if question.generates:
+            return score_texts(answers, lambda text: self._score(question, [text]))
+        return self._compared(question, answers)
 
     def _compared(self, question: _Question, answers: tuple[Answer, ...]) -> Scored:
         """Score a document by the log-probabilities of continuations."""
@@ -169,29 +176,6 @@ def _metric(name: str, task: Any, wanted: str | None) -> str:
     if chosen and chosen not in filters:
         raise UsageError(f"{name} has no filter {chosen}: it has {', '.join(filters)}")
     return metric if chosen or len(filters) < 2 else f"{metric},{filters[0]}"
-
-
-def _requests(question: _Question, asking: Asking, index: int) -> list[Request]:
-    if question.generates:
-        prompt, settings = question.instances[0].arguments
-        until = settings.get("until") or ()
-        stop = (until,) if isinstance(until, str) else tuple(until)
-        most = next((int(settings[key]) for key in _LENGTHS if key in settings), asking.max_tokens)
-        asked = Request(
-            ({"role": "user", "content": prompt},) if asking.chat else prompt,
-            most,
-            temperature=asking.temperature,
-            top_p=asking.top_p,
-            stop=tuple(s for s in (*stop, *asking.stop) if s),
-            logprobs=asking.logprobs,
-            extra=asking.extra,
-        )
-        seeds = (question_seed(asking.seed, index, sample) for sample in range(asking.samples))
-        return [replace(asked, seed=seed) for seed in seeds]
-    # Engines of today generate a token at least, which is left out.
-    most_likely = max(1, asking.logprobs or 1)
-    texts = [*_contexts(question), *("".join(_split(one)) for one in question.instances)]
-    return [Request(text, 1, logprobs=most_likely, echo=True, extra=asking.extra) for text in texts]
 
 
 def _split(instance: Any) -> tuple[str, str]:

@@ -60,13 +60,33 @@ def attended_sequences(
     """Attention of each sequence in float64, and the sums of its terms' magnitudes.
 
     q [batch, tokens, heads, dim]; keys, values: of each sequence, [length, kv_heads, dim]. Token i
-    sees the first past + i + 1.
+    sees the first past + i + 1. An error e of a score s adds e p (v - y) to y; scores are sums as
+    well, so their terms' magnitudes count as e.
     """
     import torch
 
     of_each = [_attended(*parts, past) for parts in zip(q, keys, values, strict=True)]
     y, magnitude = (torch.stack(parts) for parts in zip(*of_each, strict=True))
     return y, magnitude
+
+
+def changes_by_rotated(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """Changes of y if each feature of q, and of the last key, changes by its own magnitude.
+
+    q, y [heads, dim]; keys, values [length, kv_heads, dim]. Root sums of squares, [heads, dim].
+    """
+    import torch
+
+    changes, shared = torch.empty_like(q), len(q) // keys.shape[1]
+    for head in range(len(q)):
+        k, v = keys[:, head // shared], values[:, head // shared] - y[head]
+        products = q[head] * k / q.shape[1] ** 0.5
+        moves = products.sum(dim=1).softmax(dim=0)[:, None] * v
+        of_last = (products[-1].square().sum() * moves[-1].square()).sqrt()
+        changes[head] = torch.hypot((products.T @ moves).norm(dim=0), of_last)
+    return changes
 
 
 def _attended(
@@ -85,8 +105,10 @@ def _attended(
         keys, values = k[:, head // shared], v[:, head // shared]
         scores = (q[:, head] @ keys.T) / dim**0.5
         weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
-        y[:, head] = weights @ values
-        magnitude[:, head] = weights @ values.abs()
+        y_head = y[:, head] = weights @ values
+        errors = weights * (q[:, head].abs() @ keys.abs().T) / dim**0.5
+        of_scores = errors @ values.abs() + errors.sum(dim=1, keepdim=True) * y_head.abs()
+        magnitude[:, head] = weights @ values.abs() + of_scores
     return y, magnitude
 
 

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.kernels.operations._attention import angles, attended_sequences, rotated
+from flexq_bench.kernels.operations._attention import (
+    angles,
+    attended_sequences,
+    changes_by_rotated,
+    rotated,
+)
 from flexq_bench.workloads.expressions import Value
 from flexq_bench.workloads.operation import Input, Operation, Output, Parameter
 
@@ -50,12 +55,13 @@ def _reference(
     if cache is not None and not cache.is_dense:
         k, v = _rounded(k.half().double(), cache.bits), _rounded(v, cache.bits)
         k_cache, v_cache = _with_rounded_minima(k_cache), _with_rounded_minima(v_cache)
-    of_each = (
-        (torch.cat([earlier[:-1], own[None]]) for earlier, own in zip(cache, new, strict=True))
+    keys, values = (
+        [torch.cat([earlier[:-1], own[None]]) for earlier, own in zip(cache, new, strict=True)]
         for cache, new in ((k_cache, k), (v_cache, v))
     )
-    y, magnitude = attended_sequences(q[:, None], *of_each, past=context - 1)
-    return {"y": (y.flatten(1), magnitude.flatten(1))}
+    y, magnitude = attended_sequences(q[:, None], keys, values, past=context - 1)
+    changes = map(changes_by_rotated, q, keys, values, y[:, 0])
+    return {"y": (y.flatten(1), magnitude.flatten(1), torch.stack(list(changes)).flatten(1))}
 
 
 def _rounded(new: torch.Tensor, bits: int) -> torch.Tensor:

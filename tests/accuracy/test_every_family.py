@@ -42,7 +42,7 @@ FAMILIES = (
     *("qwen3_next", "qwen3_5_text", "gemma3n_text", "gemma4_text", "falcon_h1", "nemotron_h"),
     *("lfm2", "lfm2_moe", "jamba", "bamba", "mamba", "mamba2"),
     *("longcat_flash", "kimi_linear", "lfm3", "bailing_hybrid", "qwen4_exp_text", "gpt_neo"),
-    *("recurrent_gemma", "reformer"),
+    *("recurrent_gemma", "reformer", "cohere_compass_text", "zaya"),
 )
 # Each layout once: gated and fused layers, learned positions, Conv1D, norms of two kinds, separate
 # and packed experts, latent attention, states. test_families.py has other tests of a dozen.
@@ -50,7 +50,7 @@ FAST = (
     *("llama", "phi3", "gpt2", "opt", "falcon", "gemma3n_text", "qwen2_moe", "gpt_oss"),
     *("llama4_text", "deepseek_v3", "granitemoe", "qwen3_next", "mamba2", "lfm2", "nemotron_h"),
 )
-REFUSED = {"inkling_text": "unknown layout", "xlnet": "unknown layout"}
+REFUSED = dict.fromkeys(("inkling_text", "xlnet", "dbrx"), "unknown layout")
 
 
 @pytest.fixture

@@ -96,6 +96,19 @@ def test_tensors_read_singly_equal_those_of_transformers(a_file):
         assert torch.equal(tensor.half(), state[name].half()), name
 
 
+def test_header_is_read_once(a_file, monkeypatch):
+    path, _ = a_file(gguf.GGMLQuantizationType.Q8_0)
+    read, tables = [], []
+    parse, table = gguf.GGUFReader.__init__, gguf.get_tensor_name_map
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda *a: read.append(a) or parse(*a))
+    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *a: tables.append(a) or table(*a))
+
+    load_model(str(path), device=CPU)
+
+    assert (len(read), len(tables)) == (1, 1)
+    assert isinstance(gguf.GGUFReader, type)  # as before
+
+
 def test_gguf_files_have_different_hashes(a_file):
     paths = [a_file(gguf.GGMLQuantizationType[name])[0] for name in ("Q8_0", "Q4_0")]
     hashes = {load_model(str(path), device=CPU).content_hash for path in paths}

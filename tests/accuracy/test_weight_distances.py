@@ -67,6 +67,13 @@ def scale_rows(operand, rows=slice(6), factor=1.5):
     return scaled if isinstance(operand, type) else replace(operand, scales=scaled)
 
 
+def shift_codes(operand):
+    values = operand.values
+    if isinstance(operand, type):
+        return values + 0.02 * values.std()
+    return replace(operand, values=torch.where(values == values.max(), values, values + 1))
+
+
 def exchange(model, first, second):
     one, other = model.get_submodule(first), model.get_submodule(second)
     replace_module(model, first, other)
@@ -100,6 +107,7 @@ DAMAGES = {
         KEYS,
         "1.05 times the original's",
     ),
+    "codes": (lambda m: change_codes(m, UP, shift_codes), UP, "steps off on average"),
     "layers": (
         lambda m: exchange(m, DOWN, DOWN.replace("1", "2")),
         DOWN,

@@ -57,7 +57,7 @@ class MadePool:
         return self.refusals.get(gpu, "")
 
     def machine(self, gpu):
-        return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
+        return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"), self.commit.project)
 
     def compare(self, works, on_compared):
         for work in works:

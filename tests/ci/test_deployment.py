@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
@@ -100,6 +101,52 @@ def test_kuberay_names_the_image_of_the_dockerfile():
     text = (ROOT / "ci" / "cluster" / "kuberay.yaml").read_text()
 
     assert set(re.findall(r"image: (\S+)", text)) == {f"flexq-bench:{VERSION}"}
+
+
+# Of KubeRay's ray.io/v1 (ray-operator/apis/ray/v1): required fields, and others.
+HEAD_GROUP = ({"rayStartParams", "template"}, {"serviceType", "headService", "enableIngress"})
+WORKER_GROUP = (
+    {"groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+    {"replicas", "numOfHosts", "scaleStrategy"},
+)
+CLUSTER = (
+    {"headGroupSpec"},
+    {"workerGroupSpecs", "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "suspend"},
+)
+
+
+def unlike_its_schema(cluster):
+    """Where a RayCluster has a field too many or too few, or a parameter that is no text."""
+    spec = cluster["spec"]
+    groups = [(spec["headGroupSpec"], HEAD_GROUP)]
+    groups += [(group, WORKER_GROUP) for group in spec["workerGroupSpecs"]]
+    for part, (required, optional) in [(spec, CLUSTER), *groups]:
+        yield from required - part.keys()
+        yield from part.keys() - required - optional
+    for group, _ in groups:
+        yield from (key for key, value in group["rayStartParams"].items() if type(value) is not str)
+
+
+def test_kuberay_has_the_fields_of_its_schema():
+    cluster = yaml.safe_load((ROOT / "ci" / "cluster" / "kuberay.yaml").read_text())
+    wrong = copy.deepcopy(cluster)
+    wrong["spec"]["workerGroupSpecs"][0]["replica"] = 1
+    wrong["spec"]["headGroupSpec"]["rayStartParams"]["num-gpus"] = 0
+
+    assert list(unlike_its_schema(cluster)) == []
+    assert list(unlike_its_schema(wrong)) == ["replica", "num-gpus"]
+
+
+def test_pods_of_kuberay_pass_the_schema_of_kubernetes():
+    checker = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    spec = yaml.safe_load((ROOT / "ci" / "cluster" / "kuberay.yaml").read_text())["spec"]
+
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, **group["template"]}
+        checker.validate(pod, "1.30", strict=True)
+        pod["spec"]["containers"][0]["img"] = "other"
+        with pytest.raises(checker.ValidationError):
+            checker.validate(pod, "1.30", strict=True)
 
 
 def test_task_of_the_slurm_array_measures_its_size(recorder, tmp_path):

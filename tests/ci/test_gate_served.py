@@ -41,6 +41,7 @@ suite = "questions.jsonl"
 checker = "number"
 detect_points = {detect}
 max_tokens = 40
+chat = {chat}
 [faults]
 detect_points = 8.0
 [kl]
@@ -59,13 +60,15 @@ def policy(tmp_path: Path) -> Callable[..., ServedPolicy]:
     """A policy with one suite of so many questions."""
     server: dict[str, Any] = runpy.run_path(str(_TESTS / "served" / "server.py"))
 
-    def written(count: int = 100, detect: float = 10.0, more: str = "") -> ServedPolicy:
+    def written(
+        count: int = 100, detect: float = 10.0, more: str = "", chat: str = "false"
+    ) -> ServedPolicy:
         prompts = [f"Question {number}: how many?" for number in range(count)]
         rows = [{"prompt": p, "answer": server["right_answer"](p)} for p in prompts]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (tmp_path / "questions.jsonl").write_text(lines)
         path = tmp_path / "policy.toml"
-        path.write_text(_POLICY.format(detect=detect) + more)
+        path.write_text(_POLICY.format(detect=detect, chat=chat) + more)
         return load_served_policy(str(path))
 
     return written
@@ -97,6 +100,15 @@ def test_equal_engines_pass_and_are_stored(database: Database, policy: Callable[
     assert all(len(record.values) == record.n_items > 0 for record in right)
     assert json.loads(as_json(report))["gate"] == "served"
     assert "Served gate passed" in markdown(report)
+
+
+def test_divergence_of_chats_fails(database: Database, policy: Callable[..., ServedPolicy]):
+    head = "--model other --logprob-noise 1.0"
+    report = run_served_gate(policy(60, chat="true"), _request(head), database)
+
+    (kl,) = (limit for limit in report.judged if limit.check.startswith("KL of"))
+    assert str(kl.outcome) == "fail"
+    assert "base serves test-model, head other" in report.warnings
 
 
 def test_lost_answers_fail(database: Database, policy: Callable[..., ServedPolicy]):

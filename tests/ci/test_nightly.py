@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
-from made_nights import MadePool
+from made_nights import SUITE, MadePool
 from sqlalchemy import text
 
 from flexq_bench.ci.backfill import fill_gap, find_gaps
 from flexq_bench.ci.nightly import Rules, rejudge_night
 from flexq_bench.ci.reports import nightly as night_report
+from flexq_bench.cli import nightly as verb
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
 from flexq_bench.db import queries
 from flexq_bench.db.fleet import abandon_jobs
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.releases import store_releases
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import InfrastructureError, MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
 from flexq_bench.fleet.prometheus import prometheus_text
@@ -162,6 +167,12 @@ def test_confirmed_outlier_opens_an_alert(a_night, sha):
     for told in (lines, page):
         assert re.search(r"slower: \S+ gemm cold m1n256k256, \+[45]\.\d+%, 99 % bounds", told)
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
+    tests = ElementTree.fromstring(night_report.junit([report]))
+    [failed] = [
+        case.get("name") for case in tests.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failed in report.worse
+    assert (tests.get("failures"), tests.get("errors")) == ("1", "0")
 
 
 def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database):
@@ -594,7 +605,6 @@ def test_sweeps_are_not_a_baseline(a_night, database, commits, sha):
 
 
 def test_backfill_passes_the_database_in_the_environment(a_night, database, monkeypatch, tmp_path):
-    from flexq_bench.cli import nightly as verb
 
     a_night(1, gpus=("A CPU", "Another CPU"))
     a_night(2)
@@ -616,3 +626,78 @@ def test_backfill_passes_the_database_in_the_environment(a_night, database, monk
     [(command, environment)] = started
     assert "secret" not in " ".join(command)
     assert environment["FLEXQ_BENCH_DB"] == url
+
+
+@pytest.fixture
+def history(tmp_path, git, compared, monkeypatch):
+    """A repository whose later commits are slower; measure() measures 19 of them.
+
+    pools: those that were opened. The last commit can't be imported.
+    """
+    git(tmp_path, "init", "--quiet", "--initial-branch", "main")
+    lines = []
+    for number in range(20):
+        text = f"{number}"
+        lines += [
+            "commit refs/heads/main",
+            f"committer Ada <ada@example.org> {1_700_000_000 + number} +0000",
+            f"data {len(text)}\n{text}",
+            f"M 100644 inline a\ndata {len(text)}\n{text}",
+        ]
+    stream = "\n".join(lines).encode()
+    subprocess.run(["git", "-C", tmp_path, "fast-import", "--quiet"], input=stream, check=True)
+    shas = git(tmp_path, "rev-list", "--reverse", "main").split()
+    pools = []
+
+    def opened(sha, *, builds):
+        order = shas.index(sha)
+        parent = shas[order - 1] if order else None
+        commit = CommitInfo(sha, parent, order, dirty=False, project="made")
+
+        def check():
+            if order == 19:
+                raise MissingResultsError("no kernels")
+
+        return SimpleNamespace(
+            project=SimpleNamespace(name="made"),
+            revision=SimpleNamespace(commit=commit),
+            measured=None,
+            suite=lambda name: SUITE,
+            check_loaded=check,
+        )
+
+    @contextmanager
+    def open_pool(database, options, commit):
+        us = (20.0 if commit.topo_order < 10 else 22.0) + 0.01 * (commit.topo_order * 7 % 5)
+        pools.append(MadePool(database, commit, compared, us))
+        yield pools[-1]
+
+    monkeypatch.setattr("flexq_bench.fleet.open_pool", open_pool)
+    unwatched = "flexq_bench.cli.measuring.progress"
+    monkeypatch.setattr(unwatched, lambda total: nullcontext(lambda record: None))
+    monkeypatch.setattr(verb, "given_options", lambda verb: {})
+
+    def measure(url, capsys):
+        place = SimpleNamespace(is_local=True, repeat=1, pool=lambda *a, **b: None)
+        sources = SimpleNamespace(project=str(tmp_path), open_project=opened)
+        code = verb._measure_history(
+            verb.HistoryOptions("main~19..main"), sources, None, place, 0, None, url,
+            verb.NightOptions(), as_json=True,
+        )  # fmt: skip
+        return code, json.loads(capsys.readouterr().out)
+
+    return SimpleNamespace(measure=measure, shas=shas, pools=pools)
+
+
+def test_backfill_compares_the_commits_around_a_change_once(history, database, capsys):
+    code, first = history.measure(database.url, capsys)
+    _, again = history.measure(database.url, capsys)
+
+    contests = [contest for pool in history.pools for contest in pool.contests]
+    assert contests == [(history.shas[9], history.shas[10], [KEY])]
+    assert (first["change_points"], first["verdicts"], len(first["opened"])) == (3, 1, 1)
+    assert (again["verdicts"], again["opened"], again["obstacles"]) == (0, [], [])
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert (alert.id, alert.bad.sha) == (first["opened"][0], history.shas[10])
+    assert code == ExitCode.MISSING  # the last commit

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from flexq_bench.cli.kernel_rows import kernel_rows
 from flexq_bench.exit_codes import ExitCode
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -121,6 +123,21 @@ def test_kernel_families_show_best_share_of_floor(cli, measured):
     measured_share = by_family["cublas-fp16"].split()
     assert any(word.replace(".", "").isdigit() and "." in word for word in measured_share)
     assert "abq-w3a7" in cli("list", "kernels", "--all").out
+
+
+def test_kernels_are_listed_without_torch_until_sources_change(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    first = json.loads(cli("list", "kernels", "--json").out)
+    program = (
+        "import sys; from flexq_bench.cli.app import main; main(['list', 'kernels', '--json']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+
+    second = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    (tmp_path / "kernel-list.json").write_text('{"state": "earlier", "rows": []}')
+
+    assert json.loads(second.stdout) == first == kernel_rows()
+    assert json.loads(cli("list", "kernels", "--json").out) == first
 
 
 def test_many_series_are_listed_only_with_filter(cli, database):

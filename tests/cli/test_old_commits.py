@@ -255,3 +255,4 @@ def test_backfill_measures_commits_once_and_says_whose_files(cli, library, bench
     assert {record.extra["benchmarks_from"] for record in records} == {str(benchmarks / FILE)}
     assert [row.commit for row in latest] == [wanted[-1]]
     assert document["change_points"] == 1
+    assert (document["verdicts"], len(document["opened"])) == (1, 1)

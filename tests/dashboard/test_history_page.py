@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,12 @@ from made_results import COMMIT, H200, a_record, a_run, numbers
 from page_content import chart, words
 from streamlit.testing.v1 import AppTest
 
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.releases import store_releases
+from flexq_bench.exchange.external.formats import read_results
+from flexq_bench.exchange.external.importing import store_readings
+from flexq_bench.exchange.external.records import Origin
 
 EVER = "2025-11-21T10:00:00+00:00"
 
@@ -335,3 +341,28 @@ def test_too_few_results_are_not_called_steady(store, open_history):
 
     assert "too few results" in pattern
     assert "8 of one epoch" in pattern
+
+
+def test_imported_answers_are_judged_by_question(store, open_history, tmp_path):
+    for number, lost in ((1, 0), (2, 12)):
+        at = f"2026-03-0{number}T10-00-00.000000"
+        right = [float(place >= lost) for place in range(100)]
+        values = {"acc,none": sum(right) / 100, "acc_stderr,none": 0.03}
+        content = {
+            "results": {"arc": values},
+            "configs": {},
+            "higher_is_better": {"arc": {"acc": True}},
+        }
+        (tmp_path / f"results_{at}.json").write_text(json.dumps(content))
+        rows = [
+            {"doc_id": place, "doc_hash": str(place), "acc": v} for place, v in enumerate(right)
+        ]
+        (tmp_path / f"samples_arc_{at}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        origin = Origin("acme", CommitInfo(str(number) * 40, None, None, dirty=False))
+        readings = read_results("lm-eval", str(tmp_path / f"results_{at}.json"))
+        with open_database(str(store.path)) as database:
+            store_readings(database, readings, origin, lambda many: {one.sha: one for one in many})
+
+    page = open_history(metric="acc")
+
+    assert "12 of 100 questions worse, 0 better: worse" in words(page)

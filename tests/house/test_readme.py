@@ -27,8 +27,6 @@ FEW = "--kernels cublas-fp16 --m 1"
 # What a command is given besides, so that it takes seconds on a CPU; of an option that is given
 # twice the last one counts. The beginnings of commands.
 NARROWED = {
-    # This checkout came from no URL.
-    "init": "--install 'flexq-bench @ git+https://example.org/flexq-bench@v2'",
     "sweep --m 1": "--m 1 --n 64 --k 64",  # not --model
     "sweep --model": f"{FEW} --layers o_proj",
     "sweep --like": "--kernels cublas-fp16",

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flexq_bench.measure import local_devices
 from flexq_bench.measure.device import other_processes
 from flexq_bench.measure.nvml import Nvml
 from flexq_bench.measure.telemetry import DeviceState, NvmlSensor, Telemetry
@@ -97,3 +98,34 @@ def test_description_of_a_cpu_is_reproducible(a_meter):
     assert first.device_info.uuid.startswith("CPU-")
     assert first.capability is None
     assert {"host", "os", "python", "torch"} <= set(first.environment)
+
+
+def test_gpus_are_described_by_the_driver(monkeypatch):
+    class Driver:
+        def cuInit(self, flags):  # noqa: N802 (names of CUDA's driver)
+            return 0
+
+        def cuDeviceGetCount(self, count):  # noqa: N802
+            count._obj.value = 1
+            return 0
+
+        def cuDeviceGetName(self, name, length, device):  # noqa: N802
+            name.value = b"NVIDIA H200"
+
+        def cuDeviceGetUuid(self, identity, device):  # noqa: N802
+            identity.raw = bytes(range(16))
+
+        def cuDeviceTotalMem_v2(self, memory, device):  # noqa: N802
+            memory._obj.value = 1 << 37
+
+        def cuDeviceGetAttribute(self, number, attribute, device):  # noqa: N802
+            number._obj.value = {75: 9, 76: 0}[attribute]
+
+    monkeypatch.setattr(local_devices, "cuda_driver", Driver)
+    monkeypatch.setattr(local_devices.metadata, "version", lambda name: "2.13.0+cu130")
+
+    (name, gpu), (last, _) = local_devices.local_devices()
+
+    assert (name, last) == ("cuda:0", "cpu")
+    assert (gpu.sku, gpu.compute_capability, gpu.memory_bytes) == ("NVIDIA H200", "9.0", 1 << 37)
+    assert gpu.uuid == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"

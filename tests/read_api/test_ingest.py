@@ -184,6 +184,8 @@ def test_limits_of_size_and_rate_are_kept(tmp_path):
 
         assert statuses == [413, 200, 429]
         assert small.post(CSV, other).status == 200
+        another = Poster(database, per_minute=2)  # a second server of this database
+        assert [another.post(CSV, secret).status for _ in range(2)] == [200, 429]
 
 
 def test_gzip_content_is_stored_as_what_it_packs(poster):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ import yaml
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.program import program_root
+from flexq_bench.repository import project_files
 from flexq_bench.repository.project import (
     FILE,
     open_project,
@@ -20,7 +22,12 @@ from flexq_bench.repository.project import (
     revision,
 )
 from flexq_bench.repository.project_builds import BuildError, built_tree
-from flexq_bench.repository.project_files import SUITE, missing_kernels, write_first_files
+from flexq_bench.repository.project_files import (
+    SUITE,
+    default_install,
+    missing_kernels,
+    write_first_files,
+)
 from flexq_bench.repository.worktrees import commits_after
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suites import load_suite
@@ -339,6 +346,24 @@ def test_repository_without_project_file_is_refused(tmp_path, git):
         open_project(str(tmp_path))
     with pytest.raises(UsageError, match="'' names nothing"):  # an unset variable
         open_project("")
+
+
+def test_workflows_install_the_program_from_where_it_is(tmp_path, git, monkeypatch):
+    from_index = SimpleNamespace(read_text=lambda name: None)
+    monkeypatch.setattr(project_files.metadata, "distribution", lambda name: from_index)
+    monkeypatch.setattr(project_files, "package_version", lambda: "2.0.0")
+    monkeypatch.setattr(project_files, "ROOT", tmp_path)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--allow-empty", "--quiet", "--message", "first")
+    sha = git(tmp_path, "rev-parse", "HEAD").strip()
+
+    assert default_install() == f"flexq-bench @ git+{tmp_path.as_uri()}@{sha}"
+    git(tmp_path, "remote", "add", "origin", "git@example.org:acme/bench.git")
+    assert default_install() == f"flexq-bench @ git+https://example.org/acme/bench.git@{sha}"
+    inside = tmp_path / "venv"  # of another repository, whose URL says nothing of this program
+    inside.mkdir()
+    monkeypatch.setattr(project_files, "ROOT", inside)
+    assert re.fullmatch(r"flexq-bench==\d.*", default_install())
 
 
 def test_first_files_name_the_kernels(tmp_path, git):

@@ -93,9 +93,15 @@ _SIZES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 _FULL = {"layer_types": ["linear_attention", "full_attention"]}
 _SHARED = ["linear_attention", "hybrid", "hybrid"]
 _INDEXER = {"budget": 8, "compress_ratio": 2, "n_heads": 2, "kv_heads": 1, "head_dim": 16}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _MORE: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _FULL,
     "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE}
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 1, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "zaya": {"num_experts_per_tok": 1},
     "gemma3n_text": {"num_kv_shared_layers": 0, "num_hidden_layers": 2},
     "gemma4_text": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
@@ -133,7 +139,7 @@ def tiny_config(kind: str, **changes: Any) -> Any:
         values["num_key_value_heads"] = values["num_attention_heads"]
     for name, section in (getattr(cls, "sub_configs", None) or {}).items():
         if not section.__name__.startswith("Auto"):
-            values[name] = _sizes_of(section)
+            values[name] = _sizes_of(section) | values.get(name, {})
     return cls(**values)
 
 

@@ -138,12 +138,12 @@ def scheme_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
         if len(data[score.task]) > 1:
             name += f" ({score.data_hash[:8]})"
         cells[name] = score.value
-        if score.scheme != FULL_PRECISION:
-            cells[f"{name} against {FULL_PRECISION}"] = _change(row)
+        is_base = score.scheme == FULL_PRECISION
+        cells[f"{name} against {FULL_PRECISION}"] = None if is_base else _change(row)
         if score.detail and score.detail not in cells["why"]:
             cells["why"] = "; ".join(filter(None, (cells["why"], score.detail)))
     # `why` is last, after the columns of tasks.
-    return [cells | {"why": cells.pop("why")} for cells in by_scheme.values()]
+    return [cells | {"why": cells.pop("why") or None} for cells in by_scheme.values()]
 
 
 def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:

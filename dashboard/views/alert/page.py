@@ -20,7 +20,8 @@ from flexq_bench.dashboard.shared.formatting import (
     short_commit,
     time_zone,
 )
-from flexq_bench.dashboard.shared.links import commit_url
+from flexq_bench.dashboard.shared.links import ALERT, commit_url
+from flexq_bench.dashboard.shared.project import current_project
 from flexq_bench.dashboard.shared.tables import draw_table
 from flexq_bench.dashboard.views.alert.evidence import show_evidence
 from flexq_bench.dashboard.views.alert.form import show_form
@@ -34,14 +35,15 @@ from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.operation import describe
 
-_URL = "alert"
+_URL = ALERT
 
 
 @app_page("Alert", section=HOME, is_detail=True, icon=":material/notifications:", writes_title=True)
 def page(database: Database) -> None:
-    """Show the alert selected by `?alert=3`; by default the newest open one."""
+    """Show the alert selected by `?alert=3`; by default the newest open one of the project."""
     with database.session() as session:
         alerts = queries.alerts(session)
+        project = current_project(session)
     if not alerts:
         st.title("Alert")
         _show_no_alerts(database)
@@ -52,13 +54,17 @@ def page(database: Database) -> None:
         st.warning(f"There is no alert {as_text(requested)} in {as_code(database.url)}.")
         st.page_link(page.as_link(), label="Show the newest alert", icon=":material/arrow_forward:")
         return
-    _show(database, alerts)
+    # Stable: of alerts that are alike in both, the newest is first.
+    newest = min(alerts, key=lambda row: (row.bad.project != project, row.state not in OPEN_STATES))
+    if requested is None:
+        st.query_params[_URL] = str(newest.id)
+        st.rerun()  # above the page, its project is shown
+    _show(database, alerts, newest)
 
 
-def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
+def _show(database: Database, alerts: Sequence[AlertRow], newest: AlertRow) -> None:
     controls = Controls(_URL)
     by_id = {row.id: row for row in alerts}
-    newest = next((row for row in alerts if row.state in OPEN_STATES), alerts[0])
     chosen = controls.select(
         st.sidebar,
         _URL,

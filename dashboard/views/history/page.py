@@ -29,6 +29,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
 from flexq_bench.db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.db.records import LINEAR
+from flexq_bench.results.paired_questions import WORSE, paired_verdicts
 from flexq_bench.results.series_breaks import series_breaks
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.workloads.case import kernel_label
@@ -105,6 +106,9 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         }
         kernels = queries.kernel_names(session)
         breaks = [one.text for one in series_breaks(session, [series.id for series in drawn])]
+        by_question = paired_verdicts(
+            session, [series.id for series in drawn if _is_external(series)]
+        )
     if len(chosen) > _MAX_SERIES:
         st.info(
             f"{_MAX_SERIES} of {len(chosen)} series, one of each kernel first: narrow them by "
@@ -133,14 +137,21 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         "another environment, or an acknowledged change. Levels of different epochs are not "
         "comparable. Click a point for its raw samples."
     )
-    if any(series.backend == queries.EXTERNAL_BACKEND for series in drawn):
+    if any(map(_is_external, drawn)):
         st.caption(
             "Series of the backend outside were measured by another tool: they are judged "
             f"{history_verdict.CAVEAT}."
         )
     for line in breaks:
         st.warning(as_text(line), icon=":material/swap_vert:")
+    for one in by_question:
+        show = st.warning if one.verdict == WORSE else st.info
+        show(as_text(f"By question: {one.text}"), icon=":material/quiz:")
     return _Drawn(frame, f"{value} ({unit})", histories)
+
+
+def _is_external(series: SeriesName) -> bool:
+    return series.backend == queries.EXTERNAL_BACKEND
 
 
 def _one_of_each_kernel_first(chosen: Sequence[SeriesName]) -> list[SeriesName]:

@@ -59,7 +59,7 @@ def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> 
         _say_nothing_accepted(database, [series.id for series in chosen])
         return
     _show_summary(rows)
-    _table("Kernels", score_rows(_worst_first(rows), alerts, zone), "scores", release)
+    _table("Kernels", score_rows(_worst_first(rows), alerts, zone), "scores")
     st.caption(
         "Latest results of each kernel over those of the same cases a week before"
         + ("" if release is None else f", and at release {as_text(release.name)}")
@@ -153,9 +153,9 @@ def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
             st.caption(f"The {_MAX_CASES} largest of {len(matching)}.")
 
 
-def _table(title: str, rows: list[dict[str, Any]], key: str, release: ReleaseRow | None) -> None:
+def _table(title: str, rows: list[dict[str, Any]], key: str) -> None:
     st.subheader(title, anchor=False)
-    if release is None:
+    if all(row.get("release") is None for row in rows):
         rows = [{n: v for n, v in row.items() if "release" not in n} for row in rows]
     _dataframe(rows, key)
 

@@ -76,7 +76,8 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
             },
         },
     )
-    # Column names are above the first map and below the last one.
+    # Beside the maps, because the column names are above the first one, and below the last one.
+    figure.update_annotations(x=0, xanchor="right", xshift=-10)
     figure.update_xaxes(tickangle=-40, showgrid=False)
     if len(tokens) > 1:
         figure.update_xaxes(side="top", showticklabels=True, row=1, col=1)

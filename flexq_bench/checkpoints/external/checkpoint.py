@@ -6,11 +6,13 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import (
@@ -18,14 +20,14 @@ from flexq_bench.checkpoints.config import (
     QUANTIZATION,
     StoredScheme,
 )
-from flexq_bench.checkpoints.conversion import StoredNames
+from flexq_bench.checkpoints.conversion import ConvertedTensors, StoredNames
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.external.auto_round import METHOD, auto_round_layers
 from flexq_bench.checkpoints.external.autoawq import AwqLayers
 from flexq_bench.checkpoints.external.bitnet import BitNetLayers
 from flexq_bench.checkpoints.external.bitsandbytes import BitsAndBytesLayers
 from flexq_bench.checkpoints.external.compressed_tensors import CompressedTensorsLayers
-from flexq_bench.checkpoints.external.fp8 import Fp8Layers
+from flexq_bench.checkpoints.external.fp8 import FbgemmLayers, Fp8Layers
 from flexq_bench.checkpoints.external.gpt_oss import GptOssLayers
 from flexq_bench.checkpoints.external.gptq import GptqLayers
 from flexq_bench.checkpoints.external.hqq import HqqLayers
@@ -38,7 +40,7 @@ from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.checkpoints.folders import HQQ_PICKLE
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.model_source import check_block_count
-from flexq_bench.checkpoints.safetensors_io import with_digest
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, with_digest
 from flexq_bench.checkpoints.stored import BLOCK
 from flexq_bench.checkpoints.streaming import config_of, model_on_meta
 from flexq_bench.schemes.linear_layers import linear_origins
@@ -56,6 +58,7 @@ _ReadLayers = Callable[[FolderTensors, dict[str, Any]], LayerReader]
 _READERS: tuple[type[LayerReader], ...] = (
     *(CompressedTensorsLayers, AwqLayers, GptqLayers, Fp8Layers, ModelOptLayers, GptOssLayers),
     *(TorchAoLayers, BitsAndBytesLayers, QuantoLayers, MlxLayers, HqqLayers, BitNetLayers),
+    FbgemmLayers,
 )
 # The supported layouts, by `quant_method` of config.json.
 _METHODS: dict[str, _ReadLayers] = {
@@ -74,11 +77,25 @@ _REFUSED = {
     "fouroversix": f"tensors in an order that its package chooses: {_ORIGINAL}",
     "nvfp4": f"weights that transformers rounds when it loads them, and doesn't store: {_ORIGINAL}",
     "quark": "AMD Quark's tensors, whose layout depends on its types: export it as fp8 or awq",
-    "fbgemm_fp8": "FP8 of channels with bounded activations: convert it with llm-compressor",
     **dict.fromkeys(("aqlm", "vptq", "quip", "spqr", "higgs", "fp_quant", "sinq"), _VECTORS),
 }
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """A model's tensors, and how those of a folder become them.
+
+    shapes: by name. renamed: the name of a tensor of the folder. convert: tensors that are several
+    of the model's; None: the model is unknown. nonlinear: modules that are no linear layers, such
+    as routers.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    renamed: Callable[[str], str] = str
+    convert: Callable[[Mapping[str, TensorInfo]], ConvertedTensors] | None = None
+    nonlinear: frozenset[str] = frozenset()
 
 
 class ExternalCheckpoint(QuantizedCheckpoint):
@@ -86,9 +103,9 @@ class ExternalCheckpoint(QuantizedCheckpoint):
 
     section: the quantization settings of config.json. config: the rest of it. Keys and values are
     cached in FP16, rounded to FP8 if the settings say so (`kv_cache_scheme`). Quantized weights
-    outside the blocks (output head, embeddings) are returned dequantized, in FP32: no scheme of
-    this project quantizes them. Layers and tensors have their names in transformers, also if the
-    files have others (Mixtral's experts).
+    outside the blocks (output head, embeddings), and of routers, are returned dequantized, in FP32:
+    no scheme of this project quantizes them. Layers and tensors have their names in transformers,
+    also if the files have others (Mixtral's experts).
 
     Raises CheckpointError with one line if the layout is not supported.
     """
@@ -99,6 +116,8 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self._section = section
         read = _reader_of(folder, section)
         self._tensors = FolderTensors(folder)
+        names = _names_of(config, self._tensors)
+        self._shapes, renamed = names.shapes, names.renamed
         self._layers = read(self._tensors, section)
         self._layers.check_excluded()
         if not self._layers.names:
@@ -106,7 +125,6 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 f"{folder.name} says that it is quantized by {section.get('quant_method')}, and "
                 "none of its tensors is: copy the folder again"
             )
-        self._shapes, renamed = _names_and_shapes(config, self._tensors)
         # By their names here, the names of layers and tensors in the files.
         self._stored_layers = self._by_name(
             self._layers.names, lambda name: renamed(f"{name}.weight").removesuffix(".weight")
@@ -118,7 +136,9 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         }
         weights = {f"{name}.weight": name for name in self._stored_layers}
         self._dense_weights = {
-            weight: name for weight, name in weights.items() if not BLOCK.search(f".{name}")
+            weight: name
+            for weight, name in weights.items()
+            if not BLOCK.search(f".{name}") or name in names.nonlinear
         }
         self.layers = tuple(
             name for weight, name in weights.items() if weight not in self._dense_weights
@@ -136,6 +156,13 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             and not name.endswith((*_IGNORED_SUFFIXES, *itertools.chain(*_CACHE_SCALES)))
         )
         self._stored_tensors = self._by_name(dense, renamed)
+        # Experts without codes that are packed in one tensor are several layers here.
+        packed = {name for name in self._stored_tensors if name not in self._shapes}
+        infos = {name: self._tensors.infos[self._stored_tensors[name]] for name in packed}
+        self._converted = names.convert(infos) if infos and names.convert is not None else None
+        if self._converted is not None:
+            for name in packed.difference(self._converted.unused):
+                del self._stored_tensors[name]
         duplicate = next((name for name in self._stored_tensors if name in weights), None)
         if duplicate is not None:
             raise CheckpointError(
@@ -143,7 +170,8 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 "Copy the folder again"
             )
         self._check_dense()
-        self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights]))
+        converted = () if self._converted is None else self._converted.shapes
+        self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights, *converted]))
         self.kv_bits = DENSE_KV_BITS
         self._cache_scales = self._read_cache_scales()
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)
@@ -176,7 +204,11 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             layer = self._layers.layer(self._stored_layers[self._dense_weights[name]])
             values = layer.weight.in_own_order()
             return values.to(torch.float32)
-        tensor = self._tensors.take(self._stored_tensors[name], (*REALS, torch.float64))
+        if name in self._stored_tensors:
+            tensor = self._tensors.take(self._stored_tensors[name], (*REALS, torch.float64))
+        else:
+            assert self._converted is not None
+            ((_, tensor),) = self._converted.read([name], torch.device("cpu"))
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: copy it again")
         return tensor
@@ -267,13 +299,13 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             )
 
 
-def _names_and_shapes(
-    config: Mapping[str, Any], tensors: FolderTensors
-) -> tuple[dict[str, tuple[int, ...]], Callable[[str], str]]:
-    """Shapes of the model's tensors, and a function from names in files to names in the model.
+def _names_of(config: Mapping[str, Any], tensors: FolderTensors) -> _Names:
+    """Names of the model.
 
-    Nothing is known of a model that transformers can't build; those who load it report that. Raises
-    CheckpointError for more blocks than tensors, because they would all be built.
+    Tensors that the architecture's class leaves out, such as those of blocks that predict several
+    tokens, are removed. Nothing is known of a model that transformers can't build; those who load
+    it report that. Raises CheckpointError for more blocks than tensors, because they would all be
+    built.
     """
     try:
         described = config_of(config)
@@ -283,9 +315,20 @@ def _names_and_shapes(
         raise
     except Exception as error:  # of any class, for example an unknown model type
         log.debug("no names of a %s: %s", config.get("model_type"), error)
-        return {}, str
-    names = StoredNames(model, linear_origins(model))
-    return {n: tuple(t.shape) for n, t in model.state_dict().items()}, names.separated
+        return _Names()
+    left_out = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
+    tensors.infos = {
+        name: info
+        for name, info in tensors.infos.items()
+        if not any(pattern.search(name) for pattern in left_out)
+    }
+    origins = linear_origins(model)
+    return _Names(
+        {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
+        StoredNames(model, origins).separated,
+        partial(ConvertedTensors, model, origins),
+        frozenset(n for n, module in model.named_modules() if not isinstance(module, nn.Linear)),
+    )
 
 
 def _reader_of(folder: Path, section: Any) -> _ReadLayers:

@@ -9,10 +9,14 @@
 W = code · scale: the name means that it is the inverse of the factor that W was multiplied by.
 Dynamic activations have a scale a token and block of K, or a token without blocks. With `scale_fmt`
 ue8m0 the scales are powers of two, in FP32, and those of activations too.
+
+quant_method fbgemm_fp8 (Llama-3.1-405B-FP8) has weight_scale [N, 1], and bounds the magnitude of
+dynamic activations: input_scale_ub, FP32 [1], or `activation_scale_ub`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +32,7 @@ from flexq_bench.schemes.activations import ActivationQuantizer, DynamicActivati
 _FP8 = NumberFormat(8, kind="float")
 _WEIGHT_SCALES = ("weight_scale_inv", "weight_scale")
 _INPUT_SCALES = ("input_scale", "activation_scale")
+_BOUND, _USUAL_BOUND = "input_scale_ub", 1200.0
 _POWERS = (torch.uint8, torch.float8_e8m0fnu)
 
 
@@ -38,7 +43,7 @@ class Fp8Layers(LayerReader):
     """
 
     method = "fp8"
-    parts = (*_WEIGHT_SCALES, *_INPUT_SCALES)
+    parts = (*_WEIGHT_SCALES, *_INPUT_SCALES, _BOUND)
 
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         model = tensors.folder.name
@@ -106,3 +111,25 @@ class Fp8Layers(LayerReader):
         if parameter == "weight":
             return any(f"{module}.{scale}" in self._tensors for scale in _WEIGHT_SCALES)
         return super()._is_part(module, parameter)
+
+
+class FbgemmLayers(Fp8Layers):
+    """Layers of a folder of quant_method `fbgemm_fp8`."""
+
+    method = "fbgemm_fp8"
+
+    def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
+        super().__init__(tensors, section)
+        bound = section.get("activation_scale_ub", _USUAL_BOUND)
+        if not (isinstance(bound, int | float) and 0 < bound < math.inf):
+            raise CheckpointError(
+                f"{tensors.folder.name} has the activation_scale_ub {bound!r:.40}, expected a "
+                "number above 0: copy the folder again"
+            )
+        self._bound = float(bound)
+
+    def _activation(self, name: str) -> ActivationQuantizer | None:
+        bound, stored = self._bound, f"{name}.{_BOUND}"
+        if stored in self._tensors:
+            bound = float(self._scales(stored, *ONE).item())
+        return DynamicActivation(self._input, bound=bound)

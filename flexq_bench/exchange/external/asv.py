@@ -24,6 +24,7 @@ from flexq_bench.exchange.external.result import (
     cleaned,
     collect,
     commit_of,
+    kept,
     of_epoch,
     read_json,
     split_parameters,
@@ -114,6 +115,8 @@ def _results(
         fields: dict[str, Any] = {"median": None, "detail": "asv has no value: it failed"}
         if value is not None:
             fields = by_unit(value, unit, higher=False) | dict(_spread(row, place, unit))
+            spread = {key: row[key][place] for key in row if key.startswith("stats_") and row[key]}
+            fields["extra"] = {key: kept(value) for key, value in spread.items()}
         results.append(
             ExternalResult(**common_here, **fields, commit=commit, created_at=created_at)
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -59,7 +60,9 @@ def _results(
     task: str, values: Mapping[str, Any], file: Mapping[str, Any], path: Path
 ) -> list[ExternalResult]:
     config = file.get("config") or {}
-    model = file.get("model_name") or config.get("model_args") or config.get("model") or ""
+    named = file.get("model_name") if config.get("model_args") or not config.get("model") else ""
+    # Without arguments that name a model, lm-eval draws a name for each run.
+    model = named or config.get("model_args") or config.get("model") or ""
     directions = (file.get("higher_is_better") or {}).get(task) or {}
     n_of_task = (file.get("n-samples") or {}).get(task) or {}
     shots = (file.get("n-shot") or {}).get(task)
@@ -76,9 +79,13 @@ def _results(
         if higher is None:
             higher = not any(word in metric for word in _LOWER)
         error = values.get(f"{metric}_stderr,{form}")
-        reach = _Z_95 * error if isinstance(error, int | float) else None
+        low: float | None = None
+        high: float | None = None
         asked, per_question = questions.get((metric, form), ("", ()))
         is_share = 0 <= real <= 1 and not any(word in metric for word in _LOWER)
+        if isinstance(error, int | float):
+            reach, limits = _Z_95 * error, (0, 1) if is_share else (-math.inf, math.inf)
+            low, high = max(real - reach, limits[0]), min(real + reach, limits[1])
         parts = (
             f"model={cleaned(model)}",
             f"filter={form}" if form != "none" else "",
@@ -91,8 +98,8 @@ def _results(
             unit="fraction" if is_share else "points",
             direction="higher" if higher else "lower",
             median=real,
-            low=None if reach is None else real - reach,
-            high=None if reach is None else real + reach,
+            low=low,
+            high=high,
             samples=per_question,
             n_samples=len(per_question) or count(n_of_task.get("effective") or 0, "n-samples"),
             environment={

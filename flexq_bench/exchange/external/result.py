@@ -420,8 +420,8 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
 
 
 def cleaned(text: object) -> str:
-    """Shorten untrusted text, and replace unprintable characters by question marks."""
-    shown = "".join(c if c.isprintable() else "?" for c in str(text))
+    """Shorten untrusted text, and replace unprintable characters by question marks; None: none."""
+    shown = "".join(c if c.isprintable() else "?" for c in str("" if text is None else text))
     return shown if len(shown) <= _MAX_DETAIL_LENGTH else f"{shown[: _MAX_DETAIL_LENGTH - 3]}..."
 
 

@@ -179,7 +179,7 @@ def test_layer_without_codes_that_is_not_excluded_is_refused(a_folder, capsys, t
             ("quark", "export"),
             ("gemma", "original"),
         ),
-        *(("fbgemm_fp8", "llm-compressor"), ("nvfp4", "original"), ("unheard_of", "read here are")),
+        *(("nvfp4", "original"), ("unheard_of", "read here are")),
     ],
 )
 def test_layout_that_is_not_read_is_refused_with_advice(tmp_path, method, advice):

@@ -101,6 +101,31 @@ def test_hqq_weights_equal_those_of_the_tool(tmp_path):
         assert digest(values, weight["dtype"]) == weight["sha256"], name
 
 
+def test_fbgemm_layers_have_scales_of_rows_and_bounded_activations(a_folder):
+    """The layout of Llama-3.1-405B-FP8: row maxima of activations are at most the bound."""
+    layer, bound = "model.layers.0.self_attn.q_proj", 8.0
+
+    def quantized(name, weight):
+        scale = (weight.float().abs().amax(1, keepdim=True) / 448).bfloat16()
+        parts = {"weight": (weight / scale.float()).to(torch.float8_e4m3fn), "weight_scale": scale}
+        codes[name] = parts["weight"].float() * scale.float()
+        return parts | ({"input_scale_ub": torch.tensor([bound])} if name == layer else {})
+
+    codes = {}
+    section = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
+    checkpoint = open_checkpoint(a_folder(section, quantized))
+
+    assert set(checkpoint.layers) == set(codes)
+    for name, values in codes.items():
+        assert torch.equal(checkpoint.layer(name).weight.in_own_order().float(), values), name
+    x = torch.tensor([[1.0, -9.0, 3.3, 40.0], [0.01, 0.5, -0.3, 0.2]])
+    largest = x.abs().amax(1, keepdim=True).clamp(max=bound)
+    scale = (largest / 448).half().float()
+    rounded = (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+    assert torch.equal(checkpoint.layer(layer).activation(x), rounded)
+    assert checkpoint.layer("model.layers.1.mlp.up_proj").activation.bound == 1200
+
+
 def encoded(value):
     """A tensor of a setting, in HQQ's types."""
     if isinstance(value, torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -23,13 +24,62 @@ SIZES = {
     "vocab_size": 513,
     "max_position_embeddings": 32,
 }
+# Gated attention doubles the rows of q_proj; three of four blocks have linear attention.
+GATED = SIZES | {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "num_position_embeddings": 16,
+}
+SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 MODELS = {
     "MixtralForCausalLM": SIZES | {"num_key_value_heads": 1, "num_local_experts": 2},
     "GPTNeoXForCausalLM": SIZES,
+    "Qwen3NextForCausalLM": GATED | EXPERTS,
+    "Qwen3_5ForConditionalGeneration": {"text_config": GATED, "vision_config": VISION},
+    "Qwen3_5MoeForConditionalGeneration": {
+        "text_config": GATED | EXPERTS,
+        "vision_config": VISION,
+    },
+    "Gemma3ForConditionalGeneration": {
+        "text_config": SIZES | {"num_key_value_heads": 1, "head_dim": 16},
+        "vision_config": SIGLIP,
+        "mm_tokens_per_image": 4,
+    },
+    "GraniteMoeForCausalLM": SIZES | {"num_key_value_heads": 1, "num_local_experts": 4},
+}
+# Of Qwen's folders on the hub: a head that predicts several tokens, which transformers leaves out.
+PREDICTORS = {
+    name: torch.ones(32, 64, dtype=torch.float16)
+    for name in ("mtp.fc.weight", "mtp.layers.0.mlp.down_proj.weight")
 }
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 # No router: its name ends in `gate`.
-QUANTIZED = re.compile(r"\.layers\.\d+\..*(?<!gate|norm)\.weight$")
+QUANTIZED = re.compile(r"^(?!.*vision).*\.layers\.\d+\..*(?<!gate|norm)\.weight$")
 IDS = torch.arange(3, 27)[None]
 
 
@@ -40,15 +90,17 @@ def a_model(tmp_path, tiny_llama):
     def build(architecture):
         torch.manual_seed(0)
         cls = getattr(transformers, architecture)
-        model = cls(cls.config_class(**MODELS[architecture])).half().eval()
+        model = cls(cls.config_class(**copy.deepcopy(MODELS[architecture]))).half().eval()
         folder = tmp_path / architecture
         model.save_pretrained(folder)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(tiny_llama / name, folder)
         path, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
         codes, values = {}, {}
+        if architecture.startswith("Qwen3"):
+            tensors |= PREDICTORS
         for name, weight in tensors.items():
-            if weight.ndim < 2 or not QUANTIZED.search(name):
+            if weight.ndim != 2 or not QUANTIZED.search(name):
                 codes[name] = values[name] = weight
                 continue
             scale = weight.float().abs().amax(1, keepdim=True).div(127).half()
@@ -63,7 +115,7 @@ def a_model(tmp_path, tiny_llama):
             "quant_method": "compressed-tensors",
             "format": "naive-quantized",
             "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}},
-            "ignore": ["lm_head", "embed_out", "re:.*gate$"],
+            "ignore": ["lm_head", "embed_out", "re:.*gate$", "re:.*(visual|vision).*", "mtp.fc"],
         }
         (folder / "config.json").write_text(json.dumps(config))
         with torch.no_grad():

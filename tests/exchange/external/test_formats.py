@@ -37,7 +37,10 @@ READ = {
     ),
     "hyperfine.json": (
         "hyperfine",
-        [("sleep {t}", "t=0.01", (1, 1, 1), "time", "us", "lower", 10702.88)],
+        [
+            ("sleep {t}", "t=0.01", (1, 1, 1), "time", "us", "lower", 10702.88),
+            ("sleep {t}", "t=0.01", (1, 1, 1), "memory", "bytes", "lower", 1900544.0),
+        ],
     ),
     "jmh.json": (
         "jmh",
@@ -199,6 +202,101 @@ READ = {
              "higher", 12.288),
         ],
     ),
+    # Written by the tools themselves, of the version in the name.
+    "made/hyperfine-1.15.0.json": (
+        "hyperfine",
+        [("sleep 0.02", "t=0.02", (1, 1, 1), "time", "us", "lower", 27693.076)],
+    ),
+    "made/go-1.19.8.txt": (
+        "go",
+        [
+            ("example.com/gemm.BenchmarkDot", "procs=2", (1, 64, 1), "time", "us", "lower",
+             0.03137),
+            ("example.com/gemm.BenchmarkDot", "procs=2", (1, 64, 1), "throughput", "MB/s",
+             "higher", 16326.525),
+            ("example.com/gemm.BenchmarkAllocate", "procs=2", (1, 1, 1), "B/op", "B/op", "lower",
+             4480.0),
+        ],
+    ),
+    "made/go-1.19.8.json": (
+        "go",
+        [("example.com/gemm.BenchmarkDot", "procs=2", (1, 1024, 1), "time", "us", "lower",
+          0.7529)],
+    ),
+    "made/catch2-2.13.10.txt": (
+        "catch2",
+        [
+            ("dot 64", "", (1, 1, 1), "time", "us", "lower", 0.220755),
+            ("dot of a very long name which the console must wrap into further lines 4096", "",
+             (1, 1, 1), "time", "us", "lower", 14.4711),
+        ],
+    ),
+    "made/catch2-2.13.10.xml": (
+        "catch2",
+        [("dot 64", "Dot product", (1, 1, 1), "time", "us", "lower", 0.129874)],
+    ),
+    "made/criterion-0.3.6.txt": (
+        "criterion",
+        [
+            ("dot 64", "", (1, 1, 1), "time", "us", "lower", 0.29238),
+            ("dot of a name that is longer than the column/sum", "4096", (1, 1, 1), "throughput",
+             "GiB/s", "higher", 1.6317),
+        ],
+    ),
+    "made/triton-3.9.0/matmul-performance.csv": (
+        "triton",
+        [
+            ("matmul-performance", "provider=Triton", (256, 256, 256), "throughput", "TFLOPS",
+             "higher", 0.03691),
+        ],
+    ),
+    "made/libtest-1.95.0.txt": (
+        "criterion",
+        [("tests::dot_4096", "", (1, 1, 1), "time", "us", "lower", 6.94568)],
+    ),
+    "made/google-benchmark-1.7.1.json": (
+        "google-benchmark",
+        [
+            ("BM_Dot", "repeats=3", (1, 64, 1), "time", "us", "lower", 0.3296808077360329),
+            ("BM_Skipped", "", (1, 1, 1), "time", "us", "lower", None),
+        ],
+    ),
+    "made/pytest-benchmark-5.3.1.json": (
+        "pytest-benchmark",
+        [("test_dot.py::test_dot", "", (1, 256, 1), "time", "us", "lower", 20.293749912525527)],
+    ),
+    "made/locust-2.47.0.csv": (
+        "locust",
+        [
+            ("/v1/models", "GET", (1, 1, 1), "time", "us", "lower", 14000.0),
+            ("/bad", "GET", (1, 1, 1), "failures", "fraction", "lower", 1.0),
+        ],
+    ),
+    "made/asv-0.6.6/worker/a505608e-existing-py_usr_bin_python3.json": (
+        "asv",
+        [
+            ("gemm.Dot.time_dot", "dtype=fp64", (1, 256, 1), "time", "us", "lower",
+             14.431199997488873),
+        ],
+    ),
+    "made/benchadapt-2024.3.20.json": (
+        "conbench",
+        [("gemm", "", (1, 64, 1), "time", "us", "lower", 110000.0)],
+    ),
+    "made/loadgen-6.0.17.txt": (
+        "mlperf",
+        [
+            ("PySUT", "SingleStream", (1, 1, 1), "90.00 percentile latency", "us", "lower",
+             572.608),
+            ("PySUT", "SingleStream", (1, 1, 1), "QPS w/o loadgen overhead", "queries/s",
+             "higher", 1687.31),
+        ],
+    ),
+    "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json": (
+        "lm-eval",
+        [("mine", "model=dummy,shots=0", (1, 1, 1), "acc", "fraction", "higher",
+          0.8333333333333334)],
+    ),
     "history.csv": (
         "csv",
         [("gemm", "", (8, 4096, 4096), "time", "us", "lower", 21.4)],
@@ -337,9 +435,28 @@ CORRECTED = {
     "results_2026-03-01T10-00-00.000000.json": ("11.5231", "11.5232"),
     "mlperf_log_summary.txt": ("1234.56", "1234.57"),
     "matmul-performance.csv": ("12.288", "12.289"),
+    "made/hyperfine-1.15.0.json": ("0.027693076", "0.027693077"),
+    "made/go-1.19.8.txt": ("30.90 ns/op", "30.92 ns/op"),
+    "made/go-1.19.8.json": ("752.9 ns/op", "753.9 ns/op"),
+    "made/catch2-2.13.10.txt": ("14.4711 us", "14.4712 us"),
+    "made/catch2-2.13.10.xml": ("129.874", "129.875"),
+    "made/criterion-0.3.6.txt": ("292.38 ns", "292.39 ns"),
+    "made/triton-3.9.0/matmul-performance.csv": ("0.036910", "0.036911"),
+    "made/libtest-1.95.0.txt": ("6,945.68", "6,945.69"),
+    "made/google-benchmark-1.7.1.json": ("3.2968080773603293e+02", "3.3968080773603293e+02"),
+    "made/pytest-benchmark-5.3.1.json": ("2.0293749912525527e-05", "2.0393749912525527e-05"),
+    "made/locust-2.47.0.csv": ("48.2120036040841", "49.2120036040841"),
+    "made/asv-0.6.6/worker/a505608e-existing-py_usr_bin_python3.json": (
+        "1.4431199997488874e-05", "1.5431199997488874e-05",
+    ),
+    "made/benchadapt-2024.3.20.json": ("0.11", "0.115"),
+    "made/loadgen-6.0.17.txt": ("1687.31", "1688.31"),
+    "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json": (
+        '"acc,none": 0.8333333333333334', '"acc,none": 0.8433333333333334',
+    ),
     "history.csv": ("21.4", "21.5"),
     "history.jsonl": ("21.4", "21.5"),
-}
+}  # fmt: skip
 
 
 # Quality data
@@ -390,6 +507,24 @@ def test_lm_eval_has_the_values_of_each_question_in_order():
     assert one.samples == (1.0, 0.0, 1.0, 0.0, 1.0)
     assert one.extra["questions"]
     assert one.low == pytest.approx(0.6 - 1.96 * 0.2449)
+
+
+def test_lm_eval_names_the_model_and_bounds_a_share():
+    """Of a model without arguments, lm-eval writes a random name."""
+    file = "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json"
+    one = results_of("lm-eval", FILES / file)[0]
+
+    assert '"model_name": "qdpv68r5"' in (FILES / file).read_text()
+    assert (one.high, one.extra["git_hash"]) == (1.0, "")
+    assert one.low == pytest.approx(0.8333 - 1.96 * 0.1667, abs=1e-3)
+    assert one.samples.count(1.0) == 5
+
+
+def test_asv_keeps_intervals_and_quartiles():
+    of_times = [r for r in results_of("asv", FILES / "made/asv-0.6.6") if r.unit == "us"]
+
+    assert of_times[-1].extra["stats_ci_99_a"] == 1.223e-05
+    assert of_times[-1].n_samples == 3
 
 
 def test_asv_folder_has_all_its_commits_and_machines():

@@ -1,0 +1,275 @@
+"""`gate served` on our own engine: schemes of a model, and an engine with a seeded defect.
+
+    python benchmarks/served/own_engine.py MODEL --text FILE [--scheme flexq-w6ax] [--device cpu]
+        [--gates scheme,same,scale,delay] [--questions 800] [--tokens 64] [--out DIR]
+
+Starts `serve-model` for each engine that the gates need, all on one GPU, where they take turns:
+
+- scheme: the scheme against fp16
+- same: the scheme against another process of it, accuracy and speed; must pass
+- scale: the scheme against itself with one kernel's output x 1.5 where a launch has more than 64
+  tokens; must fail
+- delay: the scheme against itself with every pass longer by --delay-percent; must fail by TPOT
+
+Questions are the next words of FILE after --words words, answered greedily. Prints a row for each
+gate and writes its report to DIR. Exit code 1: a gate that must pass or fail did not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+FULL_PRECISION, SAME, SCALE, DELAY = "fp16", "same", "scale", "delay"
+_FIRST_WRONG = 65  # tokens of a launch
+_FACTOR = 1.5
+_READY_S = 600.0
+_ACCURACY = """version = 1
+concurrency = {concurrency}
+[[accuracy]]
+suite = "questions.jsonl"
+checker = "regex"
+max_tokens = 4
+detect_points = {points}
+[faults]
+detect_points = 5.0
+[kl]
+mean = {kl}
+"""
+_SPEED = """version = 1
+power = 0.9
+[[speed]]
+name = "steps"
+lengths = "fixed"
+prompt_tokens = 32
+new_tokens = {tokens}
+arrivals = "closed"
+concurrency = 8
+requests = {requests}
+warmup_requests = 8
+cooldown_s = 0.05
+metrics = ["median_tpot"]
+worse_percent = 1.0
+"""
+
+
+def say(*words: str) -> None:
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A pair of engines by name. fails: exit codes that are right; empty: any."""
+
+    name: str
+    base: str
+    head: str
+    policy: str
+    right: frozenset[int]
+
+
+def questions(text: str, count: int, words: int) -> Iterator[dict[str, str]]:
+    """Yield contexts of so many words from a text, and the word that comes next."""
+    every = text.split()
+    starts = list(range(0, len(every) - words - 1, words + 1))
+    random.Random(0).shuffle(starts)
+    found = 0
+    for start in starts:
+        answer = every[start + words]
+        if found < count and answer.isalpha():
+            found += 1
+            prompt = " ".join(every[start : start + words])
+            yield {"prompt": prompt, "answer": rf"^\s*{re.escape(answer)}\b"}
+
+
+def damage_scale(scheme: str) -> None:
+    """Let one kernel of a scheme compute too much in launches of many tokens."""
+    from flexq_bench.accuracy.setup import best_device
+    from flexq_bench.kernels.registry import resolve
+    from flexq_bench.schemes import registry
+
+    backend: Any = "cpu" if best_device() == "cpu" else "cuda"
+    layers = registry.layer_kernels(registry.resolve(scheme), gated=True)
+    label = next(layer.kernel for layer in layers if layer.kernel)
+    kernel: Any = resolve(label, backend)
+    inside: list[str] = []  # linear may call gemm
+
+    def damaged(name: str, place: int) -> None:
+        run = getattr(kernel, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            inside.append(name)
+            try:
+                result = run(*arguments, **named)
+            finally:
+                inside.pop()
+            out = arguments[place] if result is None else result
+            if not inside and out.shape[0] >= _FIRST_WRONG:
+                out *= _FACTOR
+            return result
+
+        setattr(kernel, name, call)
+
+    damaged("gemm", 2)
+    damaged("linear", 3)
+
+
+def damage_speed(percent: float) -> None:
+    """Let every pass of the engine end later by a share of the time since the last one's end."""
+    from flexq_bench.serving.engine_thread import EngineThread
+
+    run = EngineThread._pass
+    ended = time.perf_counter()
+
+    def delayed(self: EngineThread, iteration: Any) -> None:
+        nonlocal ended
+        run(self, iteration)
+        now = time.perf_counter()
+        until = now + min(now - ended, 0.2) * percent / 100
+        while time.perf_counter() < until:
+            pass
+        ended = time.perf_counter()
+
+    EngineThread._pass = delayed  # type: ignore[method-assign]
+
+
+def serve_damaged(damage: str, options: argparse.Namespace, rest: list[str]) -> int:
+    """Damage this process, and serve."""
+    from flexq_bench.cli.app import main as flexq_bench
+
+    if damage == SCALE:
+        damage_scale(options.scheme)
+    else:
+        damage_speed(options.delay_percent)
+    return flexq_bench(rest)
+
+
+@contextmanager
+def engine(
+    name: str, options: argparse.Namespace, logs: Path
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Start an engine without waiting until it is ready; yields its URL and process."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    scheme = FULL_PRECISION if name == FULL_PRECISION else options.scheme
+    command = ["serve-model", options.model, "--scheme", scheme, "--port", str(port)]
+    command += ["--batch-limit", str(options.slots), "--longest", "256", "--name", "model"]
+    command += ["--no-tune"] if options.no_tune else []
+    command += ["--device", options.device] if options.device else []
+    own = [sys.executable, "-m", "flexq_bench", *command]
+    if name in (SCALE, DELAY):
+        own = [sys.executable, *sys.argv, "--serve-damaged", name, "--", *command]
+    with (logs / f"engine-{name}.log").open("w") as log:
+        process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_until_ready(engines: dict[str, tuple[str, subprocess.Popen[bytes]]]) -> None:
+    """Wait for /health of all engines."""
+    began = time.monotonic()
+    for name, (url, process) in engines.items():
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1).close()
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > began + _READY_S:
+                    sys.exit(f"{name} is not ready: see engine-{name}.log in --out")
+                time.sleep(0.1)
+    say(f"{len(engines)} engines are ready after {time.monotonic() - began:.0f} s")
+
+
+def judge(gate: Gate, urls: dict[str, str], folder: Path, out: Path) -> bool:
+    """Run a gate; prints its row, and returns whether it ended as it must."""
+    report = out / f"{gate.name}-{gate.policy}"
+    command = [sys.executable, "-m", "flexq_bench", "gate", "served"]
+    command += ["--policy", str(folder / f"{gate.policy}.toml"), "--base", urls[gate.base]]
+    command += ["--head", urls[gate.head], "--db", str(folder / "gates.sqlite")]
+    command += ["--base-label", gate.base, "--head-label", gate.head]
+    began = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    seconds = time.monotonic() - began
+    report.with_suffix(".txt").write_text(ended.stdout + ended.stderr)
+    right = not gate.right or ended.returncode in gate.right
+    verdict = next((x for x in ended.stdout.splitlines() if x.strip()), "")
+    say(
+        f"{gate.name}, {gate.policy}: {gate.head} against {gate.base}: exit {ended.returncode}, "
+        f"{seconds:.0f} s, {'right' if right else 'WRONG'}: {verdict}"
+    )
+    return right
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--scheme", default="flexq-w6ax")
+    parser.add_argument("--device")
+    parser.add_argument("--gates", default=f"scheme,{SAME},{SCALE},{DELAY}")
+    parser.add_argument("--questions", type=int, default=800)
+    parser.add_argument("--words", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer whose speed counts")
+    parser.add_argument("--requests", type=int, default=8, help="of a segment")
+    parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--points", type=float, default=6.0, help="loss of the scheme to detect")
+    parser.add_argument("--kl", type=float, default=0.5, help="of the scheme, nats a token")
+    parser.add_argument("--delay-percent", type=float, default=3.0)
+    parser.add_argument("--no-tune", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve-damaged", choices=(SCALE, DELAY), help=argparse.SUPPRESS)
+    given = [*sys.argv[1:], "--"]
+    options = parser.parse_args(given[: given.index("--")])
+    if options.serve_damaged:
+        return serve_damaged(options.serve_damaged, options, given[given.index("--") + 1 : -1])
+    passes, fails = frozenset({0}), frozenset({1})
+    every = [
+        Gate("scheme", FULL_PRECISION, options.scheme, "scheme", frozenset()),
+        Gate(SAME, options.scheme, SAME, "own", passes),
+        Gate(SCALE, options.scheme, SCALE, "own", fails),
+        Gate(DELAY, options.scheme, DELAY, "speed", fails),
+        Gate(SAME, options.scheme, SAME, "speed", passes),
+    ]
+    gates = [gate for gate in every if gate.name in options.gates.split(",")]
+    with TemporaryDirectory() as name, ExitStack() as stack:
+        folder, out = Path(name), options.out or Path(name)
+        lines = questions(options.text.read_text(), options.questions, options.words)
+        written = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "questions.jsonl").write_text(written)
+        concurrency = options.slots
+        for policy, points, kl in (("scheme", options.points, options.kl), ("own", 3.0, 0.02)):
+            text = _ACCURACY.format(concurrency=concurrency, points=points, kl=kl)
+            (folder / f"{policy}.toml").write_text(text)
+        speed = _SPEED.format(tokens=options.tokens, requests=options.requests)
+        (folder / "speed.toml").write_text(speed)
+        needed = dict.fromkeys(side for gate in gates for side in (gate.base, gate.head))
+        engines = {side: stack.enter_context(engine(side, options, out)) for side in needed}
+        wait_until_ready(engines)
+        urls = {side: url for side, (url, _) in engines.items()}
+        right = [judge(gate, urls, folder, out) for gate in gates]
+    return 0 if all(right) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
