@@ -94,10 +94,13 @@ def reference_gemm(
         w_groups = _in_groups(part.dequantize(), groups, length)
         y = torch.zeros(x.rows, part.rows, dtype=torch.float64, device=x.values.device)
         magnitude = torch.zeros_like(y)
-        for g in range(groups):  # one group at a time: [groups, M, N] would not fit for large M
-            contribution = x_groups[g] @ w_groups[g].T
-            y += contribution
-            magnitude += x_groups[g].abs() @ w_groups[g].abs().T if floating else contribution.abs()
+        together = max(1, _CHUNK_VALUES // y.numel())  # [groups, M, N] would not fit for large M
+        for g in range(0, groups, together):
+            x_part, w_part = x_groups[g : g + together], w_groups[g : g + together].mT
+            contribution = x_part @ w_part
+            y += contribution.sum(0)
+            terms = x_part.abs() @ w_part.abs() if floating else contribution.abs()
+            magnitude += terms.sum(0)
         ys.append(y)
         magnitudes.append(magnitude)
     y, magnitude = torch.cat(ys, dim=1), torch.cat(magnitudes, dim=1)

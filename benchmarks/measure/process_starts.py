@@ -1,14 +1,17 @@
-"""Fresh and forked worker processes: how fast they start, and whether their kernels are as fast.
+"""Fresh, forked and sandboxed worker processes: how fast they start, and whether kernels are alike.
 
     python benchmarks/measure/process_starts.py --processes 60 --seconds 280 --out starts.json \\
         "flexq-imma-w6a6 gemm cold m4n4096k4096" "cublas-fp16 gemm cold m256n4096k14336"
 
-Fresh and forked processes alternate. A fork server is replaced after every ten processes, so that
-an effect of a server shows as a difference between servers. Prints, for each case and kind, the
-median seconds from the request to the first reply (device opened), to the first results (compiled
-and checked) and to the first timed sample; then tests of equal distributions of a process's mean
-time: Kolmogorov-Smirnov, Mann-Whitney, the number of slow processes (Fisher) for a kernel of two
-speeds, and Kruskal-Wallis over servers. `--ahead 4` saves time where only the distributions matter.
+Kinds: `fresh` have a new interpreter; `forked` come from a server; the others from a server in the
+first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names. Some are started
+alone: printed are the median seconds from the request to the first reply (device opened), to the
+first results (compiled and checked) and to the first timed sample. Then rounds: some processes of
+each kind get ready at the same time, and are measured one after the other in random order; each
+round has new servers, and nothing else starts meanwhile. Printed, for each case and for each kind
+against `forked`: the difference of the mean times of processes, relative to their round, with 99 %
+bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the number of slow
+processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of forked ones.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,89 +34,116 @@ from scipy import stats
 import flexq_bench
 from flexq_bench.measure.ab.blocks import CaseSide
 from flexq_bench.measure.ab.worker_command import worker_command
+from flexq_bench.measure.external_kernels import sandbox_of
 from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
+from flexq_bench.measure.sandbox import available_kind
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.case import Case
 
 TREE = Path(flexq_bench.__file__).resolve().parents[1]
-BEGUN = time.perf_counter()
-PROCESSES_PER_SERVER = 10
 TIMEOUT_S = 600.0
 MIN_GAP = 10.0  # of two speeds: their distance by the scatter about each
+FORKED = "forked"  # the kind that the others are compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A process: seconds since the request, and the mean time of its samples."""
+    """A process that started alone: seconds since the request."""
 
     kind: str
-    server: int
     reply_s: float
     checked_s: float
     sample_s: float
-    time_us: float
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A worker that was started at a time, and imports until its first request."""
+class Measured:
+    """The mean time of a process's samples of a case."""
 
-    worker: WorkerProcess
     kind: str
-    server: int
-    begun: float
-
-    def measured(self, side: CaseSide, turns: int) -> Start:
-        """Measure a case, and end the worker."""
-        with self.worker as worker:
-            worker.request_identity()
-            worker.check_identity()
-            reply_s = time.perf_counter() - self.begun
-            side.begin_prepare(worker, None)
-            side.end_prepare(worker)
-            checked_s = time.perf_counter() - self.begun
-            side.begin_place(worker, 0, None)
-            side.end_place(worker)
-            times = [side.sample(worker).time_us]
-            sample_s = time.perf_counter() - self.begun
-            times += [side.sample(worker).time_us for _ in range(turns - 1)]
-        valid = [time_us for time_us in times if not math.isnan(time_us)]
-        mean = statistics.fmean(valid) if valid else math.nan
-        return Start(self.kind, self.server, reply_s, checked_s, sample_s, mean)
+    round: int
+    case: str
+    time_us: float
 
 
-def start(kind: str, launcher: Launcher, server: int, device: str) -> Waiting:
-    """Start a worker."""
-    begun = time.perf_counter()
+@contextmanager
+def launchers() -> Iterator[dict[str, Launcher]]:
+    """A way to start processes of each kind, with new servers."""
+    sandbox = replace(sandbox_of([], None, [TREE]), kind=available_kind())
+    with ExitStack() as stack:
+        forking = {FORKED: stack.enter_context(forking_launcher(TREE))}
+        if sandbox.kind != "none":
+            forking[sandbox.kind] = stack.enter_context(forking_launcher(TREE, sandbox.wrap))
+        yield {"fresh": FreshProcesses(), **forking}
+
+
+def worker_of(kind: str, launcher: Launcher, device: str) -> WorkerProcess:
     command = (*worker_command(TREE), "--device", device, "--seed", "0")
-    worker = WorkerProcess(kind, TREE, command, timeout_s=TIMEOUT_S, launcher=launcher)
-    return Waiting(worker, kind, server, begun)
+    return WorkerProcess(kind, TREE, command, timeout_s=TIMEOUT_S, launcher=launcher)
 
 
-def starts_of(
-    case: Case, device: str, processes: int, turns: int, *, ahead: int, until: float
-) -> Iterator[Start]:
-    """Alternate fresh and forked processes, until a time (of `time.perf_counter`).
-
-    The first of each kind is left out: it compiles, or waits for the server's imports.
-    """
+def start(kind: str, launcher: Launcher, case: Case, device: str) -> Start:
+    """Start a process, and end it after its first sample."""
+    begun = time.perf_counter()
     side = CaseSide("base", case)
-    start("fresh", FreshProcesses(), 0, device).measured(side, turns)
-    for server, first in enumerate(range(0, processes, PROCESSES_PER_SERVER)):
-        with ExitStack() as stack:
-            forking = stack.enter_context(forking_launcher(TREE))
-            start("forked", forking, server, device).measured(side, 1)
-            kinds = [("fresh", FreshProcesses()), ("forked", forking)]
-            orders = [
-                kinds if number % 2 else kinds[::-1]
-                for number in range(first, min(first + PROCESSES_PER_SERVER, processes))
-            ]
-            coming = [each for order in orders for each in order]
-            waiting: deque[Waiting] = deque()
-            while (coming or waiting) and (waiting or time.perf_counter() < until):
-                while coming and len(waiting) <= ahead and time.perf_counter() < until:
-                    waiting.append(start(*coming.pop(0), server, device))
-                yield waiting.popleft().measured(side, turns)
+    with worker_of(kind, launcher, device) as worker:
+        worker.request_identity()
+        worker.check_identity()
+        reply_s = time.perf_counter() - begun
+        side.begin_prepare(worker, None)
+        side.end_prepare(worker)
+        checked_s = time.perf_counter() - begun
+        side.begin_place(worker, 0, None)
+        side.end_place(worker)
+        side.sample(worker)
+        return Start(kind, reply_s, checked_s, time.perf_counter() - begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Processes of all kinds, which import until their first request."""
+
+    number: int
+    workers: Sequence[WorkerProcess]
+    resources: ExitStack
+
+    def measured(self, cases: Sequence[Case], turns: int) -> Iterator[Measured]:
+        """Measure cases in all of them, and end them."""
+        draw = random.Random(self.number)
+        with self.resources:
+            for worker in self.workers:
+                worker.request_identity()
+            for worker in self.workers:
+                worker.check_identity()
+            for case in cases:
+                sides = [(CaseSide("base", case, config={}), worker) for worker in self.workers]
+                draw.shuffle(sides)
+                for side, worker in sides:
+                    side.begin_prepare(worker, None, check=False)
+                for side, worker in sides:
+                    side.end_prepare(worker)
+                    side.begin_place(worker, 0, None)
+                for side, worker in sides:
+                    side.end_place(worker)
+                for side, worker in sides:
+                    times = [side.sample(worker).time_us for _ in range(turns)]
+                    valid = [time_us for time_us in times if not math.isnan(time_us)]
+                    mean = statistics.fmean(valid) if valid else math.nan
+                    yield Measured(worker.name, self.number, case.key, mean)
+                for side, worker in sides:
+                    worker.ask("release", slot=side.slot)
+            for worker in self.workers:
+                worker.finish()  # before any is waited for
+
+
+def begin_round(number: int, options: argparse.Namespace) -> Round:
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(worker_of(kind, launcher, options.device))
+            for kind, launcher in stack.enter_context(launchers()).items()
+            for _ in range(options.together)
+        ]
+        return Round(number, workers, stack.pop_all())
 
 
 def limit_of_slow(times: Sequence[float]) -> float | None:
@@ -128,68 +158,95 @@ def limit_of_slow(times: Sequence[float]) -> float | None:
     return float((low[-1] + high[0]) / 2) if gaps[at] > MIN_GAP * scatter else None
 
 
-def report(case: Case, starts: Sequence[Start]) -> Iterator[str]:
+def starts_table(starts: Sequence[Start]) -> Iterator[str]:
+    """Medians by kind."""
+    yield "kind            n  first reply s  checked s  first sample s"
+    for kind in dict.fromkeys(s.kind for s in starts):
+        some = [s for s in starts if s.kind == kind]
+        rows = zip(*((s.reply_s, s.checked_s, s.sample_s) for s in some), strict=True)
+        reply, checked, sample = (statistics.median(values) for values in rows)
+        yield f"{kind:12} {len(some):4} {reply:14.2f} {checked:10.2f} {sample:15.2f}"
+
+
+def report(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
     """Lines of the report on one case."""
-    by_kind = {kind: [s for s in starts if s.kind == kind] for kind in ("fresh", "forked")}
+    mine = [m for m in measured if m.case == case.key and not math.isnan(m.time_us)]
+    level = {
+        number: statistics.fmean(m.time_us for m in mine if m.round == number)
+        for number in {m.round for m in mine}
+    }
     yield f"\n{case.key}"
-    yield "kind       n  first reply s  checked s  first sample s  time us  sd %"
-    for kind, some in by_kind.items():
-        times = [s.time_us for s in some]
-        reply, checked, sample = (
-            statistics.median(values)
-            for values in zip(*((s.reply_s, s.checked_s, s.sample_s) for s in some), strict=True)
-        )
+    times: dict[str, list[float]] = {}
+    relative: dict[str, list[float]] = {}
+    for m in mine:
+        times.setdefault(m.kind, []).append(m.time_us)
+        relative.setdefault(m.kind, []).append(math.log(m.time_us / level[m.round]))
+    for kind, some in times.items():
+        mean, spread = np.mean(some), 100 * np.std(some) / np.mean(some)
+        yield f"{kind:12} {len(some):4} processes {mean:9.3f} us, sd {spread:.2f} %"
+    yield from comparisons(times, relative)
+    by_round = [[m.time_us for m in mine if (m.kind, m.round) == (FORKED, r)] for r in level]
+    if len(by_round) > 1 and min(map(len, by_round)) > 1:
+        p = stats.kruskal(*by_round).pvalue
+        yield f"servers: Kruskal-Wallis p = {p:.3f} over {len(by_round)}"
+
+
+def comparisons(
+    times: Mapping[str, Sequence[float]], relative: Mapping[str, Sequence[float]]
+) -> Iterator[str]:
+    """Lines about each kind against forked processes."""
+    forked = times.get(FORKED, ())
+    for kind in times.keys() - {FORKED} if len(forked) > 1 else ():
+        welch = stats.ttest_ind(relative[kind], relative[FORKED], equal_var=False)
+        change = 100 * (np.mean(relative[kind]) - np.mean(relative[FORKED]))
+        low, high = (100 * bound for bound in welch.confidence_interval(0.98))
         yield (
-            f"{kind:7} {len(some):4} {reply:13.2f} {checked:10.2f} {sample:15.2f} "
-            f"{statistics.fmean(times):8.2f} {100 * np.std(times) / np.mean(times):5.2f}"
+            f"{kind} against {FORKED}: {change:+.3f} % ({low:+.3f} to {high:+.3f}), "
+            f"Kolmogorov-Smirnov p = {stats.ks_2samp(times[kind], forked).pvalue:.3f}, "
+            f"Mann-Whitney p = {stats.mannwhitneyu(times[kind], forked).pvalue:.3f}"
         )
-    fresh, forked = ([s.time_us for s in by_kind[kind]] for kind in ("fresh", "forked"))
-    yield (
-        f"Kolmogorov-Smirnov p = {stats.ks_2samp(fresh, forked).pvalue:.3f}, "
-        f"Mann-Whitney p = {stats.mannwhitneyu(fresh, forked).pvalue:.3f}, "
-        f"means differ by {100 * (np.mean(forked) / np.mean(fresh) - 1):+.3f} %"
-    )
-    limit = limit_of_slow([*fresh, *forked])
-    if limit is not None:
-        slow = [sum(time_us > limit for time_us in some) for some in (fresh, forked)]
-        table = [[slow[0], len(fresh) - slow[0]], [slow[1], len(forked) - slow[1]]]
-        p = stats.fisher_exact(table).pvalue
-        yield f"slow processes: {slow[0]} fresh, {slow[1]} forked, Fisher p = {p:.3f}"
-    by_server: dict[int, list[float]] = {}
-    for start in by_kind["forked"]:
-        by_server.setdefault(start.server, []).append(start.time_us)
-    if len(by_server) > 1:
-        p = stats.kruskal(*by_server.values()).pvalue
-        yield f"servers: Kruskal-Wallis p = {p:.3f} over {len(by_server)}"
+        limit = limit_of_slow([*times[kind], *forked])
+        if limit is not None:
+            slow = [sum(time_us > limit for time_us in some) for some in (times[kind], forked)]
+            table = [[slow[0], len(times[kind]) - slow[0]], [slow[1], len(forked) - slow[1]]]
+            p = stats.fisher_exact(table).pvalue
+            yield f"  slow: {slow[0]} {kind}, {slow[1]} {FORKED}, Fisher p = {p:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="+")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--processes", type=int, default=60)
-    parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--ahead", type=int, default=0, help="start this many before their use")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="in all")
+    parser.add_argument("--processes", type=int, default=60, help="of each kind")
+    parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
+    parser.add_argument("--turns", type=int, default=6, help="of a process and case")
+    parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    results = {}
-    for number, key in enumerate(options.cases):
-        case = Case.from_key(key)
-        share = (options.seconds - time.perf_counter() + BEGUN) / (len(options.cases) - number)
-        starts = []
-        for measured in starts_of(
-            *(case, options.device, options.processes, options.turns),
-            ahead=options.ahead,
-            until=time.perf_counter() + share,
-        ):
-            starts.append(measured)
-            sys.stderr.write(f"{measured}\n")
-        results[key] = [asdict(start) for start in starts]
-        sys.stdout.write("\n".join(report(case, starts)) + "\n")
-        sys.stdout.flush()
+    cases = [Case.from_key(key) for key in options.cases]
+    out = sys.stdout
+    with launchers() as kinds:
+        # The first of a kind, which waits for imports and compiles, is left out.
+        starts = [
+            start(kind, launcher, cases[0], options.device)
+            for _ in range(options.starts + 1 if options.starts else 0)
+            for kind, launcher in kinds.items()
+        ][len(kinds) :]
+    out.write("\n".join(starts_table(starts)) + "\n")
+    out.flush()
+    measured: list[Measured] = []
+    until = time.monotonic() + options.seconds
+    for number in range(-(-options.processes // options.together)):
+        if number and time.monotonic() >= until:
+            break
+        measured += begin_round(number, options).measured(cases, options.turns)
         if options.out:
-            options.out.write_text(json.dumps(results))
+            found = {"starts": list(map(asdict, starts)), "measured": list(map(asdict, measured))}
+            options.out.write_text(json.dumps(found))
+    for case in cases:
+        out.write("\n".join(report(case, measured)) + "\n")
+    out.flush()
 
 
 if __name__ == "__main__":

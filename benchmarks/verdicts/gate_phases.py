@@ -71,7 +71,8 @@ WATCHED: dict[str, dict[str, Sequence[str]]] = {
     "measure.telemetry": {"Telemetry": ("__enter__", "__exit__")},
     "measure.ab.experiment": {"": ("confirm", "comparison_of")},
     "measure.external_kernels": {"": ("described",)},
-    "measure.judged_places": {"": ("built_tree",)},
+    "measure.judged_places": {"": ("built_tree", "judged_places", "forking_launcher")},
+    "ci.gate_perf": {"": ("gate_perf",)},
     "measure.ab.projects": {"": ("described", "is_same_project")},
     "measure.ab.judged": {"": ("judged_tree", "same_code", "add_bytecode")},
     "measure.ab.worker_pairs": {"WorkerPairs": ("take", "start_ahead")},
@@ -136,7 +137,7 @@ def run() -> None:
     from flexq_bench.cli.app import main
 
     try:
-        main()
+        sys.exit(main())
     finally:
         report()
 

@@ -4,9 +4,11 @@
     python benchmarks/verdicts/gate_times.py --kernel triton --m 1,2,4,8,16,32,64,128
     python benchmarks/verdicts/gate_times.py --kernel triton --m 1:99 --heads unchanged,one
     python benchmarks/verdicts/gate_times.py --times 200 --heads unchanged    # A/A
+    python benchmarks/verdicts/gate_times.py --phases           # where each gate spent its time
 
 The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
-(an unused constant), `slower-P` by P percent of the work, `wrong`, and `one`: a W4A16 kernel with a
+(an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows, which on a GPU
+may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, and `one`: a W4A16 kernel with a
 single case is slower by 3 %, the other cases are not. Prints a line for each gate, then a row for
 each head. Exit code 1: an unchanged head was reported as a regression.
 """
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,8 @@ from flexq_bench.repository.provenance import ROOT
 
 # 20 and 100 groups of K, so that the percentages are whole groups.
 SHAPES = {"torch": "1024x2560", "triton": "1024x12800"}
+PROGRAM = ("-m", "flexq_bench")
+PHASES = (str(ROOT / "benchmarks/verdicts/gate_phases.py"),)
 HEADS = "unchanged,slower-15,slower-3,wrong"
 PADDING, SIGN = "PADDING_PERCENT = 0 ", "SIGN = 1\n"
 ONE_CASE = '\n[[group]]\nkernels = ["acme.{kernel}-w4a16"]\nm = "16"\nshapes = ["{shape}"]\n'
@@ -95,23 +100,30 @@ def make_repository(folder: Path, given: argparse.Namespace) -> None:
         git(folder, "commit", "--quiet", "--all", "--message", head)
 
 
-def timed(*arguments: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def timed(
+    *arguments: str, program: Sequence[str] = PROGRAM
+) -> tuple[subprocess.CompletedProcess[str], float]:
     """Run a command of this program; return how it ended, and seconds."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "flexq_bench", *arguments]
+    command = [sys.executable, *program, *arguments]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return ran, time.monotonic() - began
 
 
-def gate(folder: Path, head: str, seed: int, more: list[str]) -> tuple[int, float, dict[str, Any]]:
-    """Exit code, seconds, and the JSON report of a gate."""
+def gate(
+    folder: Path, head: str, seed: int, more: list[str], *, phases: bool = False
+) -> tuple[int, float, dict[str, Any]]:
+    """Exit code, seconds, and the JSON report of a gate. phases: print where it spent its time."""
     report = folder.parent / "report.json"
     report.unlink(missing_ok=True)
     ran, took = timed(
         *("gate", "perf", "--base", "base", "--head", head, "--project", str(folder)),
         *("--seed", str(seed), "--db", str(folder.parent / "gates.sqlite")),
         *("--json", str(report), *more),
+        program=PHASES if phases else PROGRAM,
     )
+    if phases:
+        sys.stdout.write(ran.stderr[max(0, ran.stderr.rfind(" s in all") - 8) :])
     if not report.exists():
         sys.stdout.write(ran.stderr[-2000:])
         return ran.returncode, took, {"headline": "no report", "cases": []}
@@ -135,6 +147,7 @@ def main() -> None:
     parser.add_argument("--heads", default=HEADS)
     parser.add_argument("--limit", type=float, default=2.0, help="accepted slow-down, percent")
     parser.add_argument("--times", type=int, default=1, help="gates of each head")
+    parser.add_argument("--phases", action="store_true")
     given, more = parser.parse_known_args()
     outcomes: dict[str, Outcomes] = {head: Outcomes() for head in given.heads.split(",")}
     with tempfile.TemporaryDirectory() as name:
@@ -142,7 +155,7 @@ def main() -> None:
         make_repository(folder, given)
         for seed in range(given.times):
             for head, found in outcomes.items():
-                code, took, report = gate(folder, head, seed, more)
+                code, took, report = gate(folder, head, seed, more, phases=given.phases)
                 found.codes[code] += 1
                 found.seconds.append(took)
                 found.pairs.append(sum(case["pairs"] for case in report["cases"]))

@@ -98,7 +98,6 @@ def perf(
     slower or wrong; 3: it can't be decided; 4: planned results are missing. Verdicts are stored
     with their evidence. A revision compared with itself measures the noise.
     """
-    rules = spending.applied_to(interleaving.rules)
     sources.use_kernels()
     output.check()
     if no_sandbox and not place.is_local:
@@ -117,6 +116,8 @@ def perf(
             judged = _input_of_judged_project(
                 stack, sources.project, base, head, policy, place, kind
             )
+        # This imports torch, which takes as long as the imports of servers that start above.
+        rules = spending.applied_to(interleaving.rules)
         from flexq_bench.ci.gate_perf import gate_perf, suffices
         from flexq_bench.ci.reports import perf as reports
         from flexq_bench.db.engine import open_database

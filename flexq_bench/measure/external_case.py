@@ -51,7 +51,7 @@ class ExternalCase:
             *(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED),
             None if reference is None else lambda _case: reference,
         )
-        self._judged.worker = worker
+        self._judged.worker, self._judged.waits_s = worker, []
         self._index: int | None = None  # of the placement that the worker has
         self._launches = 1
         self._overheads: list[float] = []

@@ -14,7 +14,14 @@ import torch
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
-from flexq_bench.kernels.contract import Config, Kernel, KernelSpec, OperationKernel, is_plain
+from flexq_bench.kernels.contract import (
+    Config,
+    Kernel,
+    KernelSpec,
+    OperationKernel,
+    PackedOperand,
+    is_plain,
+)
 from flexq_bench.kernels.runtime.module import binary_hash, compile_ahead
 from flexq_bench.kernels.runtime.nvrtc import Build, builds_hash
 from flexq_bench.measure.activation_rotation import Rewriting
@@ -293,14 +300,14 @@ class PreparedCase:
         """The inputs of these parts, as buffers take them. Raises ValueError if one is missing."""
         return self._subject.given(parts)
 
-    def buffers(self, index: int, *, shared_with: Buffers | None = None) -> Buffers:
+    def buffers(self, index: int, *, weights: Sequence[PackedOperand] | None = None) -> Buffers:
         """Buffers of placement `index`, allocated now.
 
-        shared_with: another subject's buffers; weights of the same bytes are shared with it.
+        weights: copies of another subject, which are used again if they have the same bytes.
         """
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
-        return self._subject.place(self.copies, seed=seed, shared_with=shared_with)
+        return self._subject.place(self.copies, seed=seed, weights=weights)
 
     def assume_launches(self, launches: int) -> None:
         """Give samples so many launches, without timing some to choose the number."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.kernels.contract import Config, KernelSpec, Probe
+from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand, Probe
 from flexq_bench.measure.buffers import Buffers, ProbeBuffers, random_pad
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.subject import PROBE_DISTRIBUTION, Subject
@@ -46,6 +46,8 @@ class ProbeSubject(Subject):
         wrong = "" if result.exact else f"{self.spec.label} is wrong: {result.detail}"
         return CheckResult(None, result.exact, wrong)
 
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
+    def place(
+        self, copies: int, *, seed: int, weights: Sequence[PackedOperand] | None = None
+    ) -> Buffers:
         pad = random_pad(self._device, seed)
         return ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)

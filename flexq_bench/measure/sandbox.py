@@ -369,10 +369,14 @@ def _folders_of(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _hidden_in(folder: str) -> Iterator[str]:
-    """Entries of a readable folder that are not shown: .git, .env and the like, and databases."""
+    """Entries of a readable folder that are not shown: .git, .env and the like, and databases.
+
+    Nothing can be mounted over a link; what it leads to is shown by its own name, or not.
+    """
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
-            yield from (one.name for one in entries if _HIDDEN.match(one.name))
+            hidden = (one for one in entries if _HIDDEN.match(one.name) and not one.is_symlink())
+            yield from (one.name for one in hidden)
 
 
 def _above(path: str, mounts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

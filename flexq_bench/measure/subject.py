@@ -63,11 +63,13 @@ class Subject(ABC):
         """Check the results on inputs drawn from the seed."""
 
     @abstractmethod
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
+    def place(
+        self, copies: int, *, seed: int, weights: Sequence[PackedOperand] | None = None
+    ) -> Buffers:
         """Allocate all buffers of a launch anew.
 
-        shared_with: another subject's buffers; weight copies with the same number, contents and
-        layout are taken from there.
+        weights: copies of another subject; those with the same number, contents and layout are used
+        again.
         """
 
     def given(self, parts: Parts) -> Any:
@@ -131,15 +133,17 @@ class CopiedSubject(Subject):
     def _work(self, seed: int) -> Work:
         """The launches of a placement. seed: derived from the secret."""
 
-    def place(self, copies: int, *, seed: int, shared_with: Buffers | None = None) -> Buffers:
+    def place(
+        self, copies: int, *, seed: int, weights: Sequence[PackedOperand] | None = None
+    ) -> Buffers:
         drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
         contents = self._weights.first(self._rewriting.weight_contents(copies))
         pad = random_pad(self._device, seed)
-        weights = None if shared_with is None else shared_with.weights
-        if not (
-            isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents)
-        ):
-            weights = WeightCopies(contents, copies, random.Random(drawn))
+        draw = random.Random(drawn)
+        if isinstance(weights, WeightCopies) and len(weights) == copies and weights.have(contents):
+            weights.deal_again(contents, draw)
+        else:
+            weights = WeightCopies(contents, copies, draw)
         return RotatingBuffers(
             self._work(drawn),
             weights,

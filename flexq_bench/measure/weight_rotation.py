@@ -148,12 +148,21 @@ class WeightCopies(Sequence[PackedOperand]):
     """
 
     def __init__(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
+        self._deal(contents, copies, draw)
+        self._copies = [content.packed.clone() for content in self.current]
+
+    def _deal(self, contents: Sequence[Content], copies: int, draw: random.Random) -> None:
         self._contents = contents
         dealt = [i % len(contents) for i in range(max(len(contents), copies + 1))]
         draw.shuffle(dealt)
         self.current = [contents[i] for i in dealt[:copies]]
         self._spare = contents[dealt[copies]]
-        self._copies = [content.packed.clone() for content in self.current]
+
+    def deal_again(self, contents: Sequence[Content], draw: random.Random) -> None:
+        """Give all copies contents of the same layout, as if they were new."""
+        self._deal(contents, len(self), draw)
+        for copy, content in enumerate(self.current):
+            self.set_content(copy, content)
 
     def __len__(self) -> int:
         return len(self._copies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
@@ -18,6 +19,9 @@ _NO_PROGRAMS = (
     *("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"),
     *("-c", "safe.bareRepository=explicit"),
 )
+# Of a commit that is checked out: files and folders, and bytes of the files.
+_MAX_ENTRIES, _MAX_BYTES = 1 << 20, 1 << 35
+_PROMISOR = r"^remote\..*\.promisor$"
 _FILTERS = r"^filter\..*\.(smudge|process|required)$"
 
 
@@ -35,21 +39,28 @@ def run_git(
 
     input_text: its stdin. Raises GitError if git can't be run.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
-    own = {"LC_ALL": "C"}
     try:
         return subprocess.run(
-            ["git", *_NO_PROGRAMS, "-C", str(folder), *arguments],
+            _command(folder, *arguments),
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # a file may have any name
             timeout=_TIMEOUT_S,
             input=input_text or "",
-            env={**inherited, **own, **(environment or {})},
+            env={**_variables(), **(environment or {})},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(f"git {arguments[0]} does not run: {error}") from error
+
+
+def _command(folder: Path, *arguments: str) -> list[str]:
+    return ["git", *_NO_PROGRAMS, "-C", str(folder), *arguments]
+
+
+def _variables() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    return inherited | {"LC_ALL": "C"}
 
 
 def git_output(
@@ -64,6 +75,33 @@ def git_output(
         messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise GitError(f"git {arguments[0]}: {messages[-1]}")
     return done.stdout.strip()
+
+
+@lru_cache(maxsize=256)
+def refuse_large_tree(folder: Path, commit: str) -> None:
+    """Raise GitError if a commit has too many files, or too large ones, to be checked out.
+
+    A few small objects that name each other several times expand to any number of files.
+    """
+    # A partial clone would fetch the files one by one to tell their sizes.
+    is_partial = run_git(folder, "config", "--get-regexp", _PROMISOR).returncode == 0
+    sizes = () if is_partial else ("-l",)
+    listing = _command(folder, "ls-tree", "-r", "-t", *sizes, "--full-tree", commit)
+    entries = size = 0
+    with subprocess.Popen(
+        listing, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_variables()
+    ) as git:
+        assert git.stdout is not None  # it was created with a pipe
+        for line in git.stdout:
+            of_file = line.split(None, 4)[3] if sizes else b""  # a folder has none
+            entries, size = entries + 1, size + (int(of_file) if of_file.isdigit() else 0)
+            if entries > _MAX_ENTRIES or size > _MAX_BYTES:
+                git.kill()
+                raise GitError(
+                    f"{commit[:10]} has more than {_MAX_ENTRIES:,} files or {_MAX_BYTES >> 30} GiB"
+                )
+    if git.returncode != 0:
+        raise GitError(f"git can't list the files of {commit[:10]}")
 
 
 def without_filters(folder: Path) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_
 from flexq_bench.repository.benchmark_files import write_benchmarks
 from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
-from flexq_bench.repository.git import git_output, run_git, without_filters
+from flexq_bench.repository.git import git_output, refuse_large_tree, run_git, without_filters
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
 
@@ -241,6 +241,7 @@ def submodules_of(
     """
     there: list[tuple[Path, str, Path]] = []
     missing: list[str] = []
+    refuse_large_tree(root, commit)
     for entry in git_output(root, "ls-tree", "-r", "-z", commit).split("\0"):
         about, _, name = entry.partition("\t")
         if not about.startswith("160000 "):

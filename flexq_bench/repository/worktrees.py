@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.kernels.runtime.files import cache_folder, in_cache
-from flexq_bench.repository.git import git_output, run_git, without_filters
+from flexq_bench.repository.git import git_output, refuse_large_tree, run_git, without_filters
 from flexq_bench.repository.provenance import is_dirty
 
 _MAX_NAMES = 8  # maximum number of similar names in an error
@@ -43,10 +43,11 @@ def resolve_revision(repository: Path, revision: str) -> str:
     """Return the full sha of a revision: a branch, a tag, HEAD~2, a prefix of a sha.
 
     Raises UsageError if git doesn't know it, with similar names, or with the command that fetches
-    it if the clone is shallow.
+    it if the clone is shallow; and as refuse_large_tree.
     """
     sha = find_revision(repository, revision)
     if sha is not None:
+        refuse_large_tree(repository, sha)
         return sha
     if is_shallow(repository):
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -245,3 +246,33 @@ def test_budget_and_wrong_results_end_a_gate_as_requested(gate, options, budget_
 @pytest.mark.parametrize("budget", ["soon", "0s", "5 parsecs"])
 def test_budget_that_is_no_time_is_refused(gate, budget):
     assert gate(1.0, "--budget", budget).code == ExitCode.USAGE
+
+
+# Servers and the judge import as long: one after the other, a gate's start takes twice as long.
+IMPORTS_AT_START = """
+import os, sys
+from flexq_bench.cli.app import main
+from flexq_bench.measure import judged_places
+
+def opened(*arguments):
+    print("imported:", sys.modules.keys() & {"torch", "sqlalchemy", "numpy"}, flush=True)
+    os._exit(0)
+
+judged_places.judged_places = opened
+sys.exit(main(["gate", "perf", "--base", "HEAD~1", "--project", sys.argv[1], "--device", "cpu"]))
+"""
+
+
+def test_servers_of_a_gate_start_before_its_judge_imports_torch(tmp_path, git):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "fast.py").touch()
+    file = 'version = 1\nname = "acme"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
+    (tmp_path / "flexq-bench.toml").write_text(file)
+    git(tmp_path, "add", "--all")
+    for message in ("base", "head"):
+        git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", message)
+
+    command = [sys.executable, "-c", IMPORTS_AT_START, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert ran.stdout == "imported: set()\n", ran.stderr

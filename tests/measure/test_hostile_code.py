@@ -174,6 +174,18 @@ def test_a_plain_program_runs_in_every_kind(victim):
 
 
 @pytest.mark.parametrize("kind", WORKING)
+@pytest.mark.parametrize("target", ["victim", "elsewhere", "nowhere"])
+def test_link_with_a_dot_in_a_tree_is_no_obstacle(victim, tmp_path, kind, target):
+    (tmp_path / "elsewhere").mkdir()
+    places = {"victim": victim.tree, "elsewhere": tmp_path / "elsewhere", "nowhere": "/absent"}
+    (victim.tree / ".link").symlink_to(places[target])
+
+    command = Sandbox(victim.environment, kind, [victim.tree]).wrap(["/bin/true"])
+
+    subprocess.run(command, env=victim.environment, check=True)
+
+
+@pytest.mark.parametrize("kind", WORKING)
 def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
     program = Path(victim.environment["HOME"], ".cache", "mine", "program")
     program.mkdir(parents=True)

@@ -131,6 +131,19 @@ def test_copies_have_distinct_contents(copies):
         assert [weights.changed(i) for i in range(copies)] == [None] * copies
 
 
+def test_copies_that_are_used_again_have_distinct_contents_again():
+    weights = WeightCopies(weight_contents(6), 5, random.Random(3))
+    places = [copy.buffers["codes"].data_ptr() for copy in weights]
+    for copy in range(5):  # as for a check
+        weights.set_content(copy, weights.current[0])
+
+    weights.deal_again(weight_contents(6), random.Random(4))
+
+    assert [copy.buffers["codes"].data_ptr() for copy in weights] == places
+    assert len({int(copy.buffers["codes"][0]) for copy in weights}) == 5
+    assert [weights.changed(i) for i in range(5)] == [None] * 5
+
+
 def test_few_contents_change_too():
     weights = WeightCopies(weight_contents(2), 5, random.Random(3))
 

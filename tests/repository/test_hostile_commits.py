@@ -8,7 +8,9 @@ import subprocess
 import pytest
 
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.repository import git
 from flexq_bench.repository.benchmark_files import write_benchmarks
+from flexq_bench.repository.git import GitError
 from flexq_bench.repository.project import BenchmarkFiles, open_project
 from flexq_bench.repository.project_builds import built_tree
 from flexq_bench.repository.worktrees import worktree
@@ -120,3 +122,26 @@ def test_tree_that_leaves_its_folder_is_refused(made, tmp_path, name, mode):
         built_tree(open_project(str(made.path)), commit)
 
     assert {*tmp_path.iterdir()} - {*before} <= {tmp_path / "cache"}
+
+
+@pytest.mark.parametrize("leaf", ["file", "empty folder", "large file"])
+def test_commit_of_a_few_objects_that_expand_is_refused(made, monkeypatch, leaf):
+    content = {"file": "text", "empty folder": "", "large file": "x" * (1 << 20)}[leaf]
+    (made.path / "leaf").write_text(content)
+    blob = made.git("hash-object", "-w", "leaf")
+    tree = _tree(made, f"100644 blob {blob}\tleaf\n" * (leaf != "empty folder"))
+    for _ in range(3 if leaf == "large file" else 10):
+        tree = _tree(made, "".join(f"040000 tree {tree}\t{name}\n" for name in "abcdefghij"))
+    monkeypatch.setattr(git, "_MAX_ENTRIES", 1 << 14)
+    monkeypatch.setattr(git, "_MAX_BYTES", 100 << 20)
+    commit = made.git("commit-tree", "-m", "many", tree)
+
+    with pytest.raises(GitError, match="more than"), worktree(made.path, commit):
+        pass
+
+
+def _tree(made, entries):
+    command = ["git", "-C", str(made.path), "mktree"]
+    return subprocess.run(
+        command, input=entries, capture_output=True, text=True, check=True
+    ).stdout.strip()

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from flexq_bench.measure.judged_kernel import Worker
 from flexq_bench.measure.sampling import location
@@ -160,10 +160,6 @@ class CaseSide:
         wrong = worker.receive()["wrong"]
         self.wrong = self.wrong or wrong
 
-    def release(self, worker: Worker) -> None:
-        with suppress(RefusedError, WorkerError):
-            worker.ask("release", slot=self.slot)
-
 
 @dataclass
 class CasePair:
@@ -200,6 +196,7 @@ class CasePair:
 
 
 Sides = Sequence[tuple[CaseSide, Worker]]
+_Reply = TypeVar("_Reply")
 
 
 def measure_blocks(
@@ -250,7 +247,7 @@ def measure_blocks(
                 pair.blocks.append(block)
                 on_block(block)
             # The second side may share the weights of the first.
-            _leave(ordered[::-1], side_by_side=not share)
+            _leave(ordered[::-1])
         pair.processes = process + 1
 
 
@@ -298,7 +295,7 @@ def _prepare(
 
 def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: bool = False) -> None:
     """Place sides, the second of one worker beside the first."""
-    shares = len({id(worker) for _, worker in sides}) < len(sides)
+    shares = _shares_worker(sides)
 
     def begin(side: CaseSide, worker: Worker) -> None:
         is_second = side is not sides[0][0]
@@ -306,42 +303,51 @@ def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: boo
         # The first one's warm-up comes before the second's.
         side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))
 
-    for group in [sides] if side_by_side and not shares else [[each] for each in sides]:
+    for group in [sides] if side_by_side else [[each] for each in sides]:
         _at_once(group, begin, lambda side, worker: side.end_place(worker))
 
 
-def _leave(sides: Sides, *, side_by_side: bool = False) -> None:
+def _leave(sides: Sides) -> None:
     for side, _ in sides:
         side.check_placement()
-    for group in [sides] if side_by_side else [[each] for each in sides]:
-        _at_once(
-            group,
-            lambda side, worker: side.begin_leave(worker),
-            lambda side, worker: side.end_leave(worker),
-        )
+    _at_once(
+        sides,
+        lambda side, worker: side.begin_leave(worker),
+        lambda side, worker: side.end_leave(worker),
+    )
 
 
 def _at_once(
     sides: Sides,
     begin: Callable[[CaseSide, Worker], None],
-    end: Callable[[CaseSide, Worker], None],
-) -> None:
-    """Send a request to each side's worker, then wait for all. Raises the first of their errors."""
+    end: Callable[[CaseSide, Worker], _Reply],
+) -> list[_Reply]:
+    """Send a request to each side's worker, then wait for all; return the replies.
+
+    Sides that share a worker come one after the other. Raises the first of their errors.
+    """
     errors: list[RefusedError | WorkerError] = []
-    waiting = []
-    for side, worker in sides:
-        try:
-            begin(side, worker)
-            waiting.append((side, worker))
-        except (RefusedError, WorkerError) as error:
-            errors.append(error)
-    for side, worker in waiting:
-        try:
-            end(side, worker)
-        except (RefusedError, WorkerError) as error:
-            errors.append(error)
+    replies: list[_Reply] = []
+    for group in [[each] for each in sides] if _shares_worker(sides) else [sides]:
+        waiting = []
+        for side, worker in group:
+            try:
+                begin(side, worker)
+                waiting.append((side, worker))
+            except (RefusedError, WorkerError) as error:
+                errors.append(error)
+        for side, worker in waiting:
+            try:
+                replies.append(end(side, worker))
+            except (RefusedError, WorkerError) as error:
+                errors.append(error)
     if errors:
         raise errors[0]
+    return replies
+
+
+def _shares_worker(sides: Sides) -> bool:
+    return len({id(worker) for _, worker in sides}) < len(sides)
 
 
 @contextmanager
@@ -354,8 +360,12 @@ def _released(sides: Sides) -> Iterator[None]:
         is_interrupted = True
         raise
     finally:
-        for side, worker in () if is_interrupted else sides:
-            side.release(worker)
+        with suppress(RefusedError, WorkerError):
+            _at_once(
+                () if is_interrupted else sides,
+                lambda side, worker: worker.send("release", slot=side.slot),
+                lambda _, worker: worker.receive(),
+            )
 
 
 def _block(
@@ -374,7 +384,11 @@ def _block(
 
 def _check_memory(sides: Sides) -> None:
     """Raise RefusedError if the sides together don't fit the device."""
-    replies = [worker.ask("memory", case=side.case.key) for side, worker in sides]
+    replies = _at_once(
+        sides,
+        lambda side, worker: worker.send("memory", case=side.case.key),
+        lambda _, worker: worker.receive(),
+    )
     needed = sum(reply["needed"] for reply in replies)
     free = min(reply["free"] for reply in replies)
     if needed > free:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
-from flexq_bench.kernels.contract import LinearKernel
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
@@ -39,14 +39,16 @@ _PACKAGE = Path(flexq_bench.__file__).resolve().parent
 class _Slot:
     """A prepared case, and its current placement, if any: its index and buffers.
 
-    begun: its launches are captured; placed: it is warmed up; None: not so far. free: clocks
-    without the power limit, of the first placement. samples: of a batch; gap_us: idle time before
-    each. least_mhz: clock below which a batch of the current placement doesn't count. given: the
-    latest inputs, of which a new placement gets the weights with its first activations.
+    shares: weights with the layer's next case. begun: its launches are captured; placed: it is
+    warmed up; None: not so far. free: clocks without the power limit, of the first placement.
+    samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a batch of the
+    current placement doesn't count. given: the latest inputs, of which a new placement gets the
+    weights with its first activations.
     has_weights: the current one has them.
     """
 
     prepared: PreparedCase
+    shares: bool = False
     free: FreeClocks | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     index: int = 0
@@ -81,6 +83,9 @@ class WorkerOperations:
         self._meter = meter
         self._tuning = TuningMemory() if memory is None else memory
         self._slots: dict[str, _Slot] = {}
+        # Copies of the weights of each slot's latest placement. The next case of the layer has
+        # them, too: to free and allocate them takes longer than its turns.
+        self._copies: dict[str, Sequence[PackedOperand]] = {}
         self._judged: tuple[str, OwnReference] | None = None  # the latest case
         self._is_warm = False
 
@@ -110,6 +115,7 @@ class WorkerOperations:
         """Bytes that the case needs, and free bytes, if need be without the weights kept so far."""
         needed = self._meter.memory_needed(Case.from_key(case))
         if _SIDES * needed > self._meter.free_memory():
+            self._copies.clear()
             self._meter.forget_weights()
         return {"needed": needed, "free": self._meter.free_memory()}
 
@@ -134,7 +140,7 @@ class WorkerOperations:
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared)
+        self._slots[slot] = _Slot(prepared, shares)
         wrong = prepared.check("before").detail if check else ""
         self._meter.release_memory()  # for the other side, which may be another process
         return {
@@ -164,9 +170,16 @@ class WorkerOperations:
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
         mine.leave()
-        others = self._slots[beside].buffers if beside is not None else None
-        mine.index, mine.buffers = index, mine.prepared.buffers(index, shared_with=others)
-        shared = others is not None and mine.buffers.weights is others.weights
+        weights = self._copies.pop(slot, None)
+        if beside is not None:
+            others = self._slots[beside].buffers
+            weights = None if others is None else others.weights
+        elif index > 0:
+            weights = None  # placements of a case have addresses of their own
+        mine.index, mine.buffers = index, mine.prepared.buffers(index, weights=weights)
+        shared = beside is not None and mine.buffers.weights is weights
+        if mine.shares:
+            self._copies[slot] = mine.buffers.weights
         reply = {"copies": mine.prepared.copies, "shared": shared}
         if launches is not None:
             mine.prepared.assume_launches(launches)

@@ -149,6 +149,24 @@ def test_weights_of_equal_bytes_are_shared(operations, other, shared):
     assert operations.place("head", 0, beside="base")["shared"] is shared
 
 
+@pytest.mark.parametrize(
+    ("following", "index", "again"), [("m8n32k32", 0, True), ("m8n64k32", 0, False), ("", 1, False)]
+)
+def test_next_case_of_a_layer_has_the_same_copies(operations, following, index, again):
+    operations.prepare("base", FP16, shares=True)
+    operations.place("base", 0)
+    before = operations._copies["base"]
+    operations.leave("base")
+    if following:
+        operations.prepare("base", f"cublas-fp16 gemm hot {following}", shares=True)
+
+    operations.place("base", index)
+
+    assert (operations._copies["base"] is before) is again
+    operations.turn("base")
+    assert operations.leave("base")["wrong"] == ""
+
+
 def test_configuration_of_another_kernel_is_refused(answers):
     (reply,) = answers({"do": "prepare", "slot": "base", "case": FP16, "config": {"tile": 8}})
 
