@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,13 +16,14 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.fleet import ComparisonOutcome, add_jobs, claim_jobs, finish_comparisons
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import (
     BrokenRevisionError,
     DeviceError,
     InfrastructureError,
     UsageError,
 )
+from flexq_bench.fleet import local_pool
 from flexq_bench.fleet.compare_jobs import (
     MAX_CASES,
     Compared,
@@ -30,7 +33,7 @@ from flexq_bench.fleet.compare_jobs import (
     outcome_data,
     stored_comparisons,
 )
-from flexq_bench.fleet.local_pool import carry_out_comparisons
+from flexq_bench.fleet.local_pool import LocalPool, carry_out_comparisons
 from flexq_bench.fleet.pool import Kind
 from flexq_bench.fleet.run_comparer import comparing_run
 from flexq_bench.fleet.workers import Lost
@@ -255,6 +258,84 @@ def test_killed_comparison_is_resumed_by_another_coordinator(
 
     assert states_of(table, work) == ["done"] * 5
     assert len(seen) == 2
+
+
+@pytest.fixture
+def local(table, gpus, monkeypatch):
+    """local(compare): a local pool of H200 0, H200 1 and H200 2; compare(device, job, on_block)."""
+    [first, *_] = gpus({"H200": 3})._members.values()
+    monkeypatch.setattr(local_pool, "device_info", lambda name: DeviceInfo(name, "H200", "cuda"))
+
+    def made(compare):
+        pool = LocalPool(
+            table.database,
+            SimpleNamespace(worker=first.worker, backend="cuda"),
+            "H200 0",
+            others=("H200 1", "H200 2"),
+        )
+        pool.compare_here = lambda job, _, *, device, on_block: compare(device, job, on_block)
+        return pool
+
+    return made
+
+
+def test_local_pool_compares_on_all_its_devices(table, local, compare_work):
+    work, seen = compare_work("H200", 7), []
+    together = threading.Barrier(3, timeout=10)
+    compared = []
+
+    def compare(device, job, on_block):
+        compared.append(device)
+        if len(compared) <= 3:
+            together.wait()  # all three are at it
+        return right(None, job).comparisons
+
+    pool = local(compare)
+    pool.compare([work], seen.append)
+
+    assert [kind.devices for kind in pool.kinds] == [3]
+    assert set(compared) == {"H200 0", "H200 1", "H200 2"}
+    assert states_of(table, work) == ["done"] * 7
+    assert sorted(seen) == sorted(job.id for job in jobs_of(table, work))
+    with table.database.session() as session:
+        outcomes = queries.comparison_outcomes(session, work.run)
+    assert {outcome["device"]["uuid"] for outcome in outcomes.values()} == set(compared)
+
+
+@pytest.mark.parametrize("stopped", ["H200 0", "H200 1"])
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, ZeroDivisionError])
+def test_local_devices_stop_together(table, local, compare_work, stopped, reason):
+    work = compare_work("H200", 6)
+    together = threading.Barrier(3, timeout=10)
+
+    def compare(device, job, on_block):
+        together.wait()
+        if device == stopped:
+            raise reason
+        for _ in range(1000):
+            on_block(job.cases[0], None)
+            time.sleep(0.01)
+        raise AssertionError("it was not stopped")
+
+    with pytest.raises(reason):
+        local(compare).compare([work], ignore)
+
+    assert states_of(table, work) == ["queued"] * 6
+    assert {job.deaths for job in jobs_of(table, work)} == {0}
+
+
+def test_local_comparison_that_fails_on_a_device_goes_to_another(table, local, compare_work):
+    work = compare_work("H200", 3)
+
+    def compare(device, job, on_block):
+        if device == "H200 1":
+            time.sleep(0.05)
+            raise InfrastructureError("fell off the bus")
+        return right(None, job).comparisons
+
+    local(compare).compare([work], ignore)
+
+    assert states_of(table, work) == ["done"] * 3
 
 
 def test_second_coordinator_waits_for_leased_comparisons(table, gpus, compare_work, monkeypatch):
