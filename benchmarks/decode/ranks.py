@@ -6,7 +6,8 @@
 alone: schemes on one GPU each, at the same time. together: on all. parity: a model whose logits on
 all GPUs are compared with those on one, under all schemes. Weights are random. `read_ms`: the
 bytes of a GPU's step at the rate at which 4 GB were read; `exchange_us`: of a sum in a CUDA graph.
-Without a GPU (for tiny models) only logits are compared.
+An empty model, or no GPU (for tiny models): only logits are compared. symmetric: two GPUs add by
+one kernel that reads the other's memory, in place of NCCL.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 import torch
 from contents import fill_randomly
 from json_lines import say_row
+from torch import distributed
+from torch.distributed import _symmetric_memory as symmetric_memory
 from traffic import read_rate, step_bytes, step_times, timing_event
 
 from flexq_bench.decode.case import open_model
@@ -38,6 +41,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 _CAPACITY, _BEGIN, _STEPS, _WARM_UP = 128, 48, 40, 8
 _PARITY_BATCH, _PARITY_STEPS = 4, 24
 _EXCHANGES = 100
+_MOST_SYMMETRIC = 256 << 10  # bytes
 
 
 def main() -> None:
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1")
     parser.add_argument("--parity", default="")
     parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--symmetric", action="store_true")
     add_rank_options(parser)
     options = parser.parse_args()
     if options.meeting is not None:
@@ -68,10 +73,11 @@ def _measure(options: argparse.Namespace) -> None:
     device = torch.device(f"cuda:{rank}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    ranks = ProcessRanks(device, rank, count, options.meeting)
+    joined = SymmetricRanks if options.symmetric else ProcessRanks
+    ranks = joined(device, rank, count, options.meeting)
     alone, together = ([s for s in t.split(",") if s] for t in (options.alone, options.together))
     batches = tuple(int(batch) for batch in options.batch.split(","))
-    if on_gpu:
+    if on_gpu and options.model:
         rate = read_rate()
         release(device)
         for scheme in alone[rank::count]:
@@ -80,6 +86,27 @@ def _measure(options: argparse.Namespace) -> None:
             _time(options.model, scheme, batches, device, ranks, rate)
     for scheme in dict.fromkeys((*together, *alone) if options.parity else ()):
         _compare(options.parity, scheme, device, ranks)
+
+
+class SymmetricRanks(ProcessRanks):
+    """Two ranks whose sums are of symmetric memory: one kernel, in place of NCCL's protocol."""
+
+    def __init__(self, device: torch.device, rank: int, count: int, meeting: Path) -> None:
+        super().__init__(device, rank, count, meeting)
+        self._shared: dict[int, torch.Tensor] = {}
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float16 or x.numel() % 8 or x.nbytes > _MOST_SYMMETRIC:
+            return super().add(x)
+        group = distributed.distributed_c10d._get_default_group().group_name
+        shared = self._shared.get(x.numel())
+        if shared is None:
+            shared = symmetric_memory.empty(x.numel(), dtype=x.dtype, device=x.device)
+            symmetric_memory.rendezvous(shared, group)
+            self._shared[x.numel()] = shared
+        shared.copy_(x.view(-1))
+        torch.ops.symm_mem.one_shot_all_reduce_out(shared, "sum", group, x.view(-1))
+        return x
 
 
 def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
@@ -114,6 +141,7 @@ def _time(
         sums = 2 * len(model.blocks) if ranks.count > 1 else 0
         sum_us = _exchange_us(ranks, device, batch, source.architecture.dimensions.hidden)
         row = {
+            "sums": type(ranks).__name__,
             "model": name,
             "scheme": scheme,
             "gpus": ranks.count,

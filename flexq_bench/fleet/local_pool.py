@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -131,11 +131,13 @@ class LocalPool:
             if ended.is_set():
                 raise KeyboardInterrupt  # not an outcome of the comparison
 
-        def compare_on(device: str, worker: Worker) -> None:
+        def compare_on(device: str, worker: Worker, *, alone: bool = True) -> None:
             compare = partial(self.compare_here, device=device, on_block=stop_if_ended)
             try:
                 carry_out_comparisons(
-                    self._database, worker, works, compare, count, devices=1 + len(self._others)
+                    *(self._database, worker, works, compare, count),
+                    devices=1 + len(self._others) if alone else 1,
+                    takes=lambda job: (job.gpus == 1) is alone,
                 )
             except BaseException:
                 ended.set()
@@ -150,6 +152,7 @@ class LocalPool:
                 compare_on(self._device, self._worker)
                 for other in others:
                     other.result()
+                compare_on(self._device, self._worker, alone=False)  # all wait for its devices
             except BaseException:
                 ended.set()  # also Ctrl-C while this waits
                 for other in others:
@@ -195,19 +198,27 @@ def carry_out_comparisons(
     on_compared: OnCompared,
     *,
     devices: int = 1,
+    takes: Callable[[CompareJob], bool] = lambda job: True,
 ) -> None:
     """Carry out the stored comparisons of runs on a worker's device, one after the other.
 
-    devices: that do so; a job that fails here is left to the others first. Jobs that another
+    devices: that do so; a job that fails here is left to the others first. takes: whether a job is
+    for them. Jobs that another
     process has leased are waited for. Raises InfrastructureError if the database stays unavailable.
     An exception that ends the comparison returns its job.
     """
     work_of = {work.run: work for work in works}
     with registered_worker(database, worker) as presence:
         failed: set[int] = set()
-        claim = partial(
-            _claim, runs=tuple(work_of), worker=presence.name, failed=failed, devices=devices
-        )
+
+        def is_ours(row: queries.JobRow) -> bool:
+            return takes(CompareJob.from_data(row.content or {}))
+
+        def is_left_to_others(row: queries.JobRow) -> bool:
+            return row.id in failed and row.deaths < devices
+
+        claim = partial(_claim, runs=tuple(work_of), worker=presence.name)
+        claim = partial(claim, is_ours=is_ours, is_left_to_others=is_left_to_others)
         while (claimed := run_transaction(database, claim)) is not None:
             if not isinstance(claimed, _Claimed):
                 time.sleep(_POLL_INTERVAL_S)
@@ -236,16 +247,21 @@ class _Claimed:
 
 
 def _claim(
-    session: Session, *, runs: Sequence[str], worker: str, failed: Collection[int], devices: int
+    session: Session,
+    *,
+    runs: Sequence[str],
+    worker: str,
+    is_ours: Callable[[queries.JobRow], bool],
+    is_left_to_others: Callable[[queries.JobRow], bool],
 ) -> _Claimed | bool | None:
     """Lease a comparison of these runs; None: all have an outcome, True: the rest is for others."""
     lock_for_writing(session.connection())  # first, as waiting for the lock takes time
     now, is_open = database_time(session), None
     for run in runs:
         rows = queries.jobs_of(session, run, states=OPEN_JOB_STATES, kind=COMPARE)
-        for row in sorted(rows, key=lambda row: row.deaths):
+        for row in sorted(filter(is_ours, rows), key=lambda row: row.deaths):
             is_open = True
-            if row.id in failed and row.deaths < devices:
+            if is_left_to_others(row):
                 continue
             claims = {row.id: worker}
             if claim_jobs(session, claims, until=now + LEASE, at=now, own_workers=(worker,)):
