@@ -6,8 +6,8 @@
 alone: schemes on one GPU each, at the same time. together: on all. parity: a model whose logits on
 all GPUs are compared with those on one, under all schemes. Weights are random. `read_ms`: the
 bytes of a GPU's step at the rate at which 4 GB were read; `exchange_us`: of a sum in a CUDA graph.
-An empty model, or no GPU (for tiny models): only logits are compared. symmetric: two GPUs add by
-one kernel that reads the other's memory, in place of NCCL.
+An empty model, or no GPU (for tiny models): only logits are compared. symmetric: also with short
+sums of two GPUs by one kernel that reads the other's memory, in place of NCCL.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _measure(options: argparse.Namespace) -> None:
     device = torch.device(f"cuda:{rank}" if on_gpu else "cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    joined = SymmetricRanks if options.symmetric else ProcessRanks
-    ranks = joined(device, rank, count, options.meeting)
+    ranks = ProcessRanks(device, rank, count, options.meeting)
+    every: list[Ranks] = [ranks, *([SymmetricRanks(ranks)] if options.symmetric else ())]
     alone, together = ([s for s in t.split(",") if s] for t in (options.alone, options.together))
     batches = tuple(int(batch) for batch in options.batch.split(","))
     if on_gpu and options.model:
@@ -83,21 +83,32 @@ def _measure(options: argparse.Namespace) -> None:
         for scheme in alone[rank::count]:
             _time(options.model, scheme, batches, device, ALONE, rate)
         for scheme in together:
-            _time(options.model, scheme, batches, device, ranks, rate)
+            for several in every:
+                _time(options.model, scheme, batches, device, several, rate)
     for scheme in dict.fromkeys((*together, *alone) if options.parity else ()):
-        _compare(options.parity, scheme, device, ranks)
+        for several in every:
+            _compare(options.parity, scheme, device, several)
 
 
-class SymmetricRanks(ProcessRanks):
-    """Two ranks whose sums are of symmetric memory: one kernel, in place of NCCL's protocol."""
+class SymmetricRanks(Ranks):
+    """Two GPUs whose short sums are one kernel that reads the other's memory; others as NCCL's."""
 
-    def __init__(self, device: torch.device, rank: int, count: int, meeting: Path) -> None:
-        super().__init__(device, rank, count, meeting)
+    def __init__(self, ranks: ProcessRanks) -> None:
+        self.rank, self.count, self._others = ranks.rank, ranks.count, ranks
         self._shared: dict[int, torch.Tensor] = {}
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        return self._others.joined(x)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return self._others.largest(x)
+
+    def any(self, condition: bool) -> bool:
+        return self._others.any(condition)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         if x.dtype != torch.float16 or x.numel() % 8 or x.nbytes > _MOST_SYMMETRIC:
-            return super().add(x)
+            return self._others.add(x)
         group = distributed.distributed_c10d._get_default_group().group_name
         shared = self._shared.get(x.numel())
         if shared is None:
@@ -187,6 +198,7 @@ def _compare(name: str, scheme: str, device: torch.device, ranks: Ranks) -> None
     difference = (several - one).abs()
     row = {
         "parity": name,
+        "sums": type(ranks).__name__,
         "scheme": scheme,
         "gpus": ranks.count,
         "max_difference": round(float(difference.max()), 5),

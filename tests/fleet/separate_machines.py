@@ -83,7 +83,9 @@ class Machines:
         named = f"mount --bind {home}/cpuinfo /proc/cpuinfo"
         ray = shlex.join((RAY, "start", f"--node-ip-address={address}", *options, *_SMALL))
         own_cache = f"mount --bind {home}/cache {cache}"
-        steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
+        # Ray gives up on its own processes after 30 s, which a busy machine exceeds.
+        started = f"until {ray} --block; do {RAY} stop --force; done"
+        steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ()), "cd /", started]
         ours = ("FLEXQ_BENCH", "RAY_")
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
         inherited.pop("PYTHONPATH", None)
@@ -96,7 +98,7 @@ class Machines:
         }
         with (home / "log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                (*_ALONE, "sh", "-ec", " && ".join([*steps, f"cd / && exec {ray} --block"])),
+                (*_ALONE, "sh", "-ec", " && ".join(steps)),
                 env={**inherited, **_QUIET, **own},
                 stdout=log,
                 stderr=log,
@@ -117,7 +119,7 @@ def machines(folder: Path, hidden: Sequence[Path]) -> Iterator[Machines]:
 
 
 def _wait_for(port: int) -> None:
-    give_up = time.monotonic() + 180  # a busy machine
+    give_up = time.monotonic() + 600  # a busy machine
     while True:
         try:
             socket.create_connection((_HEAD, port), 1).close()

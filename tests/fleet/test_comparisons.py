@@ -39,6 +39,8 @@ from flexq_bench.fleet.run_comparer import comparing_run
 from flexq_bench.fleet.workers import Lost
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import operation
 
 BASE, HEAD = "b" * 40, "c" * 40
 COMMIT = CommitInfo(HEAD, None, 1, dirty=False)
@@ -99,6 +101,48 @@ def test_cases_are_divided_between_the_devices(a_case, cases, devices, sizes):
     assert {(part.base, part.head, part.project) for part in parts} <= {(BASE, HEAD, "theirs")}
     assert len({(info.case_key, info.repetition) for info in infos}) == len(infos)
     assert max(sizes, default=0) <= MAX_CASES
+
+
+def of_gpus(gpus, elements=64):
+    workload = operation("all_reduce").workload(elements=elements, gpus=gpus)
+    return Case("all-reduce", workload, stage="op")
+
+
+@pytest.fixture
+def mixed_work(table, a_case):
+    """mixed_work("H200"): the work of four cases of one GPU and three of two."""
+
+    def make(gpu):
+        work = table.work(gpu, [])
+        cases = [case for m in (1, 2, 3) for case in (of_gpus(2, 64 * m), a_case(m))]
+        job = CompareJob(BASE, HEAD, (*cases, a_case(4)))
+        with table.database.session() as session:
+            add_jobs(session, work.run.info.uuid, job_infos([job], 2))
+        return ComparisonWork(work.run.info.uuid, gpu, Path("/nowhere"))
+
+    return make
+
+
+def test_comparisons_of_two_gpus_follow_those_of_one(table, gpus, mixed_work):
+    workers, work = gpus({"H200": 4}, compares=right), mixed_work("H200")
+
+    table.coordinator(workers).compare([work], ignore)
+
+    assert workers.used == ["compare", "compare 2", "compare"]
+    sizes = [job.gpus for _, job in workers.started]
+    assert sizes == sorted(sizes)
+    assert [{case.gpus for case in job.cases} == {job.gpus} for _, job in workers.started]
+    assert set(states_of(table, work)) == {"done"}
+
+
+def test_comparison_of_more_gpus_than_a_host_has_leaves_a_reason(table, gpus, mixed_work):
+    work = mixed_work("H200")
+
+    table.coordinator(gpus({"H200": 1}, compares=right)).compare([work], ignore)
+
+    ends = {CompareJob.from_data(job.content).gpus: job for job in jobs_of(table, work)}
+    assert (ends[1].state, ends[2].state) == ("done", "no-device")
+    assert ends[2].reason == "no host with 2 H200 came within 3 s"
 
 
 def test_stored_comparison_is_restored_exactly(table, gpus, compare_work, a_case):
@@ -300,6 +344,25 @@ def test_local_pool_compares_on_all_its_devices(table, local, compare_work):
     with table.database.session() as session:
         outcomes = queries.comparison_outcomes(session, work.run)
     assert {outcome["device"]["uuid"] for outcome in outcomes.values()} == set(compared)
+
+
+def test_local_pool_compares_on_two_gpus_when_the_others_are_idle(table, local, mixed_work):
+    work, now, seen = mixed_work("H200"), set(), []
+
+    def compare(device, job, on_block):
+        now.add(device)
+        time.sleep(0.02)
+        seen.append((job.gpus, device, now.copy()))
+        now.remove(device)
+        return right(None, job).comparisons
+
+    local(compare).compare([work], ignore)
+
+    assert set(states_of(table, work)) == {"done"}
+    assert [gpus for gpus, *_ in seen] == sorted(gpus for gpus, *_ in seen)
+    assert all(
+        (device, beside) == ("H200 0", {device}) for gpus, device, beside in seen if gpus == 2
+    )
 
 
 @pytest.mark.parametrize("stopped", ["H200 0", "H200 1"])

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from flexq_bench.measure.ab import InterleaveRules, compare_judged_project, compare_project
-from flexq_bench.measure.device_lock import device_alone, devices_alone
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.repository.project import FILE, open_project, revision
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
