@@ -140,6 +140,7 @@ from flexq_bench.db.queries.series import (
     ProjectSeries,
     SeriesName,
     SeriesRow,
+    TimedPoint,
     filter_values,
     kernel_names,
     list_series,
@@ -156,6 +157,7 @@ from flexq_bench.db.queries.series import (
     series_of_other_units,
     series_page,
     stored_texts,
+    timed_histories,
     trusted_bases,
 )
 from flexq_bench.db.queries.verdicts import (
