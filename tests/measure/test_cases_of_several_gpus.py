@@ -152,9 +152,10 @@ def test_a_comparison_times_all_ranks(side):
 def test_a_judge_is_told_that_it_has_no_inputs_for_ranks(side):
     operations, _ = side
     operations.prepare("head", all_reduce(4096).key)
+    operations.place("head", 0)
 
     with pytest.raises(meters.UnsupportedError, match="kernels of one GPU only"):
-        operations.place("head", 0, warm_up=False)
+        operations.fill("head", "inputs", [], {}, weights=True)
 
 
 @pytest.mark.slow

@@ -177,8 +177,6 @@ class WorkerOperations:
             mine.begun = mine.begin()
         if warm_up:
             return reply
-        if isinstance(mine.prepared, RankedCase):
-            raise UnsupportedError("a gate gives inputs to kernels of one GPU only")
         mine.placed = mine.begin()
         return reply | {"launches": mine.placed.rotation.launches}
 
@@ -210,8 +208,8 @@ class WorkerOperations:
         """
         # Who gives inputs takes samples without gaps, whatever the clock is then.
         placed, mine = self._placed(slot, boost=False), self._slots[slot]
-        assert isinstance(placed, Placed)  # `place` refuses others to a judge
-        assert isinstance(mine.prepared, PreparedCase)
+        if not isinstance(placed, Placed) or not isinstance(mine.prepared, PreparedCase):
+            raise UnsupportedError("a judge gives inputs to kernels of one GPU only")
         parts = parts_of(read_tensors(Path(path), layout, self._meter.torch_device), plain)
         mine.given |= parts
         inputs = mine.prepared.given(mine.given)
@@ -227,7 +225,7 @@ class WorkerOperations:
         A linear layer has one: `out` [M,N].
         """
         placed = self._placed(slot)
-        assert isinstance(placed, Placed)  # as above
+        assert isinstance(placed, Placed)  # as `fill` says
         write_tensors(Path(path), with_elements(placed.buffers.outputs()))
         return {}
 
@@ -239,7 +237,7 @@ class WorkerOperations:
         operand: x or w. Returns the layout of the result, and what is no tensor.
         """
         prepared = self._slots[slot].prepared
-        assert isinstance(prepared, PreparedCase)  # as above
+        assert isinstance(prepared, PreparedCase)  # as `fill` says
         kernel = prepared.kernel
         assert isinstance(kernel, LinearKernel)  # others have no inputs
         real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
@@ -288,7 +286,7 @@ class WorkerOperations:
         """
         placed, mine = self._placed(slot), self._slots[slot]
         if kept is not None:
-            assert isinstance(placed, Placed)  # as above
+            assert isinstance(placed, Placed)  # as `fill` says
             placed.buffers.between.keep_samples(kept)
         gap_us = mine.gap_us if gap_us is None else gap_us
         samples = mine.samples if count is None else count
