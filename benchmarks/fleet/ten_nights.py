@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -33,8 +34,8 @@ def main() -> int:
     parser.add_argument("--canaries", type=int, default=2)
     options = parser.parse_args()
     out, is_bad = sys.stdout.write, False
-    out("| night | commit | seconds | exit | compared | verdicts | opened | fixed |\n")
-    out("| ---: | --- | ---: | ---: | ---: | --- | --- | --- |\n")
+    out("| night | commit | seconds | CPU s | exit | compared | verdicts | opened | fixed |\n")
+    out("| ---: | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n")
     with TemporaryDirectory(prefix="fqb-nights-") as folder:
         acme, database = Path(folder) / "acme", str(Path(folder) / "nights.sqlite")
         percent = [str(value) for value in options.percent]
@@ -45,7 +46,7 @@ def main() -> int:
         for night, commit in enumerate(listed.split()[FIRST - 1 :][: options.nights], 1):
             subprocess.run([*git, "checkout", "--quiet", commit], check=True)
             named = subprocess.check_output([*git, "log", "-1", "--format=%s"], text=True).strip()
-            began = time.monotonic()
+            began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
                 [
                     *(sys.executable, "-m", "flexq_bench.cli", "nightly", "--project", str(acme)),
@@ -58,11 +59,13 @@ def main() -> int:
                 check=False,
             )
             seconds = time.monotonic() - began
+            now = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
             reports = json.loads(done.stdout) if done.stdout.startswith("[") else [{}]
             [report] = reports
             row = (report.get("comparisons", "-"), report.get("verdicts", done.stderr[-300:]))
             alerts = (list(report.get(name, ())) for name in ("opened", "fixed"))
-            cells = (night, named, f"{seconds:.1f}", done.returncode, *row, *alerts)
+            cells = (night, named, f"{seconds:.1f}", f"{cpu:.0f}", done.returncode, *row, *alerts)
             out(f"| {' | '.join(map(str, cells))} |\n")
             sys.stdout.flush()
             is_bad |= seconds > options.seconds or done.returncode not in (0, 1)
