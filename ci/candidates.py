@@ -159,7 +159,7 @@ def _outliers(
     Also returns all series, with whether they are news.
     """
     newest = [suspect.earlier[-HISTORY_RESULTS:] for suspect in measured]
-    since = min((points[0].created_at for points in newest if points), default=None)
+    since = queries.first_time(session, [points[0] for points in newest if points])
     ids = [suspect.series for suspect in measured]
     compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
     levels = []

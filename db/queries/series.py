@@ -137,7 +137,7 @@ class TimedPoint:
     commit: str
     topo_order: int | None
     epoch: int
-    created_at: datetime
+    id: int  # of the measurement
     median_us: float
     device: int = 0
     reruns: tuple[float, ...] = ()
@@ -324,6 +324,19 @@ def timed_histories(
     return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
 
 
+def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | None:
+    """Return the time of the earliest of these results; None: there is none."""
+    times = [
+        session.scalar(
+            select(func.min(Measurement.created_at)).where(
+                Measurement.id.in_([point.id for point in points[start : start + _BATCH]])
+            )
+        )
+        for start in range(0, len(points), _BATCH)
+    ]
+    return min((time for time in times if time is not None), default=None)
+
+
 def _on_line(
     session: Session,
     series_ids: Iterable[int],
@@ -353,6 +366,7 @@ def history_columns(
         run=Run.uuid,
         measurement=Measurement.uuid,
         device=Measurement.device_id,
+        id=Measurement.id,
     )
 
 

@@ -63,11 +63,13 @@ def test_environment_change_opens_an_epoch(session, build, add):
     first, second, third = (point.epoch for point in points)
     assert first == third != second
     # What a night reads of them is the same.
-    names = [field.name for field in fields(queries.TimedPoint)]
+    names = [field.name for field in fields(queries.TimedPoint) if field.name != "id"]
     [timed] = queries.timed_histories(session, [series.id]).values()
     assert [[getattr(point, name) for name in names] for point in timed] == [
         [getattr(point, name) for name in names] for point in points
     ]
+    assert queries.first_time(session, timed[1:]) == points[1].created_at
+    assert queries.first_time(session, []) is None
 
 
 def test_another_host_opens_no_epoch(session, build, add):
