@@ -95,7 +95,7 @@ class SymmetricRanks(Ranks):
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.rank, self.count, self._others = ranks.rank, ranks.count, ranks
-        self._shared: dict[int, torch.Tensor] = {}
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         return self._others.joined(x)
@@ -110,13 +110,15 @@ class SymmetricRanks(Ranks):
         if x.dtype != torch.float16 or x.numel() % 8 or x.nbytes > _MOST_SYMMETRIC:
             return self._others.add(x)
         group = distributed.distributed_c10d._get_default_group().group_name
-        shared = self._shared.get(x.numel())
-        if shared is None:
-            shared = symmetric_memory.empty(x.numel(), dtype=x.dtype, device=x.device)
-            symmetric_memory.rendezvous(shared, group)
-            self._shared[x.numel()] = shared
-        shared.copy_(x.view(-1))
-        torch.ops.symm_mem.one_shot_all_reduce_out(shared, "sum", group, x.view(-1))
+        if x.numel() not in self._buffers:
+            # torch's kernel adds FP32 and BF16; two values of FP16 in FP32 are rounded once, too
+            given = symmetric_memory.empty(x.numel(), dtype=torch.float32, device=x.device)
+            symmetric_memory.rendezvous(given, group)
+            self._buffers[x.numel()] = given, torch.empty_like(given)
+        given, added = self._buffers[x.numel()]
+        given.copy_(x.view(-1))
+        torch.ops.symm_mem.one_shot_all_reduce_out(given, "sum", group, added)
+        x.view(-1).copy_(added)
         return x
 
 
