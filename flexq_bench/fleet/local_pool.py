@@ -121,7 +121,7 @@ class LocalPool:
         return ""
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
-        turn, ended = threading.Lock(), threading.Event()
+        turn, ended, several = threading.Lock(), threading.Event(), threading.Event()
 
         def count(job: int) -> None:
             with turn:
@@ -131,13 +131,19 @@ class LocalPool:
             if ended.is_set():
                 raise KeyboardInterrupt  # not an outcome of the comparison
 
-        def compare_on(device: str, worker: Worker, *, alone: bool = True) -> None:
+        def needs_one(job: CompareJob) -> bool:
+            if job.gpus > 1:
+                several.set()
+            return job.gpus == 1
+
+        def compare_on(
+            device: str, worker: Worker, takes: Callable[[CompareJob], bool] = needs_one
+        ) -> None:
             compare = partial(self.compare_here, device=device, on_block=stop_if_ended)
+            devices = 1 + len(self._others) if takes is needs_one else 1
             try:
                 carry_out_comparisons(
-                    *(self._database, worker, works, compare, count),
-                    devices=1 + len(self._others) if alone else 1,
-                    takes=lambda job: (job.gpus == 1) is alone,
+                    *(self._database, worker, works, compare, count), devices=devices, takes=takes
                 )
             except BaseException:
                 ended.set()
@@ -152,7 +158,8 @@ class LocalPool:
                 compare_on(self._device, self._worker)
                 for other in others:
                     other.result()
-                compare_on(self._device, self._worker, alone=False)  # all wait for its devices
+                if several.is_set():  # when no other comparison uses its devices
+                    compare_on(self._device, self._worker, lambda job: job.gpus > 1)
             except BaseException:
                 ended.set()  # also Ctrl-C while this waits
                 for other in others:
