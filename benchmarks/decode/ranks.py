@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 from contents import fill_randomly
 from json_lines import say_row
+from torch import distributed
+from torch.distributed import _symmetric_memory as symmetric_memory
 from traffic import read_rate, step_bytes, step_times, timing_event
 
 from flexq_bench.decode.case import open_model
@@ -32,13 +34,14 @@ from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.kernels.contract import Config, LinearKernel
 from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
-from flexq_bench.kernels.runtime.ranks import ALONE, ProcessRanks, Ranks, SymmetricRanks
+from flexq_bench.kernels.runtime.ranks import ALONE, ProcessRanks, Ranks
 from flexq_bench.measure.rank_options import add_rank_options
 from flexq_bench.workloads.gemm import GemmWorkload
 
 _CAPACITY, _BEGIN, _STEPS, _WARM_UP = 128, 48, 40, 8
 _PARITY_BATCH, _PARITY_STEPS = 4, 24
 _EXCHANGES = 100
+_MOST_SYMMETRIC = 256 << 10  # bytes
 
 
 def main() -> None:
@@ -85,6 +88,39 @@ def _measure(options: argparse.Namespace) -> None:
     for scheme in dict.fromkeys((*together, *alone) if options.parity else ()):
         for several in every:
             _compare(options.parity, scheme, device, several)
+
+
+class SymmetricRanks(Ranks):
+    """Two GPUs whose short sums are one kernel that reads the other's memory; others as NCCL's."""
+
+    def __init__(self, ranks: ProcessRanks) -> None:
+        self.rank, self.count, self._others = ranks.rank, ranks.count, ranks
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def joined(self, x: torch.Tensor) -> torch.Tensor:
+        return self._others.joined(x)
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        return self._others.largest(x)
+
+    def any(self, condition: bool) -> bool:
+        return self._others.any(condition)
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float16 or x.numel() % 8 or x.nbytes > _MOST_SYMMETRIC:
+            return self._others.add(x)
+        group = distributed.distributed_c10d._get_default_group().group_name
+        if x.numel() not in self._buffers:
+            # torch's kernel adds FP32 and BF16; two values of FP16 in FP32 are rounded once, too
+            with torch.inference_mode(False):  # used within it and without
+                given = symmetric_memory.empty(x.numel(), dtype=torch.float32, device=x.device)
+                symmetric_memory.rendezvous(given, group)
+                self._buffers[x.numel()] = given, torch.empty_like(given)
+        given, added = self._buffers[x.numel()]
+        given.copy_(x.view(-1))
+        torch.ops.symm_mem.one_shot_all_reduce_out(given, "sum", group, added)
+        x.view(-1).copy_(added)
+        return x
 
 
 def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:

@@ -132,7 +132,7 @@ class HistoryPoint:
 
 @dataclass(slots=True)
 class TimedPoint:
-    """What triggers need of a HistoryPoint: a night reads all of all series."""
+    """Fields of a HistoryPoint that triggers need: a night reads those of all results."""
 
     commit: str
     topo_order: int | None

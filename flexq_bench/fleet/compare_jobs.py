@@ -122,8 +122,9 @@ def job_infos(jobs: Sequence[CompareJob], devices: int, *, first: int = 1) -> It
     Cases of a part need the same number of GPUs.
     first: number of the first part of each; a run has one job of each number and pair of commits.
     """
-    cases = sum(len(job.cases) for job in jobs)
-    size = min(MAX_CASES, max(1, math.ceil(cases / max(devices, 1))))
+    cases, devices = sum(len(job.cases) for job in jobs), max(devices, 1)
+    rounds = math.ceil(cases / (MAX_CASES * devices))  # on each device, of parts of one size
+    size = max(1, math.ceil(cases / (max(rounds, 1) * devices)))
     for job in jobs:
         by_gpus: dict[int, list[Case]] = {}
         for case in job.cases:

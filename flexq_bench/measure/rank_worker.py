@@ -159,11 +159,11 @@ class RankOperations:
         return max(1, min(_MOST_LAUNCHES if self._on_gpu else 4, most // size))
 
     def _rate(self) -> float:
-        """Bytes a second from each rank's memory to the next one's, while all send."""
+        """Bytes a second from each rank to the next, while all send."""
         if not self._link_rate:
             size = _LINK_BYTES if self._on_gpu else _CPU_LINK_BYTES
             sent = torch.ones(size, dtype=torch.uint8, device=self._device)
-            received = torch.empty_like(sent, device=self._next_device)
+            received = torch.empty_like(sent)
             times = [self._exchange_s(sent, received) for _ in range(_LINK_REPEATS)]
             self._link_rate = size / min(times[1:])
         return self._link_rate
@@ -176,23 +176,10 @@ class RankOperations:
             return time.perf_counter() - began
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        if received.device != sent.device:
-            received.copy_(sent)  # by a copy engine; a sum of NCCL is faster than its exchange
-        else:
-            self._ranks.exchange(sent, received)
+        self._ranks.exchange(sent, received)
         stop.record()
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1000
-
-    @property
-    def _next_device(self) -> torch.device:
-        """The next rank's GPU, as `devices_from` orders them; this one if it can't be reached."""
-        rank, own = self._ranks.rank, self._device
-        if not self._on_gpu:
-            return own
-        index = (own.index or 0) - rank + (rank + 1) % self._ranks.count
-        is_near = torch.cuda.can_device_access_peer(own, index)
-        return torch.device("cuda", index) if is_near else own
 
     def _drawn(self, seed: int) -> dict[str, Value]:
         generator = torch.Generator(self._device).manual_seed(seed)

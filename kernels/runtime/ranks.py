@@ -12,13 +12,10 @@ from pathlib import Path
 
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d
 
-_MOST_SYMMETRIC = 256 << 10  # bytes of a sum that takes less time than NCCL's
 _TIMEOUT = timedelta(minutes=10)  # of a collective whose other ranks do not come
 _ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_NCCL_CUDA_EVENT_CACHE": "0",  # its events outlive captured graphs
@@ -100,50 +97,3 @@ class ProcessRanks(Ranks):
         ]
         for request in distributed.batch_isend_irecv(operations):
             request.wait()
-
-
-class SymmetricRanks(Ranks):
-    """Two GPUs whose short sums are one kernel that reads the other's memory; others as NCCL's.
-
-    If this machine does not allow it, all are NCCL's. Every length is added once before a capture.
-    """
-
-    def __init__(self, ranks: ProcessRanks) -> None:
-        self.rank, self.count, self._others = ranks.rank, ranks.count, ranks
-        self._is_possible = self.count == 2
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def add(self, x: torch.Tensor) -> torch.Tensor:
-        is_short = x.dtype == torch.float16 and x.numel() % 8 == 0 and x.nbytes <= _MOST_SYMMETRIC
-        if not is_short or not self._is_possible or not self._has_buffers(x):
-            return self._others.add(x)
-        # torch's kernel adds FP32; the sum of two FP16 values is rounded once, as NCCL's.
-        given, added = self._buffers[x.numel()]
-        given.copy_(x.view(-1))
-        group = distributed_c10d._get_default_group().group_name
-        torch.ops.symm_mem.one_shot_all_reduce_out(given, "sum", group, added)
-        x.view(-1).copy_(added)
-        return x
-
-    def _has_buffers(self, x: torch.Tensor) -> bool:
-        if x.numel() not in self._buffers:
-            try:
-                # of torch 2.5 and later, and without a public name so far
-                from torch.distributed import _symmetric_memory as symmetric
-
-                given = symmetric.empty(x.numel(), dtype=torch.float32, device=x.device)
-                symmetric.rendezvous(given, distributed_c10d._get_default_group())
-                self._buffers[x.numel()] = given, torch.empty_like(given)
-            except (ImportError, RuntimeError):
-                self._is_possible = False
-            self._is_possible = not self._others.any(not self._is_possible)
-        return self._is_possible
-
-    def largest(self, x: torch.Tensor) -> torch.Tensor:
-        return self._others.largest(x)
-
-    def joined(self, x: torch.Tensor) -> torch.Tensor:
-        return self._others.joined(x)
-
-    def any(self, condition: bool) -> bool:
-        return self._others.any(condition)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.runtime.ranks import Ranks, SymmetricRanks
+from flexq_bench.kernels.runtime.ranks import Ranks
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure import meter as meters
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
@@ -168,11 +168,3 @@ def test_a_commit_is_compared_with_itself_on_two_ranks():
 
     assert result.detail == ""
     assert len(result.comparison.placement) == 10
-
-
-def test_sums_are_the_others_where_memory_is_not_shared():
-    ranks = SymmetricRanks(Alike(lambda x: x.mul_(2)))
-
-    sums = [ranks.add(torch.ones(size, dtype=torch.float16)) for size in (64, 64, 3)]
-
-    assert [float(added.sum()) for added in sums] == [128, 128, 6]
