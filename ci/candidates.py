@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
-from flexq_bench.db.queries import AlertRow, HistoryPoint
+from flexq_bench.db.queries import AlertRow, TimedPoint
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.verdicts import Verdict, creep
 from flexq_bench.verdicts.alert_rule import (
@@ -23,7 +23,7 @@ from flexq_bench.verdicts.alert_rule import (
     is_near_good_level,
     kernel_family,
 )
-from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
+from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprises
 from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_trigger import are_candidates
 from flexq_bench.verdicts.known_levels import Compared, known_levels
@@ -42,8 +42,8 @@ class Suspect:
 
     series: int
     case: Case
-    latest: HistoryPoint
-    earlier: Sequence[HistoryPoint]
+    latest: TimedPoint
+    earlier: Sequence[TimedPoint]
     is_news: bool = False
     sigmas: float = 0.0
     joint: float = 0.0
@@ -55,7 +55,7 @@ class Suspects:
 
     comparable: every case of the run that can be compared. outliers: series that deviate from their
     history. crept, perhaps_fixed: each with the commit to compare with. alerted: ids of the series
-    of open alerts.
+    of open alerts. histories: of all of them, to choose bases from.
     """
 
     comparable: Sequence[Case]
@@ -63,6 +63,7 @@ class Suspects:
     crept: Sequence[tuple[str, Suspect]]
     perhaps_fixed: Sequence[tuple[str, Suspect]]
     alerted: frozenset[int] = frozenset()
+    histories: Mapping[int, Sequence[TimedPoint]] | None = None
 
     @property
     def candidates(self) -> int:
@@ -89,9 +90,7 @@ def suspects_of(
         and row.regime != "sustained"
         and row.kernel != EMPTY_KERNEL
     ]
-    histories = queries.series_histories(
-        session, {row.series_id for row in rows}, without_sweeps=True, branch=branch
-    )
+    histories = queries.timed_histories(session, {row.series_id for row in rows}, branch=branch)
     for row in rows:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
@@ -110,6 +109,7 @@ def suspects_of(
         _crept(session, measured, alerts, commit),
         perhaps_fixed,
         frozenset(series for alert in alerts for series in alert.series),
+        histories,
     )
 
 
@@ -132,7 +132,9 @@ def planned_comparisons(
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     branch = queries.branch_of(session, commit.sha, commit.project)
     outliers = suspects.outliers[:budget]
-    bases = queries.trusted_bases(session, [one.series for one in outliers], branch=branch)
+    bases = queries.trusted_bases(
+        session, [one.series for one in outliers], branch=branch, histories=suspects.histories
+    )
     for suspect in outliers:
         base = bases.get(suspect.series)
         if base is not None and base != commit.sha and not base.startswith("pkg-"):
@@ -157,7 +159,7 @@ def _outliers(
     Also returns all series, with whether they are news.
     """
     newest = [suspect.earlier[-HISTORY_RESULTS:] for suspect in measured]
-    since = min((points[0].created_at for points in newest if points), default=None)
+    since = queries.first_time(session, [points[0] for points in newest if points])
     ids = [suspect.series for suspect in measured]
     compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
     levels = []
@@ -181,19 +183,20 @@ def _outliers(
         levels.append((known.values[:-1], float(known.values[-1]), known.values[recent]))
     news = are_candidates(levels)
     judged = [replace(one, is_news=is_news) for one, is_news in zip(measured, news, strict=True)]
-    surprises = [
+    sigmas = surprises([(history, latest) for history, latest, _ in levels])
+    ranks = [
         Surprise(
-            surprise(history, latest),
+            of_series,
             kernel_family(suspect.case.kernel),
             is_candidate=suspect.is_news,
             waited=waiting.get(suspect.case.key, 0),
         )
-        for suspect, (history, latest, _) in zip(judged, levels, strict=True)
+        for suspect, of_series in zip(judged, sigmas, strict=True)
     ]
-    joint = joint_sigmas(surprises)
+    joint = joint_sigmas(ranks)
     outliers = [
-        replace(judged[at], sigmas=surprises[at].sigmas, joint=joint[surprises[at].family])
-        for at in ranked(surprises)
+        replace(judged[at], sigmas=sigmas[at], joint=joint[ranks[at].family])
+        for at in ranked(ranks)
     ]
     return outliers, judged
 

@@ -151,7 +151,9 @@ if TYPE_CHECKING:
         ProjectSeries,
         SeriesName,
         SeriesRow,
+        TimedPoint,
         filter_values,
+        first_time,
         kernel_names,
         list_series,
         main_project,
@@ -167,6 +169,7 @@ if TYPE_CHECKING:
         series_of_other_units,
         series_page,
         stored_texts,
+        timed_histories,
         trusted_bases,
     )
     from flexq_bench.db.queries.verdicts import (
@@ -185,13 +188,14 @@ if TYPE_CHECKING:
         alerts,
         alerts_page,
         canaries,
-        commits_without,
+        commits_measured_after,
         comparisons_of,
         count_alerts,
         decision_evidence,
         decisions_between,
         decisions_by_uuid,
         false_alarm_rates,
+        last_measured,
         latest_comparisons,
         noise_floors,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
@@ -128,6 +128,22 @@ class HistoryPoint:
     subject: str = ""  # of the commit; empty: unknown
     device: int = 0
     reruns: tuple[float, ...] = ()  # results that the point combines; empty: it is one result
+
+
+@dataclass(slots=True)
+class TimedPoint:
+    """Fields of a HistoryPoint that triggers need: a night reads those of all results."""
+
+    commit: str
+    topo_order: int | None
+    epoch: int
+    id: int  # of the measurement
+    median_us: float
+    device: int = 0
+    reruns: tuple[float, ...] = ()
+
+
+Point = TypeVar("Point", HistoryPoint, TimedPoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,45 +313,85 @@ def series_histories(
 
     branch: of the project of these series.
     """
+    conditions = [Run.trigger != SWEEP] if without_sweeps else []
+    return _on_line(session, series_ids, branch, HistoryPoint, *conditions)
+
+
+def timed_histories(
+    session: Session, series_ids: Iterable[int], *, branch: str | None = None
+) -> dict[int, list[TimedPoint]]:
+    """Return `series_histories` without sweeps, in a third of the time."""
+    return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
+
+
+def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | None:
+    """Return the time of the earliest of these results; None: there is none."""
+    times = [
+        session.scalar(
+            select(func.min(Measurement.created_at)).where(
+                Measurement.id.in_([point.id for point in points[start : start + _BATCH]])
+            )
+        )
+        for start in range(0, len(points), _BATCH)
+    ]
+    return min((time for time in times if time is not None), default=None)
+
+
+def _on_line(
+    session: Session,
+    series_ids: Iterable[int],
+    branch: str | None,
+    point: type[Point],
+    *conditions: ColumnElement[bool],
+) -> dict[int, list[Point]]:
     ids = sorted(set(series_ids))
     if not ids:
         return {}
     line = line_of(session, ids[0], branch)
-    conditions = [Run.trigger != SWEEP] if without_sweeps else []
-    return _in_batches(ids, lambda batch: _histories(session, batch, line, *conditions))
+    return _in_batches(ids, lambda batch: _histories(session, batch, line, point, *conditions))
 
 
-def history_columns(position: ColumnElement[Any] | None = None) -> list[Any]:
-    """Return the columns of the rows of `points_of`: HistoryPoint's, with the id of the epoch.
+def history_columns(
+    position: ColumnElement[Any] | None = None, point: type[Any] = HistoryPoint
+) -> list[Any]:
+    """Return the columns of the rows of `points_of`: the point's, with the id of the epoch.
 
     The query must join Commit and Run. position: of the commit; None: on the main line.
     """
     return columns_of(
-        *(HistoryPoint, Commit, Measurement),
+        *(point, Commit, Measurement),
         commit=Commit.sha,
         topo_order=Commit.position if position is None else position,
         epoch=Measurement.epoch_id,
         run=Run.uuid,
         measurement=Measurement.uuid,
         device=Measurement.device_id,
+        id=Measurement.id,
     )
 
 
 def points_of(
-    rows: Iterable[Sequence[Any]], breaks: Sequence[int], environments: Mapping[int, str]
-) -> list[HistoryPoint]:
+    rows: Iterable[Sequence[Any]],
+    breaks: Sequence[int],
+    environments: Mapping[int, str],
+    point: type[Point] = HistoryPoint,  # type: ignore[assignment]
+) -> list[Point]:
     """Convert rows of one series to points, and number their epochs.
 
-    rows: tuples of values in the order of `history_columns`; converting the 15,000 rows of a page
-    to mappings would take half of its time. breaks: topo_order of the commits at which an
-    acknowledged change opens an epoch. environments: result of `epoch_environments`.
+    rows: tuples of the series and of values in the order of `history_columns`; converting the
+    15,000 rows of a page to mappings would take half of its time. breaks: topo_order of the commits
+    at which an acknowledged change opens an epoch. environments: result of `epoch_environments`.
     """
     numbers: dict[tuple[str, int], int] = {}
+    known: dict[tuple[int, int], int] = {}
     points = []
-    for commit, order, epoch_id, *values in rows:
-        passed = 0 if order is None else bisect_right(breaks, order)
-        epoch = numbers.setdefault((environments[epoch_id], passed), len(numbers) + 1)
-        points.append(HistoryPoint(commit, order, epoch, *values))
+    for _, commit, order, epoch_id, *values in rows:
+        passed = bisect_right(breaks, order) if breaks and order is not None else 0
+        epoch = known.get((epoch_id, passed))
+        if epoch is None:
+            epoch = numbers.setdefault((environments[epoch_id], passed), len(numbers) + 1)
+            known[epoch_id, passed] = epoch
+        points.append(point(commit, order, epoch, *values))
     return points
 
 
@@ -363,15 +419,18 @@ def trusted_bases(
     *,
     lag: int = BASE_LAG_COMMITS,
     branch: str | None = None,
+    histories: Mapping[int, Sequence[TimedPoint]] | None = None,
 ) -> dict[int, str]:
     """Return the base commits for the next nightly comparison of series that have results.
 
     The base is the newest commit of the newest epoch that is `lag` commits older than the latest
     one; on a series with an open alert, the alert's first bad commit if that is newer. Without this
     distance, a step that was not confirmed in its first night would be part of the base of the
-    second night (docs/statistics.md). branch: as of series_histories.
+    second night (docs/statistics.md). branch: as of series_histories. histories: what
+    timed_histories returned, of at least these series; None: read.
     """
-    histories = series_histories(session, series_ids, without_sweeps=True, branch=branch)
+    if histories is None:
+        histories = timed_histories(session, series_ids, branch=branch)
     bad = (
         select(Decision.series_id, func.max(Commit.position))
         .join(Alert, Decision.alert_id == Alert.id)
@@ -381,11 +440,13 @@ def trusted_bases(
     )
     known = dict(session.execute(bad).all())
     return {
-        series: _trusted_of(points, known.get(series), lag) for series, points in histories.items()
+        series: _trusted_of(histories[series], known.get(series), lag)
+        for series in series_ids
+        if series in histories
     }
 
 
-def _trusted_of(points: Sequence[HistoryPoint], bad: int | None, lag: int) -> str:
+def _trusted_of(points: Sequence[TimedPoint], bad: int | None, lag: int) -> str:
     """Return the base of a history. bad: place of the newest bad commit of its open alerts."""
     orders = {p.commit: p.topo_order or 0 for p in points if p.epoch == points[-1].epoch}
     shas = list(orders)
@@ -453,14 +514,14 @@ def recent_histories(
     conditions = newest, Run.trigger != SWEEP
     return _in_batches(
         sorted(set(series_ids)),
-        lambda batch: _histories(session, batch, MAIN_LINE, *conditions),
+        lambda batch: _histories(session, batch, MAIN_LINE, HistoryPoint, *conditions),
     )
 
 
 def _in_batches(
-    ids: Sequence[int], query: Callable[[Sequence[int]], dict[int, list[HistoryPoint]]]
-) -> dict[int, list[HistoryPoint]]:
-    histories: dict[int, list[HistoryPoint]] = {}
+    ids: Sequence[int], query: Callable[[Sequence[int]], dict[int, list[Point]]]
+) -> dict[int, list[Point]]:
+    histories: dict[int, list[Point]] = {}
     for start in range(0, len(ids), _BATCH):
         histories |= query(ids[start : start + _BATCH])
     return histories
@@ -503,10 +564,14 @@ def _time_of_newest(results: int) -> ColumnElement[Any]:
 
 
 def _histories(
-    session: Session, series_ids: Sequence[int], line: Line, *conditions: ColumnElement[bool]
-) -> dict[int, list[HistoryPoint]]:
+    session: Session,
+    series_ids: Sequence[int],
+    line: Line,
+    point: type[Point],
+    *conditions: ColumnElement[bool],
+) -> dict[int, list[Point]]:
     query = (
-        select(Measurement.series_id, *history_columns(line.position))
+        select(Measurement.series_id, *history_columns(line.position, point))
         .select_from(Series)
         .join(Measurement, Measurement.series_id == Series.id)
         .join(Commit, Measurement.commit_id == Commit.id)
@@ -527,6 +592,6 @@ def _histories(
     environments = epoch_environments(session, series_ids)
     rows = session.connection().execute(query).all()  # Core, not ORM: faster
     return {
-        series: points_of((row[1:] for row in group), breaks.get(series, ()), environments)
+        series: points_of(group, breaks.get(series, ()), environments, point)
         for series, group in groupby(rows, key=itemgetter(0))
     }

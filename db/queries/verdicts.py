@@ -299,17 +299,20 @@ def _compared(
     return [(series, ComparedRow(*values)) for series, *values in session.execute(query)]
 
 
-def commits_without(session: Session, series_ids: Iterable[int], *, project: str) -> int:
-    """Return the number of commits of a project measured since the last result of these series."""
-    of_series = Measurement.series_id.in_(list(series_ids))
-    last = session.scalar(select(func.max(Measurement.created_at)).where(of_series))
-    if last is None:
-        return 0
+def last_measured(session: Session, series_ids: Iterable[int]) -> dict[int, datetime]:
+    """Return the time of the last result by series; reads no older one."""
+    last = select(func.max(Measurement.created_at)).where(Measurement.series_id == Series.id)
+    query = select(Series.id, last.scalar_subquery()).where(Series.id.in_(list(series_ids)))
+    return {series: time for series, time in session.execute(query) if time is not None}
+
+
+def commits_measured_after(session: Session, time: datetime, *, project: str) -> int:
+    """Return the number of commits of a project that were measured after a time."""
     query = (
         select(func.count(Measurement.commit_id.distinct()))
         .join(Commit, Measurement.commit_id == Commit.id)
         .where(Commit.project == project, Commit.position.is_not(None))
-        .where(Measurement.created_at > last)
+        .where(Measurement.created_at > time)
     )
     return session.scalars(query).one()
 

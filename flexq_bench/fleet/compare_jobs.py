@@ -49,6 +49,11 @@ class CompareJob:
             return f"{self.base}..{self.head}"
         return f"{self.base[:10]}..{self.head[:10]}"
 
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that its cases need."""
+        return max((case.gpus for case in self.cases), default=1)
+
     def as_data(self) -> dict[str, Any]:
         """JSON values; `from_data` restores the job."""
         cases = [{"key": c.key, "model": c.model, "layer": c.layer} for c in self.cases]
@@ -114,14 +119,24 @@ class StoredComparisons:
 def job_infos(jobs: Sequence[CompareJob], devices: int, *, first: int = 1) -> Iterator[JobInfo]:
     """Yield jobs to store: those given, divided so that all devices of a kind have some.
 
+    Cases of a part need the same number of GPUs.
     first: number of the first part of each; a run has one job of each number and pair of commits.
     """
-    cases = sum(len(job.cases) for job in jobs)
-    size = min(MAX_CASES, max(1, math.ceil(cases / max(devices, 1))))
+    cases, devices = sum(len(job.cases) for job in jobs), max(devices, 1)
+    rounds = math.ceil(cases / (MAX_CASES * devices))  # on each device, of parts of one size
+    size = max(1, math.ceil(cases / (max(rounds, 1) * devices)))
     for job in jobs:
-        for number, start in enumerate(range(0, len(job.cases), size), first):
-            divided = replace(job, cases=job.cases[start : start + size])
-            yield JobInfo(f"{job.base}..{job.head}", number, content=divided.as_data())
+        by_gpus: dict[int, list[Case]] = {}
+        for case in job.cases:
+            by_gpus.setdefault(case.gpus, []).append(case)
+        parts = (
+            tuple(alike[start : start + size])
+            for alike in by_gpus.values()
+            for start in range(0, len(alike), size)
+        )
+        for number, part in enumerate(parts, first):
+            content = replace(job, cases=part).as_data()
+            yield JobInfo(f"{job.base}..{job.head}", number, content=content)
 
 
 def outcome_data(comparisons: Sequence[CaseComparison], device: DeviceInfo) -> dict[str, Any]:

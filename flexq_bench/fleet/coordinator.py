@@ -93,9 +93,9 @@ class _Kind:
 class Coordinator:
     """Assigns the jobs of runs to workers and stores their results.
 
-    The jobs of one call measure or compare; before, workers of the other kind are replaced. Cases
-    are measured by the number of GPUs that they need: those of one GPU first, then by workers with
-    two, and so on. So no worker waits for a GPU that another one holds.
+    The jobs of one call measure or compare; before, workers of the other kind are replaced. Jobs
+    are carried out by the number of GPUs that they need: those of one GPU first, then by workers
+    with two, and so on. So no worker waits for a GPU that another one holds.
     commit: of the code that the workers run. on_record: called with each result after it is stored;
     its exceptions end the measurement. clock: seconds, monotonic.
     """
@@ -169,12 +169,22 @@ class Coordinator:
 
         on_compared: called with each job that has an outcome, after this is stored.
         """
-        self.use(COMPARE)
         self._works, self._runs = {}, {}
         self._gpus = {work.run: work.gpu for work in works}
         self._comparisons = {work.run: work for work in works}
         self._began, self._on_compared = self._clock(), on_compared
-        self._carry_out()
+        for gpus in sorted({1} | self._gpus_of_comparisons()):
+            self.use(COMPARE, gpus)
+            self._carry_out()
+        if self._gpus_of_jobs > 1:
+            self.use(COMPARE)
+            self.gather()
+
+    def _gpus_of_comparisons(self) -> set[int]:
+        select = partial(queries.jobs_of, states=OPEN_JOB_STATES, kind=COMPARE)
+        rows = (self._buffer.read(partial(select, run_uuid=run)) for run in self._comparisons)
+        jobs = (CompareJob.from_data(row.content or {}) for found in rows for row in found or ())
+        return {job.gpus for job in jobs}
 
     def use(self, kind: str, gpus: int = 1) -> None:
         """Replace the workers by those for jobs of this kind on so many GPUs."""
@@ -532,8 +542,7 @@ class Coordinator:
                     if row.content is None
                     else CompareJob.from_data(row.content)
                 )
-                gpus = task.gpus if isinstance(task, Case) else 1
-                if row.id in own_jobs or gpus != self._gpus_of_jobs:
+                if row.id in own_jobs or task.gpus != self._gpus_of_jobs:
                     continue
                 is_leased = is_current(row.lease_until, now, timedelta(seconds=self._times.lease))
                 if is_leased and row.worker not in self._states:

@@ -1,6 +1,7 @@
-"""A pool of one device, that of this process: cases are measured one after the other.
+"""The pool of this process: cases are measured one after the other, on its device.
 
-The process can be registered as a worker, so that other processes see its heartbeats.
+Comparisons use all of its GPUs at the same time. The process can be registered as a worker, so that
+other processes see its heartbeats.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 
@@ -40,6 +42,8 @@ from flexq_bench.fleet.pool import Kind, OnCompared, Work
 from flexq_bench.fleet.retry_policy import comparison_quarantine, is_quarantined
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import InterleaveRules, compare_commits, compare_project
+from flexq_bench.measure.ab.blocks import Block, OnBlock
+from flexq_bench.measure.ab.experiment import Options
 from flexq_bench.measure.device import device_info, device_infos
 from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.repository.project import Project, revision
@@ -62,7 +66,7 @@ class LocalPool:
     """A pool of this process. It holds as many devices, from its own on, as its cases need.
 
     device: its name in torch. project: the project whose commits are compared; None: this
-    repository.
+    repository. others: names of further devices of its kind, which compare too.
     """
 
     def __init__(
@@ -71,9 +75,10 @@ class LocalPool:
         measurer: Measurer,
         device: str,
         project: Project | None = None,
+        others: Sequence[str] = (),
     ) -> None:
         self._database, self._measurer = database, measurer
-        self._device, self._project = device, project
+        self._device, self._project, self._others = device, project, others
         self._worker = measurer.worker
 
     @property
@@ -83,7 +88,9 @@ class LocalPool:
 
     @property
     def kinds(self) -> Sequence[Kind]:
-        return (Kind(self._worker.device.sku, self._measurer.backend, self._worker.capability),)
+        worker, devices = self._worker, 1 + len(self._others)
+        kind = Kind(worker.device.sku, self._measurer.backend, worker.capability, devices=devices)
+        return (kind,)
 
     def refresh(self) -> None:
         """Do nothing: the device does not change."""
@@ -114,20 +121,71 @@ class LocalPool:
         return ""
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
-        carry_out_comparisons(self._database, self._worker, works, self.compare_here, on_compared)
+        turn, ended, several = threading.Lock(), threading.Event(), threading.Event()
 
-    def compare_here(self, job: CompareJob, work: ComparisonWork) -> list[CaseComparison]:
-        """Compare the commits of a job on this device. Raises what compare_commits raises."""
-        device, rules = self._device, work.rules or InterleaveRules()
+        def count(job: int) -> None:
+            with turn:
+                on_compared(job)
+
+        def stop_if_ended(_case: Case, _block: Block) -> None:
+            if ended.is_set():
+                raise KeyboardInterrupt  # not an outcome of the comparison
+
+        def needs_one(job: CompareJob) -> bool:
+            if job.gpus > 1:
+                several.set()
+            return job.gpus == 1
+
+        def compare_on(
+            device: str, worker: Worker, takes: Callable[[CompareJob], bool] = needs_one
+        ) -> None:
+            compare = partial(self.compare_here, device=device, on_block=stop_if_ended)
+            devices = 1 + len(self._others) if takes is needs_one else 1
+            try:
+                carry_out_comparisons(
+                    *(self._database, worker, works, compare, count), devices=devices, takes=takes
+                )
+            except BaseException:
+                ended.set()
+                raise
+
+        with ThreadPoolExecutor(max(1, len(self._others))) as threads:
+            others = [
+                threads.submit(compare_on, name, replace(self._worker, device=device_info(name)))
+                for name in self._others
+            ]
+            try:
+                compare_on(self._device, self._worker)
+                for other in others:
+                    other.result()
+                if several.is_set():  # when no other comparison uses its devices
+                    compare_on(self._device, self._worker, lambda job: job.gpus > 1)
+            except BaseException:
+                ended.set()  # also Ctrl-C while this waits
+                for other in others:
+                    if (error := other.exception()) and not isinstance(error, KeyboardInterrupt):
+                        raise error from None  # the reason why this device's ended
+                raise
+
+    def compare_here(
+        self,
+        job: CompareJob,
+        work: ComparisonWork,
+        *,
+        device: str | None = None,
+        on_block: OnBlock | None = None,
+    ) -> list[CaseComparison]:
+        """Compare the commits of a job on a device; None: the first. Raises as compare_commits."""
         pair = (job.base, job.head)
+        options: Options = {
+            "device": device or self._device,
+            "rules": work.rules or InterleaveRules(),
+            "on_block": on_block,
+        }
         if self._project is not None:
             first, second = (revision(self._project, sha) for sha in pair)
-            compared = compare_project(
-                self._project, first, second, job.cases, device=device, rules=rules
-            )
-            return list(compared)
-        compared = compare_commits(work.repository, *pair, job.cases, device=device, rules=rules)
-        return list(compared)
+            return list(compare_project(self._project, first, second, job.cases, **options))
+        return list(compare_commits(work.repository, *pair, job.cases, **options))
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
         (kind,) = self.kinds
@@ -145,15 +203,29 @@ def carry_out_comparisons(
     works: Sequence[ComparisonWork],
     compare: Callable[[CompareJob, ComparisonWork], Iterable[CaseComparison]],
     on_compared: OnCompared,
+    *,
+    devices: int = 1,
+    takes: Callable[[CompareJob], bool] = lambda job: True,
 ) -> None:
-    """Carry out the stored comparisons of runs on this process's device, one after the other.
+    """Carry out the stored comparisons of runs on a worker's device, one after the other.
 
-    Jobs that another process has leased are waited for. Raises InfrastructureError if the database
-    stays unavailable. An exception that ends the comparison returns its job.
+    devices: that do so; a job that fails here is left to the others first. takes: whether a job is
+    for them. Jobs that another
+    process has leased are waited for. Raises InfrastructureError if the database stays unavailable.
+    An exception that ends the comparison returns its job.
     """
     work_of = {work.run: work for work in works}
     with registered_worker(database, worker) as presence:
+        failed: set[int] = set()
+
+        def is_ours(row: queries.JobRow) -> bool:
+            return takes(CompareJob.from_data(row.content or {}))
+
+        def is_left_to_others(row: queries.JobRow) -> bool:
+            return row.id in failed and row.deaths < devices
+
         claim = partial(_claim, runs=tuple(work_of), worker=presence.name)
+        claim = partial(claim, is_ours=is_ours, is_left_to_others=is_left_to_others)
         while (claimed := run_transaction(database, claim)) is not None:
             if not isinstance(claimed, _Claimed):
                 time.sleep(_POLL_INTERVAL_S)
@@ -168,6 +240,8 @@ def carry_out_comparisons(
             end = partial(_end, job=claimed.id, compared=compared, device=worker.device)
             if run_transaction(database, end):
                 on_compared(claimed.id)
+            else:
+                failed.add(claimed.id)
             presence.job = presence.task = None
             presence.finished += 1
 
@@ -179,14 +253,23 @@ class _Claimed:
     job: CompareJob
 
 
-def _claim(session: Session, *, runs: Sequence[str], worker: str) -> _Claimed | bool | None:
-    """Lease a comparison of these runs; None: all have an outcome, True: others are leased."""
+def _claim(
+    session: Session,
+    *,
+    runs: Sequence[str],
+    worker: str,
+    is_ours: Callable[[queries.JobRow], bool],
+    is_left_to_others: Callable[[queries.JobRow], bool],
+) -> _Claimed | bool | None:
+    """Lease a comparison of these runs; None: all have an outcome, True: the rest is for others."""
     lock_for_writing(session.connection())  # first, as waiting for the lock takes time
     now, is_open = database_time(session), None
     for run in runs:
         rows = queries.jobs_of(session, run, states=OPEN_JOB_STATES, kind=COMPARE)
-        for row in sorted(rows, key=lambda row: row.deaths):
+        for row in sorted(filter(is_ours, rows), key=lambda row: row.deaths):
             is_open = True
+            if is_left_to_others(row):
+                continue
             claims = {row.id: worker}
             if claim_jobs(session, claims, until=now + LEASE, at=now, own_workers=(worker,)):
                 assert row.content is not None  # it compares

@@ -10,7 +10,7 @@ from functools import partial
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.local_pool import LocalPool, registered_worker
 from flexq_bench.fleet.pool import Pool
@@ -21,13 +21,12 @@ from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.device import device_info
+from flexq_bench.measure.device import device_info, local_devices
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted
 from flexq_bench.measure.kernel_processes import ProcessOptions
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter
-from flexq_bench.runs.worker import Worker
 
 NO_CLUSTER = "none"
 
@@ -82,7 +81,6 @@ def open_pool(
     with ExitStack() as stack:
         if options.is_local:
             pool = stack.enter_context(_local_pool(database, options))
-            _refuse_drained(database, pool.worker)
             if registers:
                 stack.enter_context(registered_worker(database, pool.worker))
             yield pool
@@ -110,14 +108,25 @@ def open_pool(
         yield stack.enter_context(pool_of_cluster.opened())
 
 
-def _refuse_drained(database: Database, worker: Worker) -> None:
+def _refuse_drained(database: Database, device: DeviceInfo) -> None:
     """Raise InfrastructureError if this host or the device is drained."""
     with database.session() as session:
         for row in queries.drains(session):
-            if row.target in (platform.node(), worker.device.uuid):
+            if row.target in (platform.node(), device.uuid):
                 raise InfrastructureError(
                     f"{row.target} is drained ({row.reason}): flexq-bench fleet resume {row.target}"
                 )
+
+
+def _others_of_its_kind(database: Database, name: str, options: PoolOptions) -> list[str]:
+    """Further GPUs of this machine that may compare: none if the options name a device."""
+    if options.device is not None or name == "cpu":
+        return []
+    with database.session() as session:
+        drained = {row.target for row in queries.drains(session)}
+    sku = device_info(name).sku
+    _, *others = [each for each in local_devices() if each[1].sku == sku]
+    return [other for other, info in others if info.uuid not in drained]
 
 
 def device_name(backend: Backend | None, device: str | None) -> str:
@@ -143,18 +152,20 @@ def _local_pool(database: Database, options: PoolOptions) -> Iterator[LocalPool]
             "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
         )
     device, seed = device_name(options.backend, options.device), options.seed or 0
-    uuid = device_info(device).uuid
+    info = device_info(device)
+    _refuse_drained(database, info)
+    others = _others_of_its_kind(database, device, options)
     if not registry.external_labels():
         # A meter allocates device memory, which would disturb a measurement by another process.
-        with device_alone(uuid):
+        with device_alone(info.uuid):
             meter = Meter(device, seed=seed, tuning=options.tuning)
-        yield LocalPool(database, InProcessMeter(meter), device)
+        yield LocalPool(database, InProcessMeter(meter), device, others=others)
         return
     times = parse_times(options.times)
     kernels = adopted()
     limits = (times.start, times.case)
     processes = ProcessOptions(device, seed, options.tuning, *limits, kernels.environment)
     with ExitStack() as stack:
-        with device_alone(uuid):
+        with device_alone(info.uuid):
             measurer = stack.enter_context(ProcessMeter(processes, kernels))
-        yield LocalPool(database, measurer, device, options.project)
+        yield LocalPool(database, measurer, device, options.project, others)

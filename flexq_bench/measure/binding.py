@@ -39,10 +39,7 @@ def bind(
     if isinstance(kernel, OperationKernel):
         return OperationSubject(kernel, spec, case, device, seed, rewriting, shared)
     if isinstance(kernel, RankKernel):
-        raise UnsupportedError(
-            f"{spec.label} needs {case.gpus} GPUs: `run`, `sweep` and `nightly` measure it, and "
-            "nothing compares two commits of it"
-        )
+        raise UnsupportedError(f"{spec.label} needs {case.gpus} GPUs, and this uses one")
     n, k = case.gemm.n, case.gemm.k
     bound = BoundKernel(kernel, spec, case, device)
     weights = shared.get(

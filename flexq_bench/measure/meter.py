@@ -230,7 +230,7 @@ class Meter:
         """Make the device the current one, as `prepare` and the prepared case require."""
         return self._clock.device_guard()
 
-    def prepare(self, case: Case, *, shares: bool = False) -> PreparedCase:
+    def prepare(self, case: Case, *, shares: bool = False) -> PreparedCase | RankedCase:
         """The case, ready to be configured, checked and placed step by step.
 
         shares: the weights of its layer are those of earlier cases, and kept for later ones.
@@ -240,6 +240,9 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
+        if isinstance(kernel, RankKernel):
+            return self._ranked.prepared(case, self.seed, self._secret)
+        self._ranked.end()
         shared = self._shared if shares else SharedWeights(0)
         return self._prepare(kernel, case, shared, distinct=True)
 

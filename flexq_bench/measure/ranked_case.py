@@ -49,6 +49,13 @@ class RankedCases:
         self._ranks, self._count = None, 0
 
 
+class _OwnBuffers:
+    """Stands for buffers that the ranks have, and share with no other case."""
+
+    def __init__(self) -> None:
+        self.weights = object()
+
+
 class RankedCase:
     """Counterpart of `PreparedCase`. Raises RefusedError and WorkerError.
 
@@ -67,13 +74,24 @@ class RankedCase:
         self.floor_us: float | None = first["floor_us"]
         self.facts = {"devices": uuids, "link_gb_s": round(first["link_gb_s"], 2)}
         self.config_values: dict[str, Any] = {}
+        self.config: None = None
         self.binary_hash: str | None = None
 
-    def choose_config(self, *_: object) -> None:
+    def choose_config(self, *_: object, **__: object) -> None:
         """There is only one."""
 
     def use_default(self) -> None:
         """There is only one."""
+
+    def use_config(self, _: object) -> None:
+        """There is only one."""
+
+    def assume_launches(self, _: int) -> None:
+        """Their number does not depend on times."""
+
+    def buffers(self, index: int, *, shared_with: object = None) -> _OwnBuffers:
+        """`placed` allocates them."""
+        return _OwnBuffers()
 
     def check(self, when: str) -> CheckResult:
         """Check whole results of every rank."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, positive_logs, robust_scale
+from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, Ints, positive_logs, robust_scale
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.history_trigger import prediction_scale
 
@@ -40,37 +40,55 @@ def surprise(history: ArrayLike, latest: float) -> float:
     counts, so that neither speed of a two-speed kernel is a change. 0: the history has no usable
     values. Raises ValueError if history is not one-dimensional.
     """
-    logs, _ = positive_logs(history)
-    newest, _ = positive_logs([latest])
-    logs = logs[-HISTORY_RESULTS:]
-    if logs.size == 0 or newest.size == 0:
-        return 0.0
-    levels = _modes_of(np.sort(logs))
-    around = np.concatenate([level - _median_of(level) for level in levels])
-    scale = float(prediction_scale(robust_scale(around), logs.size, center=logs.size))
-    distances = [float(newest[0]) - _median_of(level) for level in levels]
-    return min(distances, key=abs) / scale
+    return surprises([(history, latest)])[0]
 
 
-def _modes_of(ordered: Floats) -> list[Floats]:
-    """The two modes of sorted values, or all of them as one mode."""
-    inner = np.diff(ordered)[_MIN_MODE_RESULTS - 1 : ordered.size - _MIN_MODE_RESULTS]
-    if inner.size == 0:
-        return [ordered]
-    split = int(inner.argmax()) + _MIN_MODE_RESULTS
-    low, high = ordered[:split], ordered[split:]
-    around = np.concatenate([low - _median_of(low), high - _median_of(high)])
-    gap = _median_of(high) - _median_of(low)
-    if gap < 2 * _MIN_MODE_DISTANCE_SIGMAS * max(
-        float(np.sqrt(np.mean(around**2))), SCALE_FLOOR / 2
-    ):
-        return [ordered]
-    return [low, high]
+def surprises(series: Sequence[tuple[ArrayLike, float]]) -> list[float]:
+    """Return `surprise` of each history and latest result, all at once."""
+    result = [0.0] * len(series)
+    of_sizes: dict[int, list[tuple[int, Floats, float]]] = defaultdict(list)
+    for index, (history, latest) in enumerate(series):
+        logs, newest = (positive_logs(values)[0] for values in (history, [latest]))
+        if logs.size and newest.size:
+            window = logs[-HISTORY_RESULTS:]
+            of_sizes[window.size].append((index, window, float(newest[0])))
+    for size, group in of_sizes.items():
+        indices, windows, latest_logs = zip(*group, strict=True)
+        levels, around = _levels_of(np.sort(np.stack(windows), axis=-1))
+        distances = np.asarray(latest_logs)[:, None] - levels
+        nearest = np.take_along_axis(distances, np.abs(distances).argmin(axis=1)[:, None], axis=1)
+        scale = prediction_scale(robust_scale(around), size, center=size)
+        for index, sigmas in zip(indices, (nearest[:, 0] / scale).tolist(), strict=True):
+            result[index] = sigmas
+    return result
 
 
-def _median_of(ordered: Floats) -> float:
-    """Median of sorted values; numpy's would take most of a night's time here."""
-    return float(ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2
+def _levels_of(ordered: Floats) -> tuple[Floats, Floats]:
+    """The two modes of sorted values [s, n], equal if there is one: [s, 2]; distances [s, n]."""
+    count, size = ordered.shape
+    whole = _median_between(ordered, np.zeros(count, np.int64), np.full(count, size))
+    levels, around = np.stack([whole, whole], axis=1), ordered - whole[:, None]
+    inner = np.diff(ordered)[:, _MIN_MODE_RESULTS - 1 : size - _MIN_MODE_RESULTS]
+    if inner.shape[1] == 0:
+        return levels, around
+    split = inner.argmax(axis=1) + _MIN_MODE_RESULTS
+    low = _median_between(ordered, np.zeros(count, np.int64), split)
+    high = _median_between(ordered, split, np.full(count, size))
+    is_low = np.arange(size) < split[:, None]
+    apart = ordered - np.where(is_low, low[:, None], high[:, None])
+    noise = np.maximum(np.sqrt(np.mean(apart**2, axis=1)), SCALE_FLOOR / 2)
+    are_two = (high - low >= 2 * _MIN_MODE_DISTANCE_SIGMAS * noise)[:, None]
+    return (
+        np.where(are_two, np.stack([low, high], axis=1), levels),
+        np.where(are_two, apart, around),
+    )
+
+
+def _median_between(ordered: Floats, start: Ints, stop: Ints) -> Floats:
+    """Median [s] of the columns from start to stop [s] of sorted values [s, n]."""
+    rows, length = np.arange(len(ordered)), stop - start
+    middle: Floats = ordered[rows, start + (length - 1) // 2] + ordered[rows, start + length // 2]
+    return middle / 2
 
 
 def joint_sigmas(surprises: Sequence[Surprise]) -> dict[Hashable, float]:

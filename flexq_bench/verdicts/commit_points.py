@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a worker needs no SQLAlchemy
-    from flexq_bench.db.queries import HistoryPoint
+    from flexq_bench.db.queries.series import Point
 
 
-def one_per_commit(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
+def one_per_commit(points: Sequence[Point]) -> list[Point]:
     """Combine the results of each commit within an epoch; every rule on histories counts these.
 
     points: of one series, as `db.queries.series_history` returns them. The value is the median of
@@ -22,12 +22,12 @@ def one_per_commit(points: Sequence[HistoryPoint]) -> list[HistoryPoint]:
     """
     if len({(point.epoch, point.commit) for point in points}) == len(points):
         return list(points)
-    by_commit: dict[tuple[int, str], list[HistoryPoint]] = defaultdict(list)
+    by_commit: dict[tuple[int, str], list[Point]] = defaultdict(list)
     for point in points:
         by_commit[point.epoch, point.commit].append(point)
     seen = {(point.epoch, point.commit, point.device) for point in points}
     commits = Counter((epoch, device) for epoch, _, device in seen)
-    combined: list[HistoryPoint] = []
+    combined: list[Point] = []
     for (epoch, _), results in by_commit.items():
         devices = {result.device for result in results}
         device = combined[-1].device if combined else -1

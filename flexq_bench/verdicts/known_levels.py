@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def known_levels(values: Sequence[float], comparisons: Sequence[Compared]) -> Kn
         if abs(after - float(levels[one.head - 1])) < SMALLEST_LOG_RATIO:
             unchanged.append(one.head)
         start = max(one.base + 1 - HISTORY_RESULTS, 0)
-        zero = float(np.median((logs - levels)[start : one.base + 1]))
+        zero = statistics.median((logs - levels)[start : one.base + 1].tolist())
         for at in range(one.base + 1, one.head):
             if abs(logs[at] - zero - after) < abs(logs[at] - zero - levels[at]):
                 levels[at] = after

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
@@ -67,6 +68,8 @@ def judge_alerts(
     bases = {alert.good.sha for alert in alerts if alert.good is not None}
     latest = queries.latest_comparisons(session, bases, set().union(*compared.values()))
     orphaned = queries.orphaned(session, [(one.bad.sha, one.bad.project) for one in alerts])
+    last = queries.last_measured(session, {series for alert in alerts for series in alert.series})
+    measured_after = cache(partial(queries.commits_measured_after, session))
     for alert in alerts:
         series = sorted(compared[alert.id]) if alert.good is not None else []
         if series and (alert.bad.sha, alert.bad.project) in orphaned:
@@ -75,10 +78,15 @@ def judge_alerts(
             standings = list(_by_comparison(alert, series, latest))
         if alert.id in by_history:
             standings += _by_history(session, alert)
-        yield alert, _outcome(session, alert, standings)
+        times = [last[series] for series in alert.series if series in last]
+        without = measured_after(max(times), project=alert.bad.project) if times else 0
+        yield alert, _outcome(session, alert, standings, without)
 
 
-def _outcome(session: Session, alert: AlertRow, standings: Sequence[Standing]) -> Outcome | None:
+def _outcome(
+    session: Session, alert: AlertRow, standings: Sequence[Standing], without: int
+) -> Outcome | None:
+    """Return what comes of an alert. without: commits since the last result of its series."""
     ranges = Counter(standing.range for standing in standings if standing.range is not None)
     if standings and not ranges:
         reasons = list(dict.fromkeys(standing.reason for standing in standings))
@@ -87,8 +95,7 @@ def _outcome(session: Session, alert: AlertRow, standings: Sequence[Standing]) -
         if all(standing.is_back for standing in standings):
             return Outcome("fixed", f"every series is back {words}")
         return Outcome("ended", words)
-    unmeasured = queries.commits_without(session, alert.series, project=alert.bad.project)
-    if unmeasured >= _COMMITS_UNMEASURED:
+    if without >= _COMMITS_UNMEASURED:
         last = f"the last {_COMMITS_UNMEASURED} commits"
         return Outcome("ended", f"none of its series was measured at {last}")
     if shipped := _shipped(session, alert):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -58,8 +59,17 @@ def test_environment_change_opens_an_epoch(session, build, add):
         add(f"at {order}", commit=commit, environment={"driver": driver})
 
     (series,) = queries.list_series(session)
-    first, second, third = (point.epoch for point in queries.series_history(session, series.id))
+    points = queries.series_history(session, series.id)
+    first, second, third = (point.epoch for point in points)
     assert first == third != second
+    # What a night reads of them is the same.
+    names = [field.name for field in fields(queries.TimedPoint) if field.name != "id"]
+    [timed] = queries.timed_histories(session, [series.id]).values()
+    assert [[getattr(point, name) for name in names] for point in timed] == [
+        [getattr(point, name) for name in names] for point in points
+    ]
+    assert queries.first_time(session, timed[1:]) == points[1].created_at
+    assert queries.first_time(session, []) is None
 
 
 def test_another_host_opens_no_epoch(session, build, add):

@@ -21,7 +21,14 @@ from pathlib import Path
 
 from flexq_bench.fleet.ray_cluster import _QUIET
 
-RAY = str(Path(sys.executable).with_name("ray"))
+# Ray gives up on its own processes after 30 s, which a busy machine exceeds: here after 300 s.
+PATIENT_RAY = """
+import sys, time, types
+import ray._private.node as node
+node.time = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() / 10})
+from ray.scripts.scripts import main
+sys.exit(main())
+"""
 _ALONE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 _HEAD = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that is reachable from outside
 _SMALL = ("--object-store-memory", str(100 << 20), "--disable-usage-stats")
@@ -81,7 +88,17 @@ class Machines:
         cache.mkdir(exist_ok=True)
         hide = [f"mount -t tmpfs none {shlex.quote(str(path))}" for path in hidden]
         named = f"mount --bind {home}/cpuinfo /proc/cpuinfo"
-        ray = shlex.join((RAY, "start", f"--node-ip-address={address}", *options, *_SMALL))
+        ray = shlex.join(
+            (
+                sys.executable,
+                "-c",
+                PATIENT_RAY,
+                "start",
+                f"--node-ip-address={address}",
+                *options,
+                *_SMALL,
+            )
+        )
         own_cache = f"mount --bind {home}/cache {cache}"
         steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
         ours = ("FLEXQ_BENCH", "RAY_")
@@ -117,7 +134,7 @@ def machines(folder: Path, hidden: Sequence[Path]) -> Iterator[Machines]:
 
 
 def _wait_for(port: int) -> None:
-    give_up = time.monotonic() + 180  # a busy machine
+    give_up = time.monotonic() + 600  # a busy machine
     while True:
         try:
             socket.create_connection((_HEAD, port), 1).close()

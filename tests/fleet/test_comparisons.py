@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -14,13 +16,14 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.fleet import ComparisonOutcome, add_jobs, claim_jobs, finish_comparisons
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import (
     BrokenRevisionError,
     DeviceError,
     InfrastructureError,
     UsageError,
 )
+from flexq_bench.fleet import local_pool
 from flexq_bench.fleet.compare_jobs import (
     MAX_CASES,
     Compared,
@@ -30,12 +33,14 @@ from flexq_bench.fleet.compare_jobs import (
     outcome_data,
     stored_comparisons,
 )
-from flexq_bench.fleet.local_pool import carry_out_comparisons
+from flexq_bench.fleet.local_pool import LocalPool, carry_out_comparisons
 from flexq_bench.fleet.pool import Kind
 from flexq_bench.fleet.run_comparer import comparing_run
 from flexq_bench.fleet.workers import Lost
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.operation import operation
 
 BASE, HEAD = "b" * 40, "c" * 40
 COMMIT = CommitInfo(HEAD, None, 1, dirty=False)
@@ -83,7 +88,7 @@ def ignore(job):
 
 @pytest.mark.parametrize(
     ("cases", "devices", "sizes"),
-    [(2, 8, [1, 1]), (50, 4, [13, 13, 13, 11]), (50, 1, [16, 16, 16, 2]), (1, 1, [1]), (0, 4, [])],
+    [(2, 8, [1, 1]), (50, 4, [13, 13, 13, 11]), (50, 2, [13, 13, 13, 11]), (1, 1, [1]), (0, 4, [])],
 )
 def test_cases_are_divided_between_the_devices(a_case, cases, devices, sizes):
     job = CompareJob(BASE, HEAD, tuple(a_case(m) for m in range(1, cases + 1)), "theirs")
@@ -96,6 +101,48 @@ def test_cases_are_divided_between_the_devices(a_case, cases, devices, sizes):
     assert {(part.base, part.head, part.project) for part in parts} <= {(BASE, HEAD, "theirs")}
     assert len({(info.case_key, info.repetition) for info in infos}) == len(infos)
     assert max(sizes, default=0) <= MAX_CASES
+
+
+def of_gpus(gpus, elements=64):
+    workload = operation("all_reduce").workload(elements=elements, gpus=gpus)
+    return Case("all-reduce", workload, stage="op")
+
+
+@pytest.fixture
+def mixed_work(table, a_case):
+    """mixed_work("H200"): the work of four cases of one GPU and three of two."""
+
+    def make(gpu):
+        work = table.work(gpu, [])
+        cases = [case for m in (1, 2, 3) for case in (of_gpus(2, 64 * m), a_case(m))]
+        job = CompareJob(BASE, HEAD, (*cases, a_case(4)))
+        with table.database.session() as session:
+            add_jobs(session, work.run.info.uuid, job_infos([job], 2))
+        return ComparisonWork(work.run.info.uuid, gpu, Path("/nowhere"))
+
+    return make
+
+
+def test_comparisons_of_two_gpus_follow_those_of_one(table, gpus, mixed_work):
+    workers, work = gpus({"H200": 4}, compares=right), mixed_work("H200")
+
+    table.coordinator(workers).compare([work], ignore)
+
+    assert workers.used == ["compare", "compare 2", "compare"]
+    sizes = [job.gpus for _, job in workers.started]
+    assert sizes == sorted(sizes)
+    assert [{case.gpus for case in job.cases} == {job.gpus} for _, job in workers.started]
+    assert set(states_of(table, work)) == {"done"}
+
+
+def test_comparison_of_more_gpus_than_a_host_has_leaves_a_reason(table, gpus, mixed_work):
+    work = mixed_work("H200")
+
+    table.coordinator(gpus({"H200": 1}, compares=right)).compare([work], ignore)
+
+    ends = {CompareJob.from_data(job.content).gpus: job for job in jobs_of(table, work)}
+    assert (ends[1].state, ends[2].state) == ("done", "no-device")
+    assert ends[2].reason == "no host with 2 H200 came within 3 s"
 
 
 def test_stored_comparison_is_restored_exactly(table, gpus, compare_work, a_case):
@@ -255,6 +302,103 @@ def test_killed_comparison_is_resumed_by_another_coordinator(
 
     assert states_of(table, work) == ["done"] * 5
     assert len(seen) == 2
+
+
+@pytest.fixture
+def local(table, gpus, monkeypatch):
+    """local(compare): a local pool of H200 0, H200 1 and H200 2; compare(device, job, on_block)."""
+    [first, *_] = gpus({"H200": 3})._members.values()
+    monkeypatch.setattr(local_pool, "device_info", lambda name: DeviceInfo(name, "H200", "cuda"))
+
+    def made(compare):
+        pool = LocalPool(
+            table.database,
+            SimpleNamespace(worker=first.worker, backend="cuda"),
+            "H200 0",
+            others=("H200 1", "H200 2"),
+        )
+        pool.compare_here = lambda job, _, *, device, on_block: compare(device, job, on_block)
+        return pool
+
+    return made
+
+
+def test_local_pool_compares_on_all_its_devices(table, local, compare_work):
+    work, seen = compare_work("H200", 7), []
+    together = threading.Barrier(3, timeout=10)
+    compared = []
+
+    def compare(device, job, on_block):
+        compared.append(device)
+        if len(compared) <= 3:
+            together.wait()  # all three are at it
+        return right(None, job).comparisons
+
+    pool = local(compare)
+    pool.compare([work], seen.append)
+
+    assert [kind.devices for kind in pool.kinds] == [3]
+    assert set(compared) == {"H200 0", "H200 1", "H200 2"}
+    assert states_of(table, work) == ["done"] * 7
+    assert sorted(seen) == sorted(job.id for job in jobs_of(table, work))
+    with table.database.session() as session:
+        outcomes = queries.comparison_outcomes(session, work.run)
+    assert {outcome["device"]["uuid"] for outcome in outcomes.values()} == set(compared)
+
+
+def test_local_pool_compares_on_two_gpus_when_the_others_are_idle(table, local, mixed_work):
+    work, now, seen = mixed_work("H200"), set(), []
+
+    def compare(device, job, on_block):
+        now.add(device)
+        time.sleep(0.02)
+        seen.append((job.gpus, device, now.copy()))
+        now.remove(device)
+        return right(None, job).comparisons
+
+    local(compare).compare([work], ignore)
+
+    assert set(states_of(table, work)) == {"done"}
+    assert [gpus for gpus, *_ in seen] == sorted(gpus for gpus, *_ in seen)
+    assert all(
+        (device, beside) == ("H200 0", {device}) for gpus, device, beside in seen if gpus == 2
+    )
+
+
+@pytest.mark.parametrize("stopped", ["H200 0", "H200 1"])
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, ZeroDivisionError])
+def test_local_devices_stop_together(table, local, compare_work, stopped, reason):
+    work = compare_work("H200", 6)
+    together = threading.Barrier(3, timeout=10)
+
+    def compare(device, job, on_block):
+        together.wait()
+        if device == stopped:
+            raise reason
+        for _ in range(1000):
+            on_block(job.cases[0], None)
+            time.sleep(0.01)
+        raise AssertionError("it was not stopped")
+
+    with pytest.raises(reason):
+        local(compare).compare([work], ignore)
+
+    assert states_of(table, work) == ["queued"] * 6
+    assert {job.deaths for job in jobs_of(table, work)} == {0}
+
+
+def test_local_comparison_that_fails_on_a_device_goes_to_another(table, local, compare_work):
+    work = compare_work("H200", 3)
+
+    def compare(device, job, on_block):
+        if device == "H200 1":
+            time.sleep(0.05)
+            raise InfrastructureError("fell off the bus")
+        return right(None, job).comparisons
+
+    local(compare).compare([work], ignore)
+
+    assert states_of(table, work) == ["done"] * 3
 
 
 def test_second_coordinator_waits_for_leased_comparisons(table, gpus, compare_work, monkeypatch):

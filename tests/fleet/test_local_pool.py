@@ -1,11 +1,14 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from flexq_bench.db import queries
 from flexq_bench.db.errors import LockedError
+from flexq_bench.db.fleet import drain
 from flexq_bench.db.records import DeviceInfo
-from flexq_bench.fleet import local_pool
+from flexq_bench.fleet import local_pool, pool_choice
 from flexq_bench.runs.worker import Worker
 
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
@@ -45,3 +48,22 @@ def test_locked_database_does_not_end_heartbeats(database, monkeypatch, caplog, 
     with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         eventually(lambda: len(calls) >= 2)
     assert "busy" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "others"),
+    [(None, "cuda", ["cuda:1"]), ("cuda:0", "cuda:0", []), (None, "cpu", [])],
+)
+def test_comparisons_use_the_gpus_of_a_kind_that_are_not_drained(
+    database, monkeypatch, device, name, others
+):
+    kinds = {"cuda:0": "H200", "cuda:1": "H200", "cuda:2": "A100", "cuda:3": "H200", "cpu": "A CPU"}
+    present = [(each, DeviceInfo(f"id {each}", kind, "cuda")) for each, kind in kinds.items()]
+    monkeypatch.setattr(pool_choice, "local_devices", lambda: present)
+    monkeypatch.setattr(pool_choice, "device_info", lambda _: present[0][1])
+    with database.session() as session:
+        drain(session, "id cuda:3", reason="hot", person="Ada", at=datetime.now(UTC))
+
+    options = pool_choice.PoolOptions(device=device)
+
+    assert pool_choice._others_of_its_kind(database, name, options) == others

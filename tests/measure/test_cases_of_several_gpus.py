@@ -11,8 +11,13 @@ from flexq_bench.kernels import registry
 from flexq_bench.kernels.runtime.ranks import Ranks
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure import meter as meters
+from flexq_bench.measure.ab import InterleaveRules, compare_commits
+from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.rank_worker import RankOperations
+from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.repository.git import git_output
+from flexq_bench.repository.provenance import ROOT
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import operation
 
@@ -101,3 +106,65 @@ def test_ranks_that_die_fail_one_case_only(monkeypatch):
         assert meter._ranked.prepared(all_reduce(4096), 0, 1).check("before").detail == ""
     finally:
         meter._ranked.end()
+
+
+class Scripted:
+    """Ranks that answer without processes."""
+
+    is_broken = False
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, what, **arguments):
+        self.asked.append(what)
+        times = [20.0 + 0.1 * (i % 3) for i in range(arguments.get("count", 0))]
+        prepared = {"launches": 4, "floor_us": 10.0, "link_gb_s": 1.0}
+        checked = {"max_rel_error": 0.0, "exact": False, "detail": ""}
+        return [{"uuid": "a", "times_us": times, **prepared, **checked}] * 2
+
+
+@pytest.fixture
+def side(monkeypatch):
+    """A worker of a comparison on a CPU, and its ranks."""
+    operations, ranks = WorkerOperations(Meter("cpu", tuning=Tuning.NONE)), Scripted()
+    monkeypatch.setattr(
+        RankedCases, "prepared", lambda _, case, *seeds: RankedCase(ranks, case, *seeds)
+    )
+    return operations, ranks
+
+
+def test_a_comparison_times_all_ranks(side):
+    operations, ranks = side
+
+    prepared = operations.prepare("base", all_reduce(4096).key)
+    operations.place("base", 0, launches=4)
+    turn = operations.turn("base")
+    operations.leave("base")
+    operations.release("base")
+
+    assert (prepared["wrong"], prepared["config"], turn["launches"]) == ("", {}, 4)
+    assert set(turn["samples_us"]) <= {20.0, 20.1, 20.2}
+    assert ranks.asked[:4] == ["describe", "prepare", "check", "place"]
+    assert ranks.asked[-2:] == ["inspect", "release"]
+
+
+def test_a_judge_is_told_that_it_has_no_inputs_for_ranks(side):
+    operations, _ = side
+    operations.prepare("head", all_reduce(4096).key)
+    operations.place("head", 0)
+
+    with pytest.raises(meters.UnsupportedError, match="kernels of one GPU only"):
+        operations.fill("head", "inputs", [], {}, weights=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_commit_is_compared_with_itself_on_two_ranks():
+    rules = InterleaveRules(processes=5, looks=1)
+    head = git_output(ROOT, "rev-parse", "HEAD").strip()
+
+    [result] = compare_commits(ROOT, head, head, [all_reduce(8192)], device="cpu", rules=rules)
+
+    assert result.detail == ""
+    assert len(result.comparison.placement) == 10

@@ -43,7 +43,7 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
     pool.check = lambda cases: None
 
     def bisect(culprit, compare=None):
-        def compare_two(job, work):
+        def compare_two(job, work, **_):
             assert (job.base, [case.key for case in job.cases]) == (COMMITS[0], [KEY])
             # A step asks for its side only.
             assert (work.rules.suffices is None) == (job.head == COMMITS[-1])
@@ -83,7 +83,7 @@ def test_bisection_of_unmerged_commits_is_refused(database, bisected, monkeypatc
 def test_bisection_is_cancelled_between_comparisons(database, bisected, compared):
     asked = []
 
-    def compare(job, work):
+    def compare(job, work, **_):
         asked.append(job.head)
         with database.session() as session:
             [row] = queries.requests(session)
@@ -101,7 +101,7 @@ def test_bisection_is_cancelled_between_comparisons(database, bisected, compared
 def test_bisection_fails_after_three_servers_died(database, bisected, commit, compared):
     """Of the commit that does it: the answer of the first comparison is in the journal."""
 
-    def killed(job, work):
+    def killed(job, work, **_):
         if job.head != COMMITS[-1]:
             raise SystemExit
         return [compared("flexq-w6a6", 1.05)]
@@ -119,7 +119,7 @@ def test_bisection_fails_after_three_servers_died(database, bisected, commit, co
 
 
 def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected, commit, compared):
-    def fails(job, work):
+    def fails(job, work, **_):
         if job.head == COMMITS[-1]:
             return [compared("flexq-w6a6", 1.05)]
         raise InfrastructureError("the GPU fell off the bus")
@@ -128,7 +128,7 @@ def test_bisection_returns_to_the_queue_if_the_machine_fails(database, bisected,
         with pytest.raises(InfrastructureError, match="fell off the bus; the search stops at"):
             bisected(COMMITS[5], fails) if _ == 0 else served(database, bisected.pool, commit)
 
-    bisected.pool.compare_here = lambda job, work: [
+    bisected.pool.compare_here = lambda job, work, **_: [
         compared("flexq-w6a6", 1.05 if job.head >= COMMITS[5] else 1.0)
     ]
     assert served(database, bisected.pool, commit).detail.startswith(COMMITS[5][:10])
@@ -145,7 +145,7 @@ def test_lease_is_renewed_while_a_comparison_makes_progress(
         with database.session() as session:
             return session.scalar(select(Request.lease_until))
 
-    def compare(job, work):
+    def compare(job, work, **_):
         if not meanwhile:
             first = end_of_lease()
             eventually(lambda: end_of_lease() > first)
@@ -164,7 +164,7 @@ def test_a_comparison_that_hangs_is_anybodys_in_the_end(
     monkeypatch.setattr(request_worker, "MAX_COMPARISON_S", 0.1)
     meanwhile = []
 
-    def compare(job, work):
+    def compare(job, work, **_):
         if not meanwhile:
             meanwhile.append(None)
             time.sleep(0.5)
@@ -180,7 +180,7 @@ def test_bisection_of_unmeasurable_commits_ends(bisected, compared, monkeypatch)
     monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
     asked = []
 
-    def compare(job, work):
+    def compare(job, work, **_):
         asked.append(job.head)
         if job.head != COMMITS[-1]:
             raise UsageError("it does not build")

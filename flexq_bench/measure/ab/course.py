@@ -25,8 +25,8 @@ from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
 from flexq_bench.measure.ab.worker_pairs import WorkerPairs, can_start_beside
-from flexq_bench.measure.device import device_info
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device import device_infos
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.meter import WARM_S
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.verdicts import CaseComparison, Verdict
@@ -41,15 +41,17 @@ def compare_cases(
     """Yield one result per pair of cases, those decided early first.
 
     experiments: with the pairs of cases of each; their device, rules and functions to call are the
-    same, and their cases are judged together. The device is reserved for this process until the
-    last result. Raises as ABExperiment.identities, and InfrastructureError if the device is not
-    free in time.
+    same, and their cases are judged together. The devices that they need are reserved for this
+    process until the last result. Raises as ABExperiment.identities, and InfrastructureError if a
+    device is not free in time.
     """
     experiments = [(experiment, pairs) for experiment, pairs in experiments if pairs]
     if not experiments:
         return
     first = experiments[0][0]
-    with device_alone(device_info(first.device).uuid), ExitStack() as unused:
+    gpus = max(base.gpus for _, pairs in experiments for base, _ in pairs)
+    uuids = [info.uuid for info in device_infos(first.device, gpus)]
+    with devices_alone(uuids), ExitStack() as unused:
         lanes = [
             _Lane(
                 experiment,

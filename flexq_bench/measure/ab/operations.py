@@ -13,13 +13,14 @@ from typing import Any
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.contract import LinearKernel, PackedOperand
+from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
-from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.given_inputs import Part, Parts, Plain, named_tensors, parts_of
 from flexq_bench.measure.judged_work import OwnReference, Role, with_elements
 from flexq_bench.measure.prepared import Placed, PreparedCase
+from flexq_bench.measure.ranked_case import RankedCase, RankedPlacement
 from flexq_bench.measure.sampling import (
     FreeClocks,
     batch_size,
@@ -47,23 +48,26 @@ class _Slot:
     has_weights: the current one has them.
     """
 
-    prepared: PreparedCase
+    prepared: PreparedCase | RankedCase
     shares: bool = False
     free: FreeClocks | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     index: int = 0
-    buffers: Buffers | None = None
-    begun: Placed | None = None
-    placed: Placed | None = None
+    buffers: Any = None
+    begun: Placed | RankedPlacement | None = None
+    placed: Placed | RankedPlacement | None = None
     samples: int = 1
     gap_us: float = 0.0
     least_mhz: float | None = None
     given: dict[str, Part] = field(default_factory=dict)
     has_weights: bool = False
 
-    def begin(self) -> Placed:
+    def begin(self) -> Placed | RankedPlacement:
         """Begin to use the buffers of the placement."""
-        return self.resources.enter_context(self.prepared.placed(self.index, buffers=self.buffers))
+        case = self.prepared
+        if isinstance(case, RankedCase):
+            return self.resources.enter_context(case.placed(self.index))
+        return self.resources.enter_context(case.placed(self.index, buffers=self.buffers))
 
     def leave(self) -> None:
         """Free the current placement."""
@@ -189,7 +193,7 @@ class WorkerOperations:
         mine.placed = mine.begin()
         return reply | {"launches": mine.placed.rotation.launches}
 
-    def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed:
+    def _warm_up(self, mine: _Slot, *, boost: bool) -> Placed | RankedPlacement:
         placed = mine.begun or mine.begin()
         protocol, now = self._meter.protocol, time.perf_counter
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
@@ -217,6 +221,8 @@ class WorkerOperations:
         """
         # Who gives inputs takes samples without gaps, whatever the clock is then.
         placed, mine = self._placed(slot, boost=False), self._slots[slot]
+        if not isinstance(placed, Placed) or not isinstance(mine.prepared, PreparedCase):
+            raise UnsupportedError("a judge gives inputs to kernels of one GPU only")
         parts = parts_of(read_tensors(Path(path), layout, self._meter.torch_device), plain)
         mine.given |= parts
         inputs = mine.prepared.given(mine.given)
@@ -231,7 +237,9 @@ class WorkerOperations:
 
         A linear layer has one: `out` [M,N].
         """
-        write_tensors(Path(path), with_elements(self._placed(slot).buffers.outputs()))
+        placed = self._placed(slot)
+        assert isinstance(placed, Placed)  # as `fill` says
+        write_tensors(Path(path), with_elements(placed.buffers.outputs()))
         return {}
 
     def quantize(
@@ -241,7 +249,9 @@ class WorkerOperations:
 
         operand: x or w. Returns the layout of the result, and what is no tensor.
         """
-        kernel = self._slots[slot].prepared.kernel
+        prepared = self._slots[slot].prepared
+        assert isinstance(prepared, PreparedCase)  # as `fill` says
+        kernel = prepared.kernel
         assert isinstance(kernel, LinearKernel)  # others have no inputs
         real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
         quantize = kernel.quantize_weight if operand == "w" else kernel.quantize_activation
@@ -289,6 +299,7 @@ class WorkerOperations:
         """
         placed, mine = self._placed(slot), self._slots[slot]
         if kept is not None:
+            assert isinstance(placed, Placed)  # as `fill` says
             placed.buffers.between.keep_samples(kept)
         gap_us = mine.gap_us if gap_us is None else gap_us
         samples = mine.samples if count is None else count
@@ -319,11 +330,12 @@ class WorkerOperations:
         old = self._slots.pop(slot, None)
         if old is not None:
             old.leave()
+            old.prepared.close()
             del old
             self._meter.release_memory()
         return {}
 
-    def _placed(self, slot: str, *, boost: bool = True) -> Placed:
+    def _placed(self, slot: str, *, boost: bool = True) -> Placed | RankedPlacement:
         """The current placement, warmed up. boost: by the rules of this regime."""
         mine = self._slots[slot]
         if mine.buffers is None:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from flexq_bench.measure.ab import InterleaveRules, compare_judged_project, compare_project
-from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.repository.project import FILE, open_project, revision
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -46,7 +46,7 @@ def theirs(tmp_path, git, monkeypatch):
 @pytest.mark.slow
 def test_project_comparison_does_not_wait_for_its_own_lock(theirs, monkeypatch):
     monkeypatch.setattr(
-        "flexq_bench.measure.ab.course.device_alone", partial(device_alone, wait_s=1.0)
+        "flexq_bench.measure.ab.course.devices_alone", partial(devices_alone, wait_s=1.0)
     )
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
