@@ -89,7 +89,9 @@ def decode_all(
                 for case in fitting:
                     _check_weights(before.get(case.key), loaded)
                     results[case].loaded = loaded
-                    _request_decode(worker, case, results[case], number, device.uuid)
+                    _request_decode(
+                        worker, case, results[case], number, device.uuid, brief=setup.brief
+                    )
                     if results[case].processes:
                         yield decode_record(setup, case, results[case], source)
                 worker.ask("unload")
@@ -255,7 +257,13 @@ def _load(
 
 
 def _request_decode(
-    worker: _Asked, case: DecodeCase, result: ProcessResults, number: int, gpu: str
+    worker: _Asked,
+    case: DecodeCase,
+    result: ProcessResults,
+    number: int,
+    gpu: str,
+    *,
+    brief: bool,
 ) -> None:
     try:
         answer = worker.ask(
@@ -264,7 +272,8 @@ def _request_decode(
             prompt_tokens=case.prompt_tokens,
             new_tokens=case.new_tokens,
             kv_bits=case.kv_bits,
-            profiled=not result.parts,
+            profiled=not brief and not result.parts,
+            powered=not brief,
         )
     except RefusedError as error:
         result.refused = str(error)

@@ -232,7 +232,9 @@ class PreparedCase:
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
-        times = (preferring(timer, favourite), preferring(timer.glance, favourite))
+        times = [preferring(timer.glance, favourite)]
+        if self._protocol.retimes:
+            times.insert(0, preferring(timer, favourite))
         self._take(memory.choose(key, candidates, *times))
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
