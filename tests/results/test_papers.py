@@ -15,6 +15,7 @@ from flexq_bench.results.papers.evidence import TASK_NAMES, ZERO_SHOT, Evidence
 from flexq_bench.results.papers.statements import statement_result
 from flexq_bench.results.papers.steps import AccuracyInputs, named_figures, steps_of, why_not_here
 from flexq_bench.results.papers.tables import averages, is_marked, shape_of, table_result
+from flexq_bench.results.stored_comparison import newest_of_cases
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.models import load_catalog
@@ -142,6 +143,16 @@ def test_the_same_ratios_on_a_faster_gpu_are_reproduced(name):
     assert result.kind == "reproduced"
     assert result.factor < 1.25
     assert result.held == result.pairs > 0
+
+
+def test_brief_time_counts_only_where_there_is_no_other():
+    whole = a_time("cublaslt-w8a8", 4.0, days=0)
+    brief = a_time("cublaslt-w8a8", 8.0, days=1, protocol_version=104)
+
+    for times in ([whole, brief], [brief]):
+        key = (GPU, "cublaslt-w8a8", "cold", 1, 4096, 4096)
+        assert Evidence(times).times[key] is times[0]
+        assert newest_of_cases(times) == [times[0]]
 
 
 def test_same_order_with_other_ratios_holds():
