@@ -42,7 +42,9 @@ class BatchOptions:
     """Batches that are decoded without --serve."""
 
     batch: Annotated[str, typer.Option(metavar="RANGES", help="Batch sizes: 1,2,4,8.")] = "1"
-    prompt: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, help="Tokens of each prompt.")] = 15
+    prompt: Annotated[
+        str, typer.Option(metavar="RANGES", help="Numbers of tokens of each prompt: 15,512.")
+    ] = "15"
     new: Annotated[
         str, typer.Option(metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
     ] = "128"
@@ -234,7 +236,8 @@ def decode(
         capacity = servings[0].capacity
     else:
         sizes, tokens = split_sizes(batches.batch) or (), split_sizes(batches.new) or ()
-        decodes = cases_of(setup, sizes, batches.prompt, tokens)
+        prompts = split_sizes(batches.prompt) or ()
+        decodes = cases_of(setup, sizes, prompts, tokens)
         capacity = min(case.capacity for case in decodes)
     checkpoints = decoding.quantized(model, schemes, device, seed, text, capacity=capacity)
     setup = replace(setup, checkpoints=checkpoints)

@@ -40,12 +40,14 @@ _TIMEOUT_S = 3600.0  # per request: loading a large model from disk takes minute
 
 
 def cases_of(
-    setup: Setup, batches: tuple[int, ...], prompt_tokens: int, new_tokens: tuple[int, ...]
+    setup: Setup, batches: tuple[int, ...], prompts: tuple[int, ...], new_tokens: tuple[int, ...]
 ) -> list[DecodeCase]:
     """All combinations, in the order of measurement: short decodes first."""
     return [
-        DecodeCase(setup.model, cached.scheme, batch, prompt_tokens, new, cached.kv_bits)
-        for cached, new, batch in product(setup.schemes, sorted(new_tokens), batches)
+        DecodeCase(setup.model, cached.scheme, batch, prompt, new, cached.kv_bits)
+        for cached, new, prompt, batch in product(
+            setup.schemes, sorted(new_tokens), prompts, batches
+        )
     ]
 
 

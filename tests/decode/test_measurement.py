@@ -84,7 +84,7 @@ def start(monkeypatch):
 
 
 def decoded(setup=SETUP, new=(8,), before=None):
-    cases = measuring.cases_of(setup, (1, 4), 15, new)
+    cases = measuring.cases_of(setup, (1, 4), (15,), new)
     run = new_run("decode", "manual", [case.key for case in cases])
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
 
@@ -134,7 +134,7 @@ def test_resumed_run_measures_missing_processes_only(start):
     assert [process for process, *_ in workers.requests] == [0] * 3 + [1] * 4
     assert [len(record.processes) for record in last.values()] == [3] * 4
     assert [p.number for p in last[record.case].processes] == [0, 1, 2]
-    cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
+    cases = measuring.cases_of(SETUP, (1, 4), (15,), (8,))
     assert measuring.count_missing(SETUP, cases, stopped) == 7
     assert list(decoded(before=last)) == []
 
