@@ -168,7 +168,11 @@ def decode(
     seed: SeedOption = 0,
     brief: Annotated[
         bool,
-        typer.Option("--brief", help="One process, without energy and the parts of a step."),
+        typer.Option(
+            "--brief",
+            help="One process, without energy and the parts of a step; a shorter decode is the "
+            "first tokens of the longest.",
+        ),
     ] = False,
     resume: Annotated[
         str | None,

@@ -88,13 +88,21 @@ def decode_all(
                     for case in fitting:
                         results[case].refused = str(error)
                     continue
-                for case in fitting:
+                whole: dict[tuple[int, int, int], DecodeCase] = {}  # a brief run's longest decodes
+                for case in sorted(fitting, key=lambda c: -c.new_tokens if setup.brief else 0):
                     _check_weights(before.get(case.key), loaded)
                     results[case].loaded = loaded
-                    _request_decode(
-                        worker, case, results[case], number, device.uuid, brief=setup.brief
-                    )
+                    setting = (case.batch, case.prompt_tokens, case.kv_bits)
+                    longest = whole.get(setting)
+                    if longest is not None:
+                        results[case].take_first(case, longest, results[longest])
+                    else:
+                        _request_decode(
+                            worker, case, results[case], number, device.uuid, brief=setup.brief
+                        )
                     if results[case].processes:
+                        if setup.brief:
+                            whole.setdefault(setting, case)
                         yield decode_record(setup, case, results[case], source)
                 worker.ask("unload")
     refused = [case for case in cases if results[case].refused and not results[case].processes]
@@ -282,6 +290,7 @@ def _request_decode(
         return
     parts, result.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
     result.logits_sha256 = answer.pop("logits_sha256", "")
+    result.cache_token_bytes = answer.pop("cache_token_bytes", None)
     result.parts = result.parts or parts
     steps = tuple(answer.pop("step_ms"))
     result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))

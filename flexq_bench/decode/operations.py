@@ -189,6 +189,7 @@ class DecodeWorkerOperations:
             began = time.perf_counter()
             answer["parts"] = self._parts(engine, batch, length) if profiled else []
             answer["spent_s"]["profile"] = time.perf_counter() - began
+            answer["cache_token_bytes"] = engine.cache_token_bytes
             return answer
 
     def slots(
