@@ -232,10 +232,12 @@ class PreparedCase:
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
-        times = [preferring(timer.glance, favourite)]
+        glance = preferring(timer.glance, favourite)
         if self._protocol.retimes:
-            times.insert(0, preferring(timer, favourite))
-        self._take(memory.choose(key, candidates, *times))
+            chosen = memory.choose(key, candidates, preferring(timer, favourite), glance)
+        else:
+            chosen = memory.choose(key, candidates, glance)
+        self._take(chosen)
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
         """Microseconds per launch of every candidate: a coarse time, and a brief one for those near
