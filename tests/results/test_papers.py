@@ -6,12 +6,19 @@ import math
 import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from flexq_bench.db.exchange import import_file
 from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow, ServingRow
 from flexq_bench.kernels.registry import labels
-from flexq_bench.results.papers.evidence import TASK_NAMES, ZERO_SHOT, Evidence
+from flexq_bench.results.papers.evidence import (
+    TASK_NAMES,
+    ZERO_SHOT,
+    Evidence,
+    read_evidence,
+)
 from flexq_bench.results.papers.statements import statement_result
 from flexq_bench.results.papers.steps import AccuracyInputs, named_figures, steps_of, why_not_here
 from flexq_bench.results.papers.tables import averages, is_marked, shape_of, table_result
@@ -22,6 +29,7 @@ from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.published import get_paper, published_papers, select_tables
 from flexq_bench.workloads.suites import load_suite
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 GPU = "NVIDIA H100 80GB HBM3"
 TABLES = [f"{paper.key}/{table.id}" for paper, table in select_tables(None)]
@@ -423,3 +431,24 @@ def test_reasons_name_what_a_machine_lacks():
     assert "--model FOLDER, of llama-13b" in why_not_here(*of["flexq/table-2"], GPU, "")
     assert why_not_here(*of["flexq/table-6"], "", "") == "this machine has no GPU"
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
+
+
+@pytest.mark.slow
+def test_records_of_the_examples_give_the_verdicts_of_their_tables(database):
+    with database.session() as session:
+        for name in ("h100/papers-kernels", "h100/papers-models", "h200/papers-kernels"):
+            import_file(session, EXAMPLES / f"{name}.jsonl.gz")
+        evidence = read_evidence(session)
+
+    found = {name: judged(f"abq-llm/{name}", evidence) for name in ("table-13", "table-14")}
+    assert {r.gpu for r in found.values()} == {"NVIDIA H200"}
+    assert found["table-13"].measured > 100
+    assert found["table-14"].measured > 90
+    slower = [
+        replace(row, median_us=9 * row.median_us, ci_low_us=1.0, ci_high_us=1e9)
+        if row.kernel.startswith("abq")
+        else row
+        for row in evidence.results
+    ]
+    assert found["table-13"].kind != "differs"
+    assert judged("abq-llm/table-13", Evidence(slower)).kind == "differs"
