@@ -131,6 +131,15 @@ def test_kernels_of_a_table_are_in_its_suite():
                 assert where in planned, where
 
 
+def test_kernels_of_a_statement_are_in_its_suite():
+    for paper in published_papers():
+        for statement in paper.statement:
+            if (ours := statement.ours) is not None and ours.suite:
+                cases = load_suite(ours.suite).cases(labels("cuda"))
+                planned = {case.label for case in cases}
+                assert {ours.kernel, ours.baseline, *ours.on_down} <= planned, statement.id
+
+
 def test_commands_name_known_models_and_schemes():
     commands = [c for p, figure in named_figures(published_papers()) for c in figure.commands]
     commands += [c for _, table in select_tables(None) for c in table.commands]
