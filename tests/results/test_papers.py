@@ -172,6 +172,14 @@ def test_brief_time_counts_only_where_there_is_no_other():
         assert newest_of_cases(times) == [times[0]]
 
 
+def test_verdict_of_brief_times_says_so():
+    times = printed_times("flexq/table-6")
+
+    assert "brief" not in judged("flexq/table-6", Evidence(times)).verdict
+    times[0] = replace(times[0], protocol_version=104)
+    assert "; brief times" in judged("flexq/table-6", Evidence(times)).verdict
+
+
 def test_same_order_with_other_ratios_holds():
     ours = [3.0, 9.0, 7.0, 5.0, 4.9, 4.6]
     rows = [

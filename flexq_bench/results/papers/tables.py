@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import Any, Literal
 
 from flexq_bench.db.queries import DecodeRow
+from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.results.papers.evidence import BANDWIDTHS, Evidence
 from flexq_bench.workloads.published import Cell, Paper, PublishedTable
 
@@ -33,6 +34,7 @@ class Ours:
 
     name: our kernel or scheme. model: another model than the cell's, which stands in for it.
     share, their_share: of the GPU's memory bandwidth at which the weights are read; None: unknown.
+    brief: it is a brief time, right to a few percent.
     """
 
     value: float | None
@@ -41,6 +43,7 @@ class Ours:
     model: str = ""
     share: float | None = None
     their_share: float | None = None
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def _time(paper: Paper, table: PublishedTable, cell: Cell, evidence: Evidence, g
         _share(bits_of(label), shape, row.median_us, gpu),
         _share(bits, shape, their_us, table.hardware.removesuffix(" (inferred)")),
     )
-    return Ours(value, "", label, "", *shares)
+    return Ours(value, "", label, "", *shares, brief=row.protocol_version >= BRIEF_VERSIONS)
 
 
 def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
@@ -236,6 +239,7 @@ def _judged(
         if len(measured) == sum(c.value is not None for c, _ in rows)
         else (f"; {len(measured)} of {sum(c.value is not None for c, _ in rows)} numbers have ours")
     )
+    few += "; brief times" if any(ours.brief for _, ours in measured) else ""
     kind: VerdictKind
     if not pairs:
         reason = _why_none(paper, table, rows)
