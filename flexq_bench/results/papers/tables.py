@@ -68,7 +68,7 @@ class TableResult:
 
     @property
     def measured(self) -> int:
-        return sum(ours.value is not None for _, ours in self.cells)
+        return _measured(self.cells)
 
     @property
     def printed(self) -> int:
@@ -80,8 +80,9 @@ def table_result(
 ) -> TableResult:
     """Set ours beside a table's numbers and judge it.
 
-    gpu: only its times; None: the GPU with most of them. Accuracy tables of models without a result
-    are compared in their order with the model here that was evaluated under most schemes.
+    gpu: only its times; None: of each model those of the GPU with most of them. Accuracy tables of
+    models without a result are compared in their order with the model here that was evaluated under
+    most schemes.
     """
     cells = list(table.cells())
     if is_of_scores(table):
@@ -90,11 +91,20 @@ def table_result(
         gpu = ""
     else:
         candidates = [gpu] if gpu else evidence.gpus
-        of_gpu = [(g, _timed(paper, table, cells, evidence, g)) for g in candidates] or [
-            ("", _timed(paper, table, cells, evidence, ""))
-        ]
-        gpu, rows = max(of_gpu, key=lambda pair: sum(o.value is not None for _, o in pair[1]))
+        chosen = []
+        for model in dict.fromkeys(cell.at.get("model") for cell in cells):
+            of_model = [cell for cell in cells if cell.at.get("model") == model]
+            timed = [(g, _timed(paper, table, of_model, evidence, g)) for g in (candidates or [""])]
+            chosen.append(max(timed, key=lambda pair: _measured(pair[1])))
+        known = [pair for pair in chosen if _measured(pair[1])] or chosen
+        gpu = ", ".join(sorted({name for name, _ in known}))
+        together = (pair for _, of_gpu in chosen for pair in of_gpu)
+        rows = tuple(sorted(together, key=lambda pair: (pair[0].row, pair[0].column)))
     return _judged(paper, table, gpu, rows)
+
+
+def _measured(rows: Sequence[tuple[Cell, Ours]]) -> int:
+    return sum(ours.value is not None for _, ours in rows)
 
 
 def is_of_scores(table: PublishedTable) -> bool:
