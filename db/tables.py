@@ -496,31 +496,6 @@ class AccuracyGate(ModelResult, Base):
     diagnosis: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # of the loss; null: passed
 
 
-class ReferenceValue(Base):
-    """A number published in a paper; not measured here, not used by any gate."""
-
-    __tablename__ = "reference_value"
-    id: Mapped[int] = mapped_column(primary_key=True)
-    fingerprint: Mapped[str] = mapped_column(unique=True)  # of all columns except value and note
-    source: Mapped[str]  # the paper
-    source_table: Mapped[str]  # table, figure or part of it
-    kernel: Mapped[str]  # label of the kernel, or scheme of a whole model
-    baseline: Mapped[str]  # denominator of a ratio, as kernel; empty: not a ratio
-    model: Mapped[str]  # empty: all models of the source, or only a shape is given
-    layer: Mapped[str]  # empty: all layers, or a whole model
-    m: Mapped[int | None] = mapped_column(BigInteger)  # null: not a number of one GEMM
-    n: Mapped[int | None] = mapped_column(BigInteger)  # null: over several shapes, or as m
-    k: Mapped[int | None] = mapped_column(BigInteger)  # null: as n
-    suite: Mapped[str]  # suite with these layers; empty: not about single layers
-    metric: Mapped[str]
-    task: Mapped[str]  # for example wikitext2; empty: no task
-    value: Mapped[float]
-    unit: Mapped[str]
-    bound: Mapped[str]  # `up to`: the best case; `at most`: the worst; empty: mean or single value
-    hardware: Mapped[str]  # empty: not given, or irrelevant
-    note: Mapped[str]  # differences from measurements here; may be empty
-
-
 # Decisions, alerts and change points
 
 

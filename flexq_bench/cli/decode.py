@@ -42,7 +42,9 @@ class BatchOptions:
     """Batches that are decoded without --serve."""
 
     batch: Annotated[str, typer.Option(metavar="RANGES", help="Batch sizes: 1,2,4,8.")] = "1"
-    prompt: Annotated[int, typer.Option(min=1, max=_MAX_TOKENS, help="Tokens of each prompt.")] = 15
+    prompt: Annotated[
+        str, typer.Option(metavar="RANGES", help="Numbers of tokens of each prompt: 15,512.")
+    ] = "15"
     new: Annotated[
         str, typer.Option(metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
     ] = "128"
@@ -66,9 +68,9 @@ class ServingOptions:
         ),
     ] = None
     requests: Annotated[
-        int,
-        typer.Option(min=1, max=_MAX_REQUESTS, help="With --serve: number of requests."),
-    ] = 256
+        str,
+        typer.Option(help="With --serve: number of requests; 4x: four times each batch limit."),
+    ] = "256"
     longest: Annotated[
         int,
         typer.Option(
@@ -95,8 +97,16 @@ class ServingOptions:
         from flexq_bench.decode.runs import Serving
 
         limits = split_sizes(self.batch_limit) or ()
+        number, times, rest = self.requests.partition("x")
+        count = int(number) if number.isdecimal() and not rest else 0
+        if not 1 <= count * (max(limits, default=1) if times else 1) <= _MAX_REQUESTS:
+            raise UsageError(
+                f"--requests is 1 to {_MAX_REQUESTS:,}, or 4x for four times each batch limit, got "
+                f"{self.requests!r}"
+            )
         return Serving(
-            limits, self.memory_gib, self.requests, self.longest, self.lengths, self.step_tokens
+            *(limits, self.memory_gib, count, self.longest, self.lengths, self.step_tokens),
+            times_limit=bool(times),
         )
 
 
@@ -156,6 +166,14 @@ def decode(
     ] = False,
     place: DeviceOptions,
     seed: SeedOption = 0,
+    brief: Annotated[
+        bool,
+        typer.Option(
+            "--brief",
+            help="One process, without energy and the parts of a step; a shorter decode is the "
+            "first tokens of the longest.",
+        ),
+    ] = False,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -204,24 +222,26 @@ def decode(
     schemes = decoding.requested_schemes(model, scheme, kv_bits, calibrated=text is not None)
     files = ResultFiles(as_json)
     device = place.device_name()
-    on_gpu = device.startswith("cuda")
+    several = device.startswith("cuda") and not brief
     setup = Setup(
         model,
         schemes,
         device,
-        processes or (5 if on_gpu else 1),
-        processes or (3 if on_gpu else 1),
+        processes or (5 if several else 1),
+        processes or (3 if several else 1),
         seed,
         tuning.tuning,
         gpus=gpus,
         invariant=invariant,
+        brief=brief,
     )
     if serve:
         servings = serving_cases(setup, serving.as_serving())
         capacity = servings[0].capacity
     else:
         sizes, tokens = split_sizes(batches.batch) or (), split_sizes(batches.new) or ()
-        decodes = cases_of(setup, sizes, batches.prompt, tokens)
+        prompts = split_sizes(batches.prompt) or ()
+        decodes = cases_of(setup, sizes, prompts, tokens)
         capacity = min(case.capacity for case in decodes)
     checkpoints = decoding.quantized(model, schemes, device, seed, text, capacity=capacity)
     setup = replace(setup, checkpoints=checkpoints)

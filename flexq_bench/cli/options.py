@@ -236,6 +236,16 @@ class TuningOptions:
         return Tuning.NONE if self.no_tune else Tuning.FRESH if self.retune else Tuning.REMEMBERED
 
 
+BriefOption = Annotated[
+    bool,
+    measuring_option(
+        "--brief",
+        help="Times to a few percent, in about a fifth of the time: few samples, and "
+        "configurations are timed coarsely. They compare with other brief times only.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class InterleavingOptions:
     """Parameters of an interleaved A/B measurement."""

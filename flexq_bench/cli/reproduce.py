@@ -65,6 +65,9 @@ def reproduce(
     no_tune: Annotated[
         bool, typer.Option("--no-tune", help="Kernels: do not autotune, as of `run`.")
     ] = False,
+    brief: Annotated[
+        bool, typer.Option("--brief", help="Times to a few percent, as of `run` and `decode`.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands that are left, run none.")
     ] = False,
@@ -93,7 +96,9 @@ def reproduce(
                 say(console(stderr=True), f"{paper.key}/{entry.id} can't be run here since {why}")
                 continue
             for step in steps_of(paper, entry, _evidence(db), gpu, inputs):
-                code = _run(step, entry, db, no_tune=no_tune, dry_run=dry_run)
+                given = {"--no-tune": no_tune, "--brief": brief}
+                flags = [flag for flag, is_given in given.items() if is_given]
+                code = _run(step, entry, db, flags, dry_run=dry_run)
                 if code:
                     raise typer.Exit(code)
     _report(entries, _evidence(db), as_json=as_json, is_one=what is not None and "/" in what)
@@ -124,9 +129,14 @@ def _evidence(db: str | None) -> Evidence:
 
 
 def _run(
-    step: Step, entry: PublishedTable | Figure, db: str | None, *, no_tune: bool, dry_run: bool
+    step: Step,
+    entry: PublishedTable | Figure,
+    db: str | None,
+    flags: Sequence[str],
+    *,
+    dry_run: bool,
 ) -> int:
-    """Run a command of this program; returns its exit code."""
+    """Run a command of this program; returns its exit code. flags: of `run` and `decode`."""
     with tempfile.TemporaryDirectory(prefix="flexq-bench-") as folder:
         arguments = list(step.arguments)
         if step.suite:
@@ -134,8 +144,8 @@ def _run(
             file = Path(folder) / f"{name}.toml"
             file.write_text(step.suite, encoding="utf-8")
             arguments.append(str(file))
-        if no_tune and arguments[0] in ("run", "decode"):
-            arguments.append("--no-tune")
+        if arguments[0] in ("run", "decode"):
+            arguments += flags
         arguments += ["--db", db] if db else []
         shown = shlex.join(("flexq-bench", *step.arguments))
         say(console(stderr=True), f"{entry.id}: {shown}")

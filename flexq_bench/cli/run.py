@@ -17,6 +17,7 @@ from flexq_bench.cli.external import (
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import (
     MAX_SEED,
+    BriefOption,
     DbOption,
     PlaceOptions,
     RecordFileOptions,
@@ -60,6 +61,7 @@ def run(
         typer.Option(min=0, max=MAX_SEED, help="Seed of the random inputs. Default: 0."),
     ] = None,
     tuning: TuningOptions,
+    brief: BriefOption = False,
     db: DbOption = None,
     output: RecordFileOptions,
 ) -> None:
@@ -76,9 +78,10 @@ def run(
         None if sources.project is None else use_project(sources.project, builds=place.is_local)
     )
     patterns, regimes = cases.patterns or (), regimes_of(regime)
+    project = None if opened is None else opened.measured
     options = measuring.RunOptions(
         db,
-        place.pool(seed, tuning, None if opened is None else opened.measured, repeat=place.repeat),
+        replace(place.pool(seed, tuning, project, repeat=place.repeat), brief=brief),
         output.files(),
         opened=opened,
     )

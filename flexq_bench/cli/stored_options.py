@@ -20,7 +20,8 @@ from flexq_bench.db.engine import open_database
 # Of measuring: where and how. The cases are stored as the run's plan.
 MEASURING = (
     *("backend", "device", "cluster", "gpus", "repeat", "times"),
-    *("seed", "no_tune", "retune", "kernels_from", "project", "project_file", "from_trace"),
+    *("seed", "no_tune", "retune", "brief", "kernels_from"),
+    *("project", "project_file", "from_trace"),
 )
 NIGHTLY = (*MEASURING, "suite", "backfill", "canaries", "comparisons", "alert", "report")
 _PATHS = (

@@ -89,7 +89,8 @@ class Setup:
     processes: number of fresh processes, each of which measures every case once; long_processes:
     the same for long decodes. device: as named by torch; gpus: number of devices from it on, which
     share every layer. checkpoints: folders of quantized checkpoints of `model`, by scheme; other
-    schemes use the weights of `model` itself. invariant: logits do not depend on the batch.
+    schemes use the weights of `model` itself. invariant: logits do not depend on the batch. brief:
+    without energy and the parts of a step.
     """
 
     model: str
@@ -102,6 +103,7 @@ class Setup:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
     invariant: bool = False
+    brief: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:

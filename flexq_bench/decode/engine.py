@@ -79,6 +79,13 @@ class Engine:
         return self._state.history
 
     @property
+    def cache_token_bytes(self) -> int:
+        """Bytes of the cache, and of history, that one more token of each slot takes."""
+        scales = [cache.scales for cache in self.caches if cache.scales is not None]
+        parts = (*(cache.codes for cache in self.caches), *scales, self.history)
+        return sum(part.nbytes for part in parts) // self.capacity
+
+    @property
     def tokens(self) -> torch.Tensor:
         """int32 [slots]: each slot's newest token, which the next step reads."""
         return self._state.tokens

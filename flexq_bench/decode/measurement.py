@@ -40,12 +40,14 @@ _TIMEOUT_S = 3600.0  # per request: loading a large model from disk takes minute
 
 
 def cases_of(
-    setup: Setup, batches: tuple[int, ...], prompt_tokens: int, new_tokens: tuple[int, ...]
+    setup: Setup, batches: tuple[int, ...], prompts: tuple[int, ...], new_tokens: tuple[int, ...]
 ) -> list[DecodeCase]:
     """All combinations, in the order of measurement: short decodes first."""
     return [
-        DecodeCase(setup.model, cached.scheme, batch, prompt_tokens, new, cached.kv_bits)
-        for cached, new, batch in product(setup.schemes, sorted(new_tokens), batches)
+        DecodeCase(setup.model, cached.scheme, batch, prompt, new, cached.kv_bits)
+        for cached, new, prompt, batch in product(
+            setup.schemes, sorted(new_tokens), prompts, batches
+        )
     ]
 
 
@@ -86,11 +88,21 @@ def decode_all(
                     for case in fitting:
                         results[case].refused = str(error)
                     continue
-                for case in fitting:
+                whole: dict[tuple[int, int, int], DecodeCase] = {}  # a brief run's longest decodes
+                for case in sorted(fitting, key=lambda c: -c.new_tokens if setup.brief else 0):
                     _check_weights(before.get(case.key), loaded)
                     results[case].loaded = loaded
-                    _request_decode(worker, case, results[case], number, device.uuid)
+                    setting = (case.batch, case.prompt_tokens, case.kv_bits)
+                    longest = whole.get(setting)
+                    if longest is not None:
+                        results[case].take_first(case, longest, results[longest])
+                    else:
+                        _request_decode(
+                            worker, case, results[case], number, device.uuid, brief=setup.brief
+                        )
                     if results[case].processes:
+                        if setup.brief:
+                            whole.setdefault(setting, case)
                         yield decode_record(setup, case, results[case], source)
                 worker.ask("unload")
     refused = [case for case in cases if results[case].refused and not results[case].processes]
@@ -255,7 +267,13 @@ def _load(
 
 
 def _request_decode(
-    worker: _Asked, case: DecodeCase, result: ProcessResults, number: int, gpu: str
+    worker: _Asked,
+    case: DecodeCase,
+    result: ProcessResults,
+    number: int,
+    gpu: str,
+    *,
+    brief: bool,
 ) -> None:
     try:
         answer = worker.ask(
@@ -264,13 +282,15 @@ def _request_decode(
             prompt_tokens=case.prompt_tokens,
             new_tokens=case.new_tokens,
             kv_bits=case.kv_bits,
-            profiled=not result.parts,
+            profiled=not brief and not result.parts,
+            powered=not brief,
         )
     except RefusedError as error:
         result.refused = str(error)
         return
     parts, result.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
     result.logits_sha256 = answer.pop("logits_sha256", "")
+    result.cache_token_bytes = answer.pop("cache_token_bytes", None)
     result.parts = result.parts or parts
     steps = tuple(answer.pop("step_ms"))
     result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))

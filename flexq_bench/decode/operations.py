@@ -169,20 +169,27 @@ class DecodeWorkerOperations:
         }
 
     def decode(
-        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int, profiled: bool
+        self,
+        batch: int,
+        prompt_tokens: int,
+        new_tokens: int,
+        kv_bits: int,
+        profiled: bool,
+        powered: bool = True,
     ) -> dict[str, Any]:
         """Decode random prompts: a warm-up of the first tokens, then a timed decode of all.
 
-        profiled: also profile the time of each part of a step.
+        profiled: also profile the time of each part of a step. powered: also measure its power.
         """
         if self._modules is not None:
             return self._decode_modules(batch, prompt_tokens, new_tokens, kv_bits)
         with self.engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
-            answer = self._decode(engine, batch, prompt_tokens, new_tokens)
+            answer = self._decode(engine, batch, prompt_tokens, new_tokens, powered=powered)
             length = prompt_tokens + new_tokens // 2
             began = time.perf_counter()
             answer["parts"] = self._parts(engine, batch, length) if profiled else []
             answer["spent_s"]["profile"] = time.perf_counter() - began
+            answer["cache_token_bytes"] = engine.cache_token_bytes
             return answer
 
     def slots(
@@ -233,7 +240,7 @@ class DecodeWorkerOperations:
             }
 
     def _decode(
-        self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int
+        self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int, *, powered: bool
     ) -> dict[str, Any]:
         prompts = self._prompts(engine, batch, prompt_tokens)
         began = time.perf_counter()
@@ -248,7 +255,8 @@ class DecodeWorkerOperations:
             torch.cuda.reset_peak_memory_stats(self.device)
         generated = engine.generate(prompts, new_tokens)
         decoded = time.perf_counter()
-        watts = self._power_w(engine, batch, prompt_tokens + new_tokens // 2)
+        length = prompt_tokens + new_tokens // 2
+        watts = self._power_w(engine, batch, length) if powered else None
         took_s = (generated.prefill_ms + sum(generated.step_ms)) / 1000
         return {
             "prefill_ms": generated.prefill_ms,

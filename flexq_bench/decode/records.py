@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ class ProcessResults:
 
     loaded: response to the last load. refused: reason why the case can't be measured. parts:
     profile of a step; empty: none was profiled. spent_s: time of the last process, by phase.
-    logits_sha256: of its logits, if they don't depend on the batch.
+    logits_sha256: of its logits, if they don't depend on the batch. cache_token_bytes: of the cache
+    of one more token of each sequence. first_of: tokens of a longer decode, whose first these are.
     """
 
     processes: list[ProcessDecode] = field(default_factory=list)
@@ -51,6 +52,26 @@ class ProcessResults:
     refused: str = ""
     spent_s: dict[str, float] = field(default_factory=dict)
     logits_sha256: str = ""
+    cache_token_bytes: int | None = None
+    first_of: int | None = None
+
+    def take_first(self, case: DecodeCase, longer: DecodeCase, results: ProcessResults) -> None:
+        """Take the first tokens of a longer decode; its memory is without the others' cache."""
+        self.first_of = longer.new_tokens
+        without = (longer.new_tokens - case.new_tokens) * (results.cache_token_bytes or 0)
+        self.processes = [
+            replace(
+                process,
+                step_ms=process.step_ms[: case.new_tokens - 1],
+                steady_memory_bytes=_less(process.steady_memory_bytes, without),
+                peak_memory_bytes=_less(process.peak_memory_bytes, without),
+            )
+            for process in results.processes
+        ]
+
+
+def _less(nbytes: int | None, without: int) -> int | None:
+    return None if nbytes is None else nbytes - without
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +129,8 @@ def decode_record(
     tokens = case.batch * case.new_tokens
     shared = _shared(setup, case, case.key, results.loaded, source)
     shared["parameters"] |= {"processes": len(done), "spent_s": results.spent_s}
+    if results.first_of is not None:
+        shared["parameters"]["first_tokens_of"] = results.first_of
     if results.logits_sha256:
         shared["parameters"]["logits_sha256"] = results.logits_sha256
     shared["parameters"]["configs"] = results.loaded.get("configs", {}).get(str(case.batch), {})

@@ -30,7 +30,7 @@ _GIB = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Serving:
     """Options of servings, one per batch limit. memory_gib None: no limit. lengths: a file; None:
-    random.
+    random. times_limit: requests are so many for each slot.
 
     step_tokens: most prompt tokens between two steps.
     """
@@ -41,27 +41,36 @@ class Serving:
     longest: int
     lengths: str | None
     step_tokens: int
+    times_limit: bool = False
+
+    def count(self, limit: int) -> int:
+        """Return the number of requests at a batch limit."""
+        return self.requests * limit if self.times_limit else self.requests
 
 
 def serving_cases(setup: Setup, serving: Serving) -> list[ServingCase]:
-    """The same requests under every scheme and batch limit. Raises UsageError."""
+    """The same requests under every scheme and batch limit, or the first of them.
+
+    Raises UsageError.
+    """
+    if not serving.batch_limits:
+        raise UsageError("how many at a time? Give --batch-limit")
+    # A memory limit determines the batch, so one batch limit is enough.
+    limits = serving.batch_limits if serving.memory_gib is None else serving.batch_limits[-1:]
+    most = max(map(serving.count, limits))
     if serving.lengths is None:
-        requests = drawn_requests(serving.requests, serving.longest, setup.seed)
+        requests = drawn_requests(most, serving.longest, setup.seed)
         lengths = f"{LOGNORMAL}, cut to {serving.longest // 2}"
     else:
-        requests = read_requests(Path(serving.lengths))[: serving.requests]
+        requests = read_requests(Path(serving.lengths))[:most]
         lengths = Path(serving.lengths).name
     memory = None if serving.memory_gib is None else round(serving.memory_gib * _GIB)
-    # A memory limit determines the batch, so one batch limit is enough.
-    limits = serving.batch_limits if memory is None else serving.batch_limits[-1:]
-    if not limits:
-        raise UsageError("how many at a time? Give --batch-limit")
     return [
         ServingCase(
             cached.scheme,
             limit,
             memory,
-            tuple(requests),
+            tuple(requests[: serving.count(limit)]),
             lengths,
             serving.step_tokens,
             cached.kv_bits,

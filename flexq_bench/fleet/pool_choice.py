@@ -25,6 +25,7 @@ from flexq_bench.measure.device import device_info, local_devices
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted
 from flexq_bench.measure.kernel_processes import ProcessOptions
+from flexq_bench.measure.protocol import protocol_of
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter
 
@@ -39,7 +40,7 @@ class PoolOptions:
     "none" for this process, "local" or a Ray address. backend None: CUDA if there is a GPU, else
     CPU. device: of this process, as named by torch; None: the backend's first. seed None: the seed
     of the resumed run, or 0. times: as in `--times`, None for the defaults; without a cluster they
-    apply to the processes that measure external kernels.
+    apply to the processes that measure external kernels. brief: see protocol_of; not on a cluster.
 
     For a cluster only: gpus, SKUs or globs, empty for every kind; repeat, the number of
     measurements of each case, on different GPUs of its kind if there are several.
@@ -55,6 +56,7 @@ class PoolOptions:
     times: str | None = None
     project: Project | None = None
     revision: ProjectRevision | None = None
+    brief: bool = False
 
     def __post_init__(self) -> None:
         if not self.cluster.strip():
@@ -85,6 +87,8 @@ def open_pool(
                 stack.enter_context(registered_worker(database, pool.worker))
             yield pool
             return
+        if options.brief:
+            raise UsageError("--brief is for a device of this process: leave --cluster out")
         if options.device is not None:
             raise UsageError(
                 "--device picks a device of this process: leave it out with --cluster, which uses "
@@ -153,12 +157,13 @@ def _local_pool(database: Database, options: PoolOptions) -> Iterator[LocalPool]
         )
     device, seed = device_name(options.backend, options.device), options.seed or 0
     info = device_info(device)
+    protocol = protocol_of(device.partition(":")[0], brief=options.brief)
     _refuse_drained(database, info)
     others = _others_of_its_kind(database, device, options)
     if not registry.external_labels():
         # A meter allocates device memory, which would disturb a measurement by another process.
         with device_alone(info.uuid):
-            meter = Meter(device, seed=seed, tuning=options.tuning)
+            meter = Meter(device, protocol, seed=seed, tuning=options.tuning)
         yield LocalPool(database, InProcessMeter(meter), device, others=others)
         return
     times = parse_times(options.times)
@@ -167,5 +172,5 @@ def _local_pool(database: Database, options: PoolOptions) -> Iterator[LocalPool]
     processes = ProcessOptions(device, seed, options.tuning, *limits, kernels.environment)
     with ExitStack() as stack:
         with device_alone(info.uuid):
-            measurer = stack.enter_context(ProcessMeter(processes, kernels))
+            measurer = stack.enter_context(ProcessMeter(processes, kernels, protocol))
         yield LocalPool(database, measurer, device, options.project, others)

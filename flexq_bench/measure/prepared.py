@@ -239,8 +239,12 @@ class PreparedCase:
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
-        times = (preferring(timer, favourite), preferring(timer.glance, favourite))
-        self._take(memory.choose(key, candidates, *times))
+        glance = preferring(timer.glance, favourite)
+        if self._protocol.retimes:
+            chosen = memory.choose(key, candidates, preferring(timer, favourite), glance)
+        else:
+            chosen = memory.choose(key, candidates, glance)
+        self._take(chosen)
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
         """Microseconds per launch of every candidate: a coarse time, and a brief one for those near

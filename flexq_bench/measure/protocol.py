@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PROTOCOL_VERSION = 4
+BRIEF_VERSIONS = 100  # added to the version by which brief times compare among themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Protocol:
                         to the samples. It goes to messages and to what changes between samples;
                         on a CPU also to other programs.
     rewritten_bytes:    of weight copies rewritten in place before a batch, one copy at least.
+    retimes:            the configurations that are nearly the fastest in a coarse timing.
     """
 
     version: int
@@ -106,6 +108,7 @@ class Protocol:
     telemetry_period_s: float = 0.02
     tolerance: float = 1e-3
     pool_share: float = 1 / 32
+    retimes: bool = True
 
     def cold_bytes(self, l2_bytes: int | None, factor: float) -> int:
         """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
@@ -169,3 +172,27 @@ PROTOCOL_CPU = Protocol(
     sustained_s=0.05,
     trim=None,
 )
+
+
+def protocol_of(backend: str, *, brief: bool = False) -> Protocol:
+    """Return the protocol of a backend.
+
+    brief: right to a few percent in about a fifth of the time, for tables of hundreds of cases.
+    """
+    whole = PROTOCOL_CPU if backend == "cpu" else PROTOCOL_CUDA
+    if not brief:
+        return whole
+    return replace(
+        whole,
+        version=BRIEF_VERSIONS + whole.version,
+        rewarm=WarmUp(min_s=0.002, max_s=0.01),
+        batch_s=min(whole.batch_s, 0.004),
+        ci_tolerance=max(whole.ci_tolerance, 0.03),
+        min_samples=9,
+        min_device_s=min(whole.min_device_s, 0.003),
+        placement_s=min(whole.placement_s, 0.02),
+        budget_s=1.0,
+        min_placements=3,
+        cache_factor=6.0,
+        retimes=False,
+    )

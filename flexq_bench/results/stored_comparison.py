@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.stats.baseline import Result, time_of
@@ -133,15 +134,20 @@ def place_of(result: StoredResult) -> Place:
 def newest_of_cases(results: Iterable[R]) -> list[R]:
     """The newest result of each kernel, GPU, shape, regime, stage and cache mode.
 
-    Versions of the kernel and protocol are not distinguished. Results are in the given order.
+    Versions of the kernel and protocol are not distinguished, but a brief result counts only where
+    there is no other. Results are in the given order.
     """
     newest: dict[object, R] = {}
     for r in results:
         protocol_less = (*place_of(r)[:4], *place_of(r)[5:])
         key = (kernel_label(r.kernel, r.variant), protocol_less)
-        if key not in newest or newest[key].created_at < r.created_at:
+        if key not in newest or _age(newest[key]) < _age(r):
             newest[key] = r
     return list(newest.values())
+
+
+def _age(result: StoredResult) -> tuple[bool, datetime]:
+    return result.protocol_version < BRIEF_VERSIONS, result.created_at
 
 
 def _compared(

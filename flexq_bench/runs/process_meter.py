@@ -13,6 +13,7 @@ from flexq_bench.kernels.errors import KernelError
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.external_kernels import Adopted
 from flexq_bench.measure.kernel_processes import KernelProcesses, ProcessOptions
+from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.repository.project_builds import BENCHMARKS_VARIABLE
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
 from flexq_bench.workloads.case import Case
@@ -68,13 +69,19 @@ class ProcessMeter:
     the kind of its sandbox, and the origin of its file.
     """
 
-    def __init__(self, options: ProcessOptions, kernels: Adopted) -> None:
+    def __init__(
+        self, options: ProcessOptions, kernels: Adopted, protocol: MeasuringProtocol | None = None
+    ) -> None:
         origin = (kernels.environment or {}).get(BENCHMARKS_VARIABLE)
         self._origin = {} if origin is None else {BENCHMARKS_FROM: origin}
         with ExitStack() as stack:
             self._processes = stack.enter_context(KernelProcesses(options, kernels))
             self.meter = Meter(
-                options.device, seed=options.seed, tuning=options.tuning, external=self._processes
+                options.device,
+                protocol,
+                seed=options.seed,
+                tuning=options.tuning,
+                external=self._processes,
             )
             self._resources = stack.pop_all()
         self.worker, self.backend = worker_of(self.meter), self.meter.backend

@@ -51,6 +51,7 @@ def measure_case(meter: Meter, case: Case) -> Measured:
         measured = meter.measure(case)
     except MeasureError as error:
         measured = failed(case, str(error), backend=meter.backend, seed=meter.seed)
+        measured = replace(measured, protocol_version=meter.protocol.version)
     wall_s = round(perf_counter() - started, 3)
     return replace(measured, extra={**measured.extra, WALL_S: wall_s})
 

@@ -89,7 +89,33 @@ class OutlierActivation:
         return torch.where(outliers, halves.float(), rounded)
 
 
-ActivationQuantizer = DynamicActivation | StaticActivation | OutlierActivation
+@dataclass(frozen=True, slots=True)
+class SplitActivation:
+    """Dynamic quantization in two formats: columns up to `start`, and the outliers after them.
+
+    outliers: None: they stay FP16.
+    """
+
+    format: NumberFormat
+    outliers: NumberFormat | None
+    start: int
+
+    @property
+    def kernel_format(self) -> NumberFormat | None:
+        """None: no kernel combines the two."""
+        return None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Round x [tokens, K], FP32. Raises ValueError for NaN, infinity, or values beyond FP16."""
+        halves = x.to(torch.float16)
+        check_finite(halves)
+        tail = halves[:, self.start :]
+        last = tail.float() if self.outliers is None else self.outliers.round(tail)
+        head = halves[:, : self.start]
+        return torch.cat([self.format.round(head), last], dim=1) if self.start else last
+
+
+ActivationQuantizer = DynamicActivation | StaticActivation | OutlierActivation | SplitActivation
 
 
 def of_all_tokens(number: NumberFormat) -> NumberFormat:

@@ -15,13 +15,15 @@ from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation, of_all_tokens
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
+from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained, search_groups
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
+
+_GRAINS = ("dual", "group", "channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class DgqOptions(SchemeOptions):
     group_steps, row_steps: steps of the grids of the two phases.
     outliers: share of an input's channels that are clipped; 0: no smoothing.
     static:   one scale per layer, from calibration; else a scale per token.
+    weights:  `dual`, or real scales of each `group` or `channel` (Table 5), without a kernel.
     """
 
     group: int = 128
@@ -40,15 +43,25 @@ class DgqOptions(SchemeOptions):
     row_steps: int = 80
     outliers: float = 0.005
     static: bool = False
+    weights: str = "dual"
 
     def __post_init__(self) -> None:
         if self.group < 1:
             raise ValueError(f"a group needs at least one value, got {self.group}")
+        if self.weights not in _GRAINS:
+            raise ValueError(f"weights are {', '.join(_GRAINS)}, got {self.weights!r}")
         if not 0 <= self.outliers < 1 or self.group_steps < 2 or self.row_steps < 2:
             raise ValueError(
                 "outliers is a share below 1 and a grid has at least 2 steps, got "
                 f"{self.outliers}, {self.group_steps} and {self.row_steps}"
             )
+
+    @property
+    def weight(self) -> NumberFormat:
+        if self.weights == "dual":
+            return NumberFormat(CODE_BITS, self.group, "dual")
+        group = self.group if self.weights == "group" else None
+        return NumberFormat(CODE_BITS, group, "asymmetric")
 
 
 class Dgq(Scheme):
@@ -60,9 +73,10 @@ class Dgq(Scheme):
     needs_calibration = True
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        dual = NumberFormat(4, self.options.group, "dual")
         int8 = NumberFormat(8)
-        return LayerFormats(dual, of_all_tokens(int8) if self.options.static else int8)
+        return LayerFormats(
+            self.options.weight, of_all_tokens(int8) if self.options.static else int8
+        )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)
@@ -100,8 +114,10 @@ class Dgq(Scheme):
     def _rounded(self, weights: torch.Tensor, moments: torch.Tensor) -> Operand:
         options = self.options
         if not options.search:
-            return quantize(weights, NumberFormat(CODE_BITS, options.group, "dual"))
+            return quantize(weights, options.weight)
         search = SearchOptions.of_steps(options.group_steps, options.row_steps)
+        if options.weights != "dual":
+            return search_groups(weights, moments, options.weight.group, search)
         return search_dual_grained(weights, moments, options.group, search)
 
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:

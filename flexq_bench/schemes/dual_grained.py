@@ -68,6 +68,22 @@ def search_dual_grained(
     return _search_rows(work, moments, scales, zero_points, group, options.row_shares)
 
 
+def search_groups(
+    weight: torch.Tensor, hessian: torch.Tensor, group: int | None, options: SearchOptions
+) -> Operand:
+    """Return the codes of phase 1 alone, with its real scales. group None: all of a row."""
+    work, moments = weight.float(), hessian.to(weight.device).float()
+    k = work.shape[1]
+    size = k if group is None else group
+    scales, zero_points = _search_groups(work, moments, size, options.group_shares)
+    scales = scales.half()
+    steps = _per_column(safe_divisor(scales.float(), work.dtype), size, k)
+    codes = (torch.round(work / steps) - _per_column(zero_points, size, k)).clamp(0, TOP_CODE)
+    return Operand(
+        codes.to(torch.int8), scales, CODE_BITS, group, zero_points.to(torch.int8).contiguous()
+    )
+
+
 def search_six_bits(
     weight: torch.Tensor,
     hessian: torch.Tensor | None,

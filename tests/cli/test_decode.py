@@ -204,6 +204,8 @@ def test_invalid_decode_requests_are_usage_errors(
     lengths = ("--serve", "--lengths", str(tmp_path / "missing.csv"))
     missing = cli("decode", str(model), "--scheme", "flexq-w6ax", *lengths, "--backend", "cpu")
     assert (missing.code, "missing.csv" in missing.error) == (2, True)
+    many = cli("decode", str(model), "--serve", "--requests", "0x", "--backend", "cpu")
+    assert (many.code, "--requests is 1 to" in many.error) == (2, True)
     assert "quantized" not in missing.err
 
 

@@ -54,6 +54,16 @@ def test_difference_between_models_and_migrations_is_detected(database):
         assert sorted(kind for kind, *_ in differences) == ["add_index", "remove_column"]
 
 
+def test_downgrade_makes_the_table_that_the_newest_revision_dropped(database):
+    with database.engine.begin() as connection:
+        command.downgrade(schema.alembic_config(connection), "0028")
+        columns = [c["name"] for c in inspect(connection).get_columns("reference_value")]
+        command.upgrade(schema.alembic_config(connection), "head")
+
+        assert {"fingerprint", "baseline", "bound", "task", "value"} < set(columns)
+        assert "reference_value" not in inspect(connection).get_table_names()
+
+
 def test_revisions_are_a_single_line():
     scripts = ScriptDirectory(str(schema.MIGRATIONS)).walk_revisions()
 
@@ -78,9 +88,8 @@ def copy_rows(source, target):
     engine = create_engine(f"sqlite:///{target}")
     with engine.begin() as connection:
         connection.execute(text("ATTACH DATABASE :path AS source"), {"path": source})
-        for table in inspect(connection).get_table_names():
-            if table == "alembic_version":
-                continue
+        there = set(inspect(connection).get_table_names(schema="source")) - {"alembic_version"}
+        for table in sorted(there & set(inspect(connection).get_table_names())):
             columns = [f'"{column["name"]}"' for column in inspect(connection).get_columns(table)]
             names = ", ".join(columns)
             statement = f'INSERT INTO "{table}" ({names}) SELECT {names} FROM source."{table}"'

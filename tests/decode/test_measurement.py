@@ -60,7 +60,8 @@ class Workers:
             self.requests.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
             parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
             steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
-            memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
+            memory = {"steady_memory_bytes": 10**9, "peak_memory_bytes": None, "energy_j": None}
+            memory |= {"cache_token_bytes": 1000}
             times = {"prefill_ms": 5.0, "step_ms": steps, "spent_s": {"decode": 0.5}}
             return {**times, "parts": parts, **memory}
         if what == "slots":
@@ -84,7 +85,7 @@ def start(monkeypatch):
 
 
 def decoded(setup=SETUP, new=(8,), before=None):
-    cases = measuring.cases_of(setup, (1, 4), 15, new)
+    cases = measuring.cases_of(setup, (1, 4), (15,), new)
     run = new_run("decode", "manual", [case.key for case in cases])
     return measuring.decode_all(setup, cases, run, COMMIT, before or {})
 
@@ -120,6 +121,20 @@ def test_long_decodes_use_fewer_processes_and_come_last(start):
     assert new_tokens == [128, 128, 1024, 1024]
 
 
+def test_brief_decodes_are_the_first_tokens_of_the_longest(start):
+    workers = start()
+
+    records = list(decoded(replace(SETUP, brief=True, processes=1, long_processes=1), (4, 8)))
+
+    assert {new for *_, new in workers.requests} == {8}
+    assert [r.new_tokens for r in records] == [8, 8, 4, 4] * 2
+    longest, short = records[0], records[2]
+    assert short.processes[0].step_ms == longest.processes[0].step_ms[:3]
+    assert short.parameters["first_tokens_of"] == 8
+    saved = longest.processes[0].steady_memory_bytes - short.processes[0].steady_memory_bytes
+    assert saved == 4 * 1000
+
+
 def test_resumed_run_measures_missing_processes_only(start):
     start()
     stopped = {}
@@ -134,7 +149,7 @@ def test_resumed_run_measures_missing_processes_only(start):
     assert [process for process, *_ in workers.requests] == [0] * 3 + [1] * 4
     assert [len(record.processes) for record in last.values()] == [3] * 4
     assert [p.number for p in last[record.case].processes] == [0, 1, 2]
-    cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
+    cases = measuring.cases_of(SETUP, (1, 4), (15,), (8,))
     assert measuring.count_missing(SETUP, cases, stopped) == 7
     assert list(decoded(before=last)) == []
 

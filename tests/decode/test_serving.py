@@ -6,8 +6,10 @@ import pytest
 import torch
 from decoders import an_engine, prompts, small_llama
 
+from flexq_bench.decode.case import CachedScheme, Setup
 from flexq_bench.decode.continuous_batching import Scheduler, step_sizes
 from flexq_bench.decode.requests import ServingRequest, drawn_requests, read_requests
+from flexq_bench.decode.runs import Serving, serving_cases
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
@@ -167,3 +169,14 @@ def test_requests_are_added_and_removed_between_iterations():
     assert scheduler.remove(0) is None
     assert next(iterations).finished == ((1, 7),)
     assert next(iterations, None) is None
+
+
+def test_requests_of_each_batch_limit_are_the_first_of_the_same():
+    setup = Setup("llama-7b", (CachedScheme("fp16"),), "cpu")
+
+    small, large = serving_cases(
+        setup, Serving((2, 8), None, 3, 64, None, step_tokens=64, times_limit=True)
+    )
+
+    assert (len(small.requests), len(large.requests)) == (6, 24)
+    assert small.requests == large.requests[:6]

@@ -154,7 +154,7 @@ def test_a_layer_whose_groups_two_gpus_would_cut_is_refused():
 def test_decode_of_two_devices_is_recorded_as_theirs():
     model = str(Path(__file__).parents[2] / "examples" / "models" / "tiny-llama")
     setup = Setup(model, (CachedScheme("fp16"),), "cpu", gpus=2)
-    cases = cases_of(setup, (2,), 5, (8,))
+    cases = cases_of(setup, (2,), (5,), (8,))
     run = new_run("decode", "manual", [case.key for case in cases])
 
     [record] = decode_all(setup, cases, run, current_commit(), {})

@@ -15,7 +15,7 @@ from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import FP16
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.clocks import CpuClock
-from flexq_bench.measure.protocol import WarmUp
+from flexq_bench.measure.protocol import BRIEF_VERSIONS, WarmUp, protocol_of
 
 CHECK_LAUNCHES = 3  # realistic, full-range and small inputs
 
@@ -31,6 +31,16 @@ def test_right_kernel_is_exact_and_timed_over_five_placements(a_meter, a_case, f
     assert 0 < measured.ci_low_us <= measured.median_us <= measured.ci_high_us
     assert (measured.weight_bits, measured.act_bits, measured.group) == (6, 6, 128)
     assert measured.input_distribution == "normal-outlier-v1"
+
+
+def test_brief_times_have_a_version_of_their_own(a_meter, a_case, fake_linear):
+    brief = protocol_of("cpu", brief=True)
+
+    measured = a_meter(fake_linear(), protocol=brief).measure(a_case())
+
+    assert measured.protocol_version == BRIEF_VERSIONS + protocol_of("cpu").version
+    assert len(measured.placement_medians_us) >= brief.min_placements == 3
+    assert protocol_of("cuda").version < BRIEF_VERSIONS < protocol_of("cuda", brief=True).version
 
 
 def test_the_real_bit_plane_kernel_is_exact(a_meter, a_case):

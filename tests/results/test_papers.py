@@ -6,21 +6,30 @@ import math
 import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from flexq_bench.db.exchange import import_file
 from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow, ServingRow
 from flexq_bench.kernels.registry import labels
-from flexq_bench.results.papers.evidence import TASK_NAMES, ZERO_SHOT, Evidence
+from flexq_bench.results.papers.evidence import (
+    TASK_NAMES,
+    ZERO_SHOT,
+    Evidence,
+    read_evidence,
+)
 from flexq_bench.results.papers.statements import statement_result
 from flexq_bench.results.papers.steps import AccuracyInputs, named_figures, steps_of, why_not_here
 from flexq_bench.results.papers.tables import averages, is_marked, shape_of, table_result
+from flexq_bench.results.stored_comparison import newest_of_cases
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.models import load_catalog
 from flexq_bench.workloads.published import get_paper, published_papers, select_tables
 from flexq_bench.workloads.suites import load_suite
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 GPU = "NVIDIA H100 80GB HBM3"
 TABLES = [f"{paper.key}/{table.id}" for paper, table in select_tables(None)]
@@ -122,6 +131,15 @@ def test_kernels_of_a_table_are_in_its_suite():
                 assert where in planned, where
 
 
+def test_kernels_of_a_statement_are_in_its_suite():
+    for paper in published_papers():
+        for statement in paper.statement:
+            if (ours := statement.ours) is not None and ours.suite:
+                cases = load_suite(ours.suite).cases(labels("cuda"))
+                planned = {case.label for case in cases}
+                assert {ours.kernel, ours.baseline, *ours.on_down} <= planned, statement.id
+
+
 def test_commands_name_known_models_and_schemes():
     commands = [c for p, figure in named_figures(published_papers()) for c in figure.commands]
     commands += [c for _, table in select_tables(None) for c in table.commands]
@@ -142,6 +160,24 @@ def test_the_same_ratios_on_a_faster_gpu_are_reproduced(name):
     assert result.kind == "reproduced"
     assert result.factor < 1.25
     assert result.held == result.pairs > 0
+
+
+def test_brief_time_counts_only_where_there_is_no_other():
+    whole = a_time("cublaslt-w8a8", 4.0, days=0)
+    brief = a_time("cublaslt-w8a8", 8.0, days=1, protocol_version=104)
+
+    for times in ([whole, brief], [brief]):
+        key = (GPU, "cublaslt-w8a8", "cold", 1, 4096, 4096)
+        assert Evidence(times).times[key] is times[0]
+        assert newest_of_cases(times) == [times[0]]
+
+
+def test_verdict_of_brief_times_says_so():
+    times = printed_times("flexq/table-6")
+
+    assert "brief" not in judged("flexq/table-6", Evidence(times)).verdict
+    times[0] = replace(times[0], protocol_version=104)
+    assert "; brief times" in judged("flexq/table-6", Evidence(times)).verdict
 
 
 def test_same_order_with_other_ratios_holds():
@@ -201,6 +237,21 @@ def test_times_of_hot_weights_are_no_times_of_cold_ones():
 
     assert judged("abq-llm/table-14", hot).measured > 300
     assert judged("abq-llm/table-13", hot).measured == 0
+
+
+def test_each_model_of_a_table_has_the_gpu_with_most_of_its_numbers():
+    of_7b = [a_decode(scheme, 4.0) for scheme in ("fp16", "abq-w2a8")]
+    of_13b = [
+        replace(a_decode(scheme, 6.0, model="llama-13b"), gpu="NVIDIA H200")
+        for scheme in ("fp16", "w4a16", "abq-w2a8")
+    ]
+
+    result = judged("abq-llm/table-12", Evidence(decodes=[*of_7b, *of_13b]))
+
+    assert result.gpu == f"{GPU}, NVIDIA H200"
+    assert result.measured == 2 * 5
+    places = [(cell.row, cell.column) for cell, _ in result.cells]
+    assert places == sorted(places)
 
 
 def test_gpu_with_most_numbers_is_shown_unless_another_is_named():
@@ -412,3 +463,24 @@ def test_reasons_name_what_a_machine_lacks():
     assert "--model FOLDER, of llama-13b" in why_not_here(*of["flexq/table-2"], GPU, "")
     assert why_not_here(*of["flexq/table-6"], "", "") == "this machine has no GPU"
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
+
+
+@pytest.mark.slow
+def test_records_of_the_examples_give_the_verdicts_of_their_tables(database):
+    with database.session() as session:
+        for name in ("h100/papers-kernels", "h100/papers-models", "h200/papers-kernels"):
+            import_file(session, EXAMPLES / f"{name}.jsonl.gz")
+        evidence = read_evidence(session)
+
+    found = {name: judged(f"abq-llm/{name}", evidence) for name in ("table-13", "table-14")}
+    assert {r.gpu for r in found.values()} == {"NVIDIA H200"}
+    assert found["table-13"].measured > 270
+    assert found["table-14"].measured > 260
+    slower = [
+        replace(row, median_us=9 * row.median_us, ci_low_us=1.0, ci_high_us=1e9)
+        if row.kernel.startswith("abq")
+        else row
+        for row in evidence.results
+    ]
+    assert found["table-13"].kind != "differs"
+    assert judged("abq-llm/table-13", Evidence(slower)).kind == "differs"

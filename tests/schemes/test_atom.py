@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
 
@@ -64,3 +65,31 @@ def test_the_last_group_has_eight_bits_and_the_others_four(tiny_llama, calibrati
         assert torch.equal(layer.weight.scales[:, place : place + 1].double(), scale)
     assert layer.weight_format == NumberFormat(4, group, "mixed")
     assert layer.activation_format == NumberFormat(4, group, "mixed", 0.9)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_outliers_without_groups_are_the_last_128_channels(tiny_llama, calibration, bits):
+    model = tiny_llama()
+    dense = model.model.layers[0].mlp.down_proj.weight.detach()
+
+    resolve(f"atom-w4a4[group=none,outlier_bits={bits},gptq=false,weight_clip=1]").quantize(
+        model, calibration
+    )
+
+    found = layers(model)["model.layers.0.mlp.down_proj"]
+    ordered = dense[:, found.order]
+    head = quantize(ordered[:, :64], NumberFormat(4)).dequantize(torch.float16)
+    tail = ordered[:, 64:].half()
+    if bits == 8:
+        tail = quantize(ordered[:, 64:], NumberFormat(8)).dequantize(torch.float16)
+    assert torch.equal(found.layer.weight.values, torch.cat([head, tail], dim=1))
+    x = torch.randn(3, 192, generator=torch.Generator().manual_seed(0)).half()
+    rounded = found.activation(x)
+    assert torch.equal(rounded[:, :64], NumberFormat(4, clip=0.9).round(x[:, :64]))
+    kept = x[:, 64:].float() if bits == 16 else NumberFormat(8).round(x[:, 64:])
+    assert torch.equal(rounded[:, 64:], kept)
+
+
+def test_gptq_of_outliers_without_groups_is_refused():
+    with pytest.raises(QuantizeError, match="gptq=false"):
+        resolve("atom-w4a4[group=none]")

@@ -91,6 +91,8 @@ def logits_error(build, name, calibration, text):
         ("gptq-w4a16", "gptq-w3a16"),
         ("awq-w3a16", "awq-w3a16[steps=1,clip_steps=0]"),
         ("dgq-w4a8", "dgq-w4a8[search=false]"),
+        ("dgq-w4a8[group=16,weights=group]", "dgq-w4a8[weights=channel]"),
+        ("dgq-w4a8[weights=channel]", "dgq-w4a8[weights=channel,search=false]"),
         ("atom-w3a8[group=16]", "atom-w3a8[group=16,gptq=false]"),
         ("atom-w4a4[group=16]", "atom-w4a4[outliers=false,group=none,gptq=false]"),
         ("omniquant-w3a8[epochs=5]", "rtn-w3a8"),

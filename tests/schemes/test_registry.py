@@ -129,7 +129,7 @@ def test_name_determines_the_cache(name, bits, base):
         ("dgq-w4a8[outliers=1]", "outliers is a share"),
         ("dgq-w4a8[group=0]", "a group needs at least one value"),
         ("dual-w6a8[search=no]", "search is one of"),
-        ("atom-w4a4[group=none]", "outliers are the last group"),
+        ("atom-w4a4[group=none]", "gptq=false"),
         ("atom-w4a4[weight_clip=0]", "clip is a share"),
         ("awq-w4a16[steps=0]", "at least 1 step"),
         ("awq-w4a16[clip_steps=-1]", "clipping 0 or more"),

@@ -12,6 +12,7 @@ from functools import cached_property
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import SWEEP, DecodeRow, Filters, ResultRow, ScoreRow, ServingRow
+from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.stats.baseline import time_of
 from flexq_bench.workloads.case import kernel_label, parse_kernel_label
 from flexq_bench.workloads.published import published_papers
@@ -65,7 +66,9 @@ class Evidence:
         """GEMM times by GPU, label, cache mode, m, n, k."""
         return {
             (r.gpu, kernel_label(r.kernel, r.variant), r.cache, r.m, r.n, r.k): r
-            for r in sorted(self.results, key=lambda r: r.created_at)
+            for r in sorted(
+                self.results, key=lambda r: (r.protocol_version < BRIEF_VERSIONS, r.created_at)
+            )
             if r.stage == "gemm" and r.m and r.n and r.k and time_of(r) is not None
         }
 

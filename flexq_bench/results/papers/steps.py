@@ -98,8 +98,9 @@ def _whole_model(text: str, evidence: Evidence, gpu: str) -> Iterator[Step]:
         left = [s for s in schemes if any((s, limit) not in known for limit in limits)]
     else:
         settings = [
-            (batch, int(options["--prompt"]), new)
+            (batch, prompt, new)
             for batch in parse_ranges(options.get("--batch", "1"))
+            for prompt in parse_ranges(options["--prompt"])
             for new in parse_ranges(options["--new"])
         ]
         decoded = {

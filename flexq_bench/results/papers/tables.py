@@ -11,6 +11,7 @@ from itertools import combinations, product
 from typing import Any, Literal
 
 from flexq_bench.db.queries import DecodeRow
+from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.results.papers.evidence import BANDWIDTHS, Evidence
 from flexq_bench.workloads.published import Cell, Paper, PublishedTable
 
@@ -33,6 +34,7 @@ class Ours:
 
     name: our kernel or scheme. model: another model than the cell's, which stands in for it.
     share, their_share: of the GPU's memory bandwidth at which the weights are read; None: unknown.
+    brief: it is a brief time, right to a few percent.
     """
 
     value: float | None
@@ -41,6 +43,7 @@ class Ours:
     model: str = ""
     share: float | None = None
     their_share: float | None = None
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class TableResult:
 
     @property
     def measured(self) -> int:
-        return sum(ours.value is not None for _, ours in self.cells)
+        return _measured(self.cells)
 
     @property
     def printed(self) -> int:
@@ -77,8 +80,9 @@ def table_result(
 ) -> TableResult:
     """Set ours beside a table's numbers and judge it.
 
-    gpu: only its times; None: the GPU with most of them. Accuracy tables of models without a result
-    are compared in their order with the model here that was evaluated under most schemes.
+    gpu: only its times; None: of each model those of the GPU with most of them. Accuracy tables of
+    models without a result are compared in their order with the model here that was evaluated under
+    most schemes.
     """
     cells = list(table.cells())
     if is_of_scores(table):
@@ -87,11 +91,20 @@ def table_result(
         gpu = ""
     else:
         candidates = [gpu] if gpu else evidence.gpus
-        of_gpu = [(g, _timed(paper, table, cells, evidence, g)) for g in candidates] or [
-            ("", _timed(paper, table, cells, evidence, ""))
-        ]
-        gpu, rows = max(of_gpu, key=lambda pair: sum(o.value is not None for _, o in pair[1]))
+        chosen = []
+        for model in dict.fromkeys(cell.at.get("model") for cell in cells):
+            of_model = [cell for cell in cells if cell.at.get("model") == model]
+            timed = [(g, _timed(paper, table, of_model, evidence, g)) for g in (candidates or [""])]
+            chosen.append(max(timed, key=lambda pair: _measured(pair[1])))
+        known = [pair for pair in chosen if _measured(pair[1])] or chosen
+        gpu = ", ".join(sorted({name for name, _ in known}))
+        together = (pair for _, of_gpu in chosen for pair in of_gpu)
+        rows = tuple(sorted(together, key=lambda pair: (pair[0].row, pair[0].column)))
     return _judged(paper, table, gpu, rows)
+
+
+def _measured(rows: Sequence[tuple[Cell, Ours]]) -> int:
+    return sum(ours.value is not None for _, ours in rows)
 
 
 def is_of_scores(table: PublishedTable) -> bool:
@@ -156,7 +169,7 @@ def _time(paper: Paper, table: PublishedTable, cell: Cell, evidence: Evidence, g
         _share(bits_of(label), shape, row.median_us, gpu),
         _share(bits, shape, their_us, table.hardware.removesuffix(" (inferred)")),
     )
-    return Ours(value, "", label, "", *shares)
+    return Ours(value, "", label, "", *shares, brief=row.protocol_version >= BRIEF_VERSIONS)
 
 
 def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
@@ -236,6 +249,7 @@ def _judged(
         if len(measured) == sum(c.value is not None for c, _ in rows)
         else (f"; {len(measured)} of {sum(c.value is not None for c, _ in rows)} numbers have ours")
     )
+    few += "; brief times" if any(ours.brief for _, ours in measured) else ""
     kind: VerdictKind
     if not pairs:
         reason = _why_none(paper, table, rows)
