@@ -22,14 +22,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from heuristic import random_shapes, say, warm_meter, write_times
+from heuristic import prepared_linear, random_shapes, say, warm_meter, write_times
 
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.cuda.timed_choice import name_of
 from flexq_bench.kernels.registry import resolve
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
-from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.probes import floor_kernel
 from flexq_bench.workloads.ranges import parse_ranges
@@ -61,7 +60,7 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
 
 def fastest(meter: Meter, kernel: str, gemm: GemmWorkload) -> float:
     """Microseconds of a kernel's fastest candidate. Raises SystemExit if it has none."""
-    times = times_of(meter.prepare(Case(kernel, gemm)))
+    times = times_of(prepared_linear(meter, kernel, gemm))
     if not times:
         raise SystemExit(f"{kernel} has no configurations to time: compare with another kernel")
     return times[0][0]
@@ -94,7 +93,7 @@ def measure(
                     floors[bits] = fastest(meter, floor_kernel(bits), GemmWorkload(1, n, k))
                 for m in tokens:
                     gemm = GemmWorkload(m, n, k)
-                    prepared = meter.prepare(Case(kernel, gemm))
+                    prepared = prepared_linear(meter, kernel, gemm)
                     default, timed = prepared.config, times_of(prepared)
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)

@@ -132,6 +132,13 @@ def drawn_cases(
             yield GemmWorkload(m, n, k)
 
 
+def prepared_linear(meter: Meter, kernel: str, gemm: GemmWorkload) -> PreparedCase:
+    """Prepare a linear layer, which takes one GPU."""
+    prepared = meter.prepare(Case(kernel, gemm))
+    assert isinstance(prepared, PreparedCase)
+    return prepared
+
+
 def time_cases(
     out: Path | None,
     kernel: str,
@@ -144,7 +151,7 @@ def time_cases(
     meter, began, rows = warm_meter(), time.monotonic(), list[list[object]]()
     with meter.device_guard():
         for gemm in gemms:
-            rows += rows_of(gemm, time_case(gemm, meter.prepare(Case(kernel, gemm))))
+            rows += rows_of(gemm, time_case(gemm, prepared_linear(meter, kernel, gemm)))
             if out:
                 write_times(out, rows)
             if time.monotonic() - began > seconds:

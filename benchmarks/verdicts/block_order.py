@@ -184,6 +184,7 @@ def measure(part: str, keys: Sequence[str], out: Path) -> None:
         for key in keys:
             with meter.device_guard():
                 prepared = meter.prepare(Case.from_key(key))
+                assert isinstance(prepared, PreparedCase)  # of one GPU
                 prepared.use_default()
                 measured = set_orders(prepared, meter) if part == "set" else shuffled(prepared)
             lines.write(json.dumps({"case": key, "gpu": meter.device_info.sku, **measured}) + "\n")

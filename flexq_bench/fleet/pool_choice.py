@@ -21,10 +21,11 @@ from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Backend
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.device import device_info, local_devices
+from flexq_bench.measure.device import device_info
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.external_kernels import adopted
 from flexq_bench.measure.kernel_processes import ProcessOptions
+from flexq_bench.measure.local_devices import local_devices
 from flexq_bench.measure.protocol import protocol_of
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.runs.process_meter import InProcessMeter, ProcessMeter

@@ -89,7 +89,7 @@ class RankedCase:
     def assume_launches(self, _: int) -> None:
         """Their number does not depend on times."""
 
-    def buffers(self, index: int, *, shared_with: object = None) -> _OwnBuffers:
+    def buffers(self, index: int, *, weights: object = None) -> _OwnBuffers:
         """`placed` allocates them."""
         return _OwnBuffers()
 
