@@ -209,9 +209,6 @@ else:
         value = globals()[name] = getattr(import_module(module), name)
         return value
 
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *_modules()})
-
     @cache
     def _modules() -> dict[str, str]:
         """Return the module of each name that is imported above."""
