@@ -56,7 +56,7 @@ class MadeMeter:
 
     backend = "cpu"
 
-    def __init__(self, options, kernels):
+    def __init__(self, options, kernels, protocol=None):
         self.commit = Commit(kernels.sources[0])
         self.machine = Machine("cpu", device_info("cpu"), kernels.sources[0].prefix)
         self.worker = Worker(self.machine.device, {}, None, 1)
