@@ -146,7 +146,7 @@ def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
     ) as process:
         assert process.stdout.readline() == b"held\n"
         for module, hold in (
-            ("measure.ab.course", device_alone),
+            ("measure.ab.course", devices_alone),
             ("decode.runs", devices_alone),
             ("fleet.pool_choice", device_alone),
         ):
