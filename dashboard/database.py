@@ -132,7 +132,11 @@ def keep_imports() -> None:
         gc.freeze()
 
 
-@st.cache_resource(show_spinner=False, validate=_is_current)
+def _release(opened: _Opened) -> None:
+    opened.database.close()
+
+
+@st.cache_resource(show_spinner=False, validate=_is_current, on_release=_release)
 def _open_cached(url: str | None) -> _Opened:
     database = open_database(url, create=False, read_only=True)
     if os.environ.get(SERVER_VARIABLE):
