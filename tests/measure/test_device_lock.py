@@ -131,6 +131,7 @@ def test_lock_folder_that_cannot_be_created_is_one_line(tmp_path, monkeypatch):
 
 def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
     """A comparison, a decode, a pool before it has memory there: each names who it waits for."""
+    from flexq_bench.db.engine import open_database
     from flexq_bench.decode import runs as decoding
     from flexq_bench.decode.case import Setup
     from flexq_bench.fleet import PoolOptions, open_pool
@@ -161,6 +162,10 @@ def test_comparisons_decodes_and_pools_wait_for_the_lock(folder, monkeypatch):
         with pytest.raises(InfrastructureError, match=told):
             decoding.measure_decodes(None, setup, [], {}, lambda record: None)
         here = PoolOptions(device="cpu")
-        with pytest.raises(InfrastructureError, match=told), open_pool(None, here, None):
+        with (
+            open_database(str(folder / "results.sqlite")) as database,
+            pytest.raises(InfrastructureError, match=told),
+            open_pool(database, here, None),
+        ):
             pass
         process.kill()
