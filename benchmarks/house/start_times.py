@@ -5,15 +5,14 @@ python benchmarks/house/start_times.py
 
 from __future__ import annotations
 
-import lzma
 import os
 import resource
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
-DEMO = Path(__file__).parents[2] / "dashboard" / "demo.sqlite.xz"
+from flexq_bench.cli.demo import demo_database
+
 COMMANDS = (
     "--help", "status", "list runs", "list kernels", "list models", "list suites", "list devices",
     "list series", "alerts list",
@@ -22,9 +21,7 @@ GOAL_S, REPEATS = 0.6, 7
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        database = Path(folder, "demo.sqlite")
-        database.write_bytes(lzma.decompress(DEMO.read_bytes()))
+    with tempfile.TemporaryDirectory() as folder, demo_database() as database:
         environment = os.environ | {
             "FLEXQ_BENCH_DB": f"sqlite:///{database}",
             "FLEXQ_BENCH_CACHE": folder,
