@@ -321,7 +321,7 @@ REFUSED = [
     (GPTQ | {"bits": "4"}, "GPTQ codes of '4' bits"),
     (GPTQ | {"dynamic": ["+:.*"]}, "`dynamic` settings that name no layers"),
     ("awq", "quantized by awq: read here are"),
-    ({}, r"quantized by None: read here are compressed-tensors, awq, gptq, .* and GGUF files"),
+    ({}, r"quantized by none: read here are compressed-tensors, awq, gptq, .* and GGUF files"),
 ]
 
 
