@@ -210,9 +210,8 @@ def carry_out_comparisons(
     """Carry out the stored comparisons of runs on a worker's device, one after the other.
 
     devices: that do so; a job that fails here is left to the others first. takes: whether a job is
-    for them. Jobs that another
-    process has leased are waited for. Raises InfrastructureError if the database stays unavailable.
-    An exception that ends the comparison returns its job.
+    for them. Jobs that another process has leased are waited for. Raises InfrastructureError if the
+    database stays unavailable. An exception that ends the comparison returns its job.
     """
     work_of = {work.run: work for work in works}
     with registered_worker(database, worker) as presence:
@@ -224,8 +223,13 @@ def carry_out_comparisons(
         def is_left_to_others(row: queries.JobRow) -> bool:
             return row.id in failed and row.deaths < devices
 
-        claim = partial(_claim, runs=tuple(work_of), worker=presence.name)
-        claim = partial(claim, is_ours=is_ours, is_left_to_others=is_left_to_others)
+        claim = partial(
+            _claim,
+            runs=tuple(work_of),
+            worker=presence.name,
+            is_ours=is_ours,
+            is_left_to_others=is_left_to_others,
+        )
         while (claimed := run_transaction(database, claim)) is not None:
             if not isinstance(claimed, _Claimed):
                 time.sleep(_POLL_INTERVAL_S)

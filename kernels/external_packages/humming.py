@@ -8,7 +8,7 @@ bits. The package chooses its own configuration for a shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -95,7 +95,21 @@ def _forward(
 def _forward_codes(
     x: torch.Tensor, x_scales: torch.Tensor, layout: Any, locks: torch.Tensor, *tensors: Any
 ) -> None:
-    weight, scales, *second, out = tensors
+    *weight, out = tensors
+    _multiply_codes(x, x_scales, layout, locks, weight, out)
+
+
+def _multiply_codes(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    layout: Any,
+    locks: torch.Tensor,
+    operand: Sequence[torch.Tensor],
+    out: torch.Tensor,
+    **of_experts: Any,
+) -> None:
+    """Launch a kernel. operand: weights, scales, and scales of rows if there are such."""
+    weight, scales, *second = operand
     load(HUMMING, "forward").humming_forward(
         layout,
         inputs=x,
@@ -105,6 +119,7 @@ def _forward_codes(
         weight_scale=scales,
         weight_scale_2=second[0] if second else None,
         locks=locks,
+        **of_experts,
     )
 
 
@@ -143,18 +158,10 @@ def _experts(name: str, weight: str) -> Any:
         *tensors: Any,
         layout: str,
     ) -> None:
-        weight, scales, *second, sizes, y = tensors
-        is_masked = layout == "masked"
-        ends = sizes if is_masked else torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-        load(HUMMING, "forward").humming_forward(
-            layout_of_weights,
-            inputs=x,
-            input_scale=x_scales,
-            outputs=y,
-            weight=weight,
-            weight_scale=scales,
-            weight_scale_2=second[0] if second else None,
-            locks=locks,
+        *operand, sizes, y = tensors
+        ends = sizes if layout == "masked" else torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+        _multiply_codes(
+            *(x, x_scales, layout_of_weights, locks, operand, y),
             expert_layout=ends,
             compute_config={"gemm_type": f"grouped_{layout}"},
         )

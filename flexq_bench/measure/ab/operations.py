@@ -44,8 +44,7 @@ class _Slot:
     warmed up; None: not so far. free: clocks without the power limit, of the first placement.
     samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a batch of the
     current placement doesn't count. given: the latest inputs, of which a new placement gets the
-    weights with its first activations.
-    has_weights: the current one has them.
+    weights with its first activations. has_weights: the current one has them.
     """
 
     prepared: PreparedCase | RankedCase
