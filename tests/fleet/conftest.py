@@ -201,7 +201,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    with open_database(str(tmp_path / "flexq.sqlite"), busy_timeout_s=0.1) as database:
+    with open_database(str(tmp_path / "flexq.sqlite")) as database:
         yield database
 
 
