@@ -97,7 +97,8 @@ def _inside_block(values: Floats, code: Ints, smallest: float) -> tuple[Floats, 
 
 def _bounds(values: Floats, smallest: float) -> list[int]:
     """Bounds of the levels of values [n]."""
-    return [0, *(at for at, _ in follow(values, smallest).steps), values.size]
+    history = follow(values, smallest)
+    return [0, *sorted(at for at, _ in history.steps + history.waiting), values.size]
 
 
 def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:

@@ -6,23 +6,24 @@ from bisect import insort
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy import special
 
-from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, Floats
+from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, SPIKE_SIGMAS, Floats, median
 from flexq_bench.stats.newest_step import (
     FEWEST_POINTS,
     SHORTEST_LEVEL,
-    NewestStep,
     newest_step,
 )
 
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
-# values of a series after which a new level needs only three: one that switches between two levels
-# with a chance of 10 % a value has done so by then, except once in 7
-SETTLED = 18
-# in a shorter series both levels must have lasted, which such a series does once in 8
-LONG_BEFORE, LONG_AFTER = 10, 12
+# A step is reported once few series that switch between two levels with this chance a value would
+# have switched so seldom by then.
+SWITCHING = 0.1
+SELDOM = 0.03
+# a change of 20 % (ln 1.2 = 0.182) costs more each day than a false report
+LARGE, LARGE_SELDOM = 0.18, 0.75
+LASTING = 15  # values on either side that are enough if neither level was visited twice
 _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
-_APART_SIGMAS = 6.0  # of levels that single values tell apart, so that visits can be counted
 # of the range of the levels so far, up to a factor of e: nobody looks for smaller steps
 _LEAST_SHARE = 0.1
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
@@ -37,20 +38,21 @@ _DIFFERENCE = MAD_TO_SIGMA / float(np.sqrt(2))  # median of differences to sigma
 class History:
     """Steps of values [n]: indices are those of the values, effects in their unit.
 
-    steps: indices and p-values, oldest first. waiting: the newest step if it is not decided yet.
-    spells: (start, stop, effect).
+    steps: indices and p-values, oldest first. waiting: those that are not reported yet. spells:
+    (start, stop, effect).
     """
 
     steps: tuple[tuple[int, float], ...] = ()
-    waiting: tuple[int, float] | None = None
+    waiting: tuple[tuple[int, float], ...] = ()
     spells: tuple[tuple[int, int, float], ...] = ()
 
 
 @dataclass(slots=True)
 class _Level:
-    """A decided level, or one that waits: it began at `start`, from a level `before` it.
+    """A level that began at `start`, from a level `before` it.
 
     excluded: visits (start, stop) of the level before it, which do not belong to that level.
+    is_reported: it is no switch between two levels; until then its step is not reported.
     """
 
     start: int
@@ -59,6 +61,7 @@ class _Level:
     p_value: float
     first: int
     excluded: list[tuple[int, int]]
+    is_reported: bool = False
 
     def place(self, value: float) -> float:
         """Place of a value: 0 on the level before, 1 on this one."""
@@ -78,8 +81,7 @@ class Follower:
     plain: list[float] = field(init=False)
     first: int = 0  # of the present level
     excluded: list[tuple[int, int]] = field(default_factory=list)
-    decided: list[_Level] = field(default_factory=list)
-    waiting: _Level | None = None
+    levels: list[_Level] = field(default_factory=list)
     spells: list[tuple[int, int, float]] = field(default_factory=list)
     sorted_values: list[float] = field(default_factory=list)
     sorted_moves: list[float] = field(default_factory=list)
@@ -94,26 +96,33 @@ class Follower:
 
     def see(self, seen: int) -> None:
         """Decide on the first `seen` values."""
-        if self._has_returned(seen):
-            return
-        # A decision may disclose another step after it.
-        while seen - self.first >= FEWEST_POINTS and self._is_due(seen):
-            if not self._look(seen):
-                return
+        if not self._has_returned(seen):
+            # A step may disclose another one after it.
+            while seen - self.first >= FEWEST_POINTS and self._is_due(seen) and self._look(seen):
+                pass
+        for level in [one for one in self.levels if not one.is_reported]:
+            lasts = self._lasts(level, seen)
+            if level is not self.levels[-1]:
+                level.is_reported = lasts
+            elif lasts or seen - level.start == FEWEST_POINTS:
+                # By what came after it, its position is surer.
+                self.levels.pop()
+                self._restart(level.first, level.excluded)
+                if self._look(seen):
+                    self.levels[-1].is_reported = lasts
 
     @property
     def history(self) -> History:
         """Result for the values seen so far."""
-        waiting = self.waiting
-        return History(
-            tuple((one.start, one.p_value) for one in self.decided),
-            None if waiting is None else (waiting.start, waiting.p_value),
-            tuple(self.spells),
+        steps, waiting = (
+            tuple((one.start, one.p_value) for one in self.levels if one.is_reported is reported)
+            for reported in (True, False)
         )
+        return History(steps, waiting, tuple(self.spells))
 
     def _restart(self, first: int, excluded: list[tuple[int, int]]) -> None:
         """Make `first` the beginning of the present level."""
-        self.first, self.excluded, self.waiting = first, excluded, None
+        self.first, self.excluded = first, excluded
         self.sorted_values, self.sorted_moves = [], []
         self.counted, self.look_at, self.was_beyond = first, None, False
         self.regular = round(FEWEST_POINTS * _REGULAR)
@@ -146,12 +155,9 @@ class Follower:
         return due
 
     def _has_returned(self, seen: int) -> bool:
-        """Return True if a level that waits, or is young, ended by a return; it becomes a spell."""
-        young = self.decided[-1] if self.decided else None
-        if young is not None and seen - young.start > 2 * SHORTEST_LEVEL:
-            young = None
-        level = self.waiting or young
-        if level is None or seen - level.start <= SHORTEST_LEVEL:
+        """Return True if a young level ended by a return; it becomes a spell."""
+        level = self.levels[-1] if self.levels else None
+        if level is None or not SHORTEST_LEVEL < seen - level.start <= 2 * SHORTEST_LEVEL:
             return False
         newest = sorted(level.place(value) for value in self.plain[seen - SHORTEST_LEVEL : seen])
         if newest[-1] >= _NEARER or newest[1] < -_NEARER:
@@ -162,78 +168,66 @@ class Follower:
         if end - level.start > SHORTEST_LEVEL:
             return False
         spell = [(level.start, end)] if end > level.start else []
-        if level is young:
-            self.decided.pop()
-            self._restart(level.first, [*level.excluded, *spell])
-        else:
-            self.waiting = None
-            self.excluded = self.excluded + spell
+        self.levels.pop()
+        self._restart(level.first, [*level.excluded, *spell])
         self.spells += [(start, stop, level.effect) for start, stop in spell]
         return True
 
     def _look(self, seen: int) -> bool:
-        """Look for the newest step, also since one that waits; return True if it is decided."""
-        since = 0
-        starts = [self.first] if self.waiting is None else [self.first, self.waiting.start]
-        for first in starts:
-            index = np.arange(first, seen)
-            for start, stop in self.excluded:
-                index = index[(index < start) | (index >= stop)]
-            step = newest_step(self.values[index], seen) if index.size >= FEWEST_POINTS else None
-            if step is None:
-                break
-            if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
-                return self._decide(step, int(index[step.place]), seen)
-            since = index.size - step.place
-        self.look_at = seen + max(1, since // _AGAIN) if self.was_beyond else None
+        """Look for the newest step; return True if there is one."""
+        index = np.arange(self.first, seen)
+        for start, stop in self.excluded:
+            index = index[(index < start) | (index >= stop)]
+        step = newest_step(self.values[index], seen) if index.size >= FEWEST_POINTS else None
+        self.look_at = None
+        if step is None:
+            return False
+        if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
+            start = int(index[step.place])
+            self.levels.append(
+                _Level(start, step.before, step.effect, step.p_value, self.first, self.excluded)
+            )
+            self._restart(start, [])
+            self.look_at = seen
+            return True
+        if self.was_beyond:
+            self.look_at = seen + max(1, (index.size - step.place) // _AGAIN)
         return False
 
     def _least(self, present: float) -> float:
         """Smallest step that counts beside the levels that lasted, and the present one."""
-        lasted = (one.before for one in self.decided if one.start - one.first >= LONG_BEFORE)
+        lasted = (one.before for one in self.levels if one.start - one.first >= FEWEST_POINTS)
         levels = [present, *lasted]
         return max(self.smallest, _LEAST_SHARE * min(max(levels) - min(levels), 1.0))
 
-    def _decide(self, step: NewestStep, start: int, seen: int) -> bool:
-        """Decide on a significant step, or let it wait until levels have lasted."""
-        level = _Level(
-            start, step.before, step.effect, step.p_value, self.first, list(self.excluded)
-        )
-        times = 1 + self._visits(level, seen)
-        before, after = step.place, seen - start
-        if seen >= SETTLED * times or (
-            before >= LONG_BEFORE * times and after >= LONG_AFTER * times
-        ):
-            self.decided.append(level)
-            self._restart(start, [])
-            self.look_at = seen
+    def _lasts(self, level: _Level, seen: int) -> bool:
+        """Return True if a series that switches would seldom have stayed at its levels so long."""
+        if seen - level.start < SHORTEST_LEVEL:
+            return False
+        values = self.values[:seen]
+        noise = _DIFFERENCE * float(np.median(np.abs(np.diff(values))))
+        are_apart = abs(level.effect) >= SPIKE_SIGMAS * noise
+        places = (values - level.before) / level.effect
+        lasting = min(level.start, seen - level.start) >= LASTING
+        if lasting and (not are_apart or _switches(places) == 1):
             return True
-        if self.waiting is None or abs(self.waiting.start - start) > SHORTEST_LEVEL:
-            self.waiting = level
-        self.look_at = seen + (1 if seen < SETTLED else max(1, after // _AGAIN))
-        return False
-
-    def _visits(self, level: _Level, seen: int) -> int:
-        """Count short visits to the new level before it began, and to the old one since then."""
-        moves = np.abs(np.diff(self.values[:seen]))
-        if abs(level.effect) < _APART_SIGMAS * _DIFFERENCE * float(np.median(moves)):
-            return 0
-        places = (self.values[:seen] - level.before) / level.effect
-        places[1:-1] = np.median(np.stack((places[:-2], places[1:-1], places[2:])), axis=0)
-        start = level.start
-        return _short_runs(np.abs(places[:start] - 1) < _NEARER, FEWEST_POINTS) + _short_runs(
-            np.abs(places[start:]) < _NEARER, FEWEST_POINTS - start
-        )
+        if level.start > FEWEST_POINTS:  # a benchmark's first values are often odd
+            places = places[FEWEST_POINTS:]
+        switches = 1
+        if are_apart:
+            places[1:-1] = median(np.stack((places[:-2], places[1:-1], places[2:]), axis=1))
+            switches = max(_switches(places), 1)
+        seldom = LARGE_SELDOM if abs(level.effect) >= LARGE else SELDOM
+        return float(special.bdtr(switches, places.size, SWITCHING)) <= seldom
 
 
-def _short_runs(there: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], first: int) -> int:
-    """Number of runs of True that are too short to be a level of their own.
+def _switches(places: Floats) -> int:
+    """Number of changes between values near 0 and values near 1.
 
-    first: runs that end before it do not count, since a benchmark's first values are often odd.
+    Others do not count, so a third level between them may be halfway.
     """
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], there.astype(np.int8), [0]))))
-    begins, ends = edges[::2], edges[1::2]
-    return int(np.count_nonzero((ends - begins < LONG_BEFORE) & (ends > first)))
+    upper = places[np.minimum(np.abs(places), np.abs(places - 1)) < _NEARER / 2] > _NEARER
+    return int(np.count_nonzero(upper[1:] != upper[:-1]))
 
 
 def follow(values: Floats, smallest: float = 0.0) -> History:

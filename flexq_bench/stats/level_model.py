@@ -77,11 +77,11 @@ class DeviceChange:
 class LevelModel:
     """Components of a series [size], in its unit and with its indices, oldest first.
 
-    waiting: a step whose levels have not lasted long enough to tell it from a switch between two
-    levels. sigma: of one value from its level, as a fraction. memory: AR(1) coefficient.
-    device_span: between the effects of the slowest and the fastest device, a fraction; 0: one
-    device. Levels are those on the newest device. device_changes: changes of device that may hide a
-    step of any size; they are no steps.
+    waiting: the newest step, if its levels have not lasted long enough to tell it from a switch
+    between two levels. sigma: of one value from its level, as a fraction. memory: AR(1)
+    coefficient. device_span: between the effects of the slowest and the fastest device, a fraction;
+    0: one device. Levels are those on the newest device. device_changes: changes of device that may
+    hide a step of any size; they are no steps.
     """
 
     size: int
@@ -152,7 +152,8 @@ def level_model(
         scaled = scaled - effects.component
     history = follow(scaled, least)
     decided = _agreeing(scaled, list(history.steps))
-    model = decided if history.waiting is None else [*decided, history.waiting]
+    waiting = [one for one in history.waiting[-1:] if one > max(decided, default=(0, 0.0))]
+    model = [*decided, *waiting]
     # the step that waits is not part of the level before it
     levels = _levels(scaled, [at for at, _ in model])
     steps = [
@@ -170,7 +171,7 @@ def level_model(
     return LevelModel(
         size=size,
         steps=tuple(steps[: len(decided)]),
-        waiting=steps[-1] if history.waiting else None,
+        waiting=steps[-1] if waiting else None,
         spells=tuple(
             Spell(int(index[start]), int(index[stop - 1]) + 1, scale.fraction(effect))
             for start, stop, effect in history.spells

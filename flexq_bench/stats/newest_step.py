@@ -32,12 +32,6 @@ _MOST_COUNTED = 20.0  # independent values of a side: levels wander, so more mak
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
 # look at every commit adds new ones.
 _TRIALS = 48.0
-_WINDOW = 32  # values of the longest means whose differences show how levels wander
-_FEWEST_WINDOWS = 8  # means of one length, for a variance of their differences
-# Excess of a variance over that of chance from which a level wanders, times the root of the number
-# of disjoint windows: 2 standard errors by the MAD of overlapping ones (1.4 to 1.6 in Gaussian
-# noise).
-_WANDER_EXCESS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +86,7 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
         error * error / (side.size - 1 + _SHARED)
         for error, side in zip(errors, (left, right), strict=True)
     )
-    wander = _wander(cleaned[:at], min(sizes[1], _WINDOW), memory, variances[0])
-    t = abs(after - before) / float(np.sqrt(sum(errors) + wander))
+    t = abs(after - before) / float(np.sqrt(sum(errors)))
     p_value = 2 * float(special.stdtr(freedom, -t))
     by_sign = seen * _sign_test(*beside, before, after)
     p_value = min(max(p_value * _TRIALS * seen / min(sizes), by_sign), 1.0)
@@ -147,18 +140,6 @@ def _variances(left: Floats, right: Floats, floor: float) -> list[float]:
         max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
         for square, size in zip(squares, (left.size, right.size), strict=True)
     ]
-
-
-def _wander(before: Floats, size: int, memory: float, variance: float) -> float:
-    """Variance of the difference of adjacent means of `size` values, beyond that of their noise."""
-    if before.size < _FEWEST_WINDOWS * size:
-        return 0.0
-    sums = np.concatenate(([0.0], np.cumsum(before)))
-    moved = (sums[2 * size :] - 2 * sums[size:-size] + sums[: -2 * size]) / size
-    seen = (MAD_TO_SIGMA * float(median(np.abs(moved - median(moved))))) ** 2
-    by_noise = 2 * variance / float(effective_size(size, memory))
-    excess = _WANDER_EXCESS / float(np.sqrt(before.size / size))
-    return seen - by_noise if seen > by_noise * (1 + excess) else 0.0
 
 
 def _is_slope(values: Floats, residuals: Floats) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flexq_bench.stats.follower import SETTLED, SIGNIFICANCE
+from flexq_bench.stats.follower import LARGE, LARGE_SELDOM, LASTING, SELDOM, SIGNIFICANCE, SWITCHING
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts.change_points import (
@@ -30,10 +30,14 @@ if TYPE_CHECKING:
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 14
+DETECTOR_VERSION = 15
 PARAMETERS: dict[str, Any] = {
     "shortest_level": SHORTEST_LEVEL,
-    "settled": SETTLED,
+    "switching": SWITCHING,
+    "seldom": SELDOM,
+    "large": LARGE,
+    "large_seldom": LARGE_SELDOM,
+    "lasting": LASTING,
     "significance": SIGNIFICANCE,
     "smallest_change": SMALLEST_CHANGE,
 }

@@ -85,7 +85,7 @@ def steady(n, level=20.0, seed=0):
 
 
 def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, database):
-    ran = history([*steady(16), *steady(8, 21.0, seed=1)])
+    ran = history([*steady(16), *steady(8, 25.0, seed=1)])
 
     rows = json.loads(cli("alerts", "list", "--json").out)
     assert [(row["family"], row["bad"]["sha"]) for row in rows] == [
@@ -102,7 +102,7 @@ def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, data
 
 
 def test_alert_closes_when_level_comes_back(cli, history):
-    history([*steady(16), *steady(6, 21.5, seed=1)])
+    history([*steady(16), *steady(6, 25.0, seed=1)])
     history(steady(6, 20.0, seed=2), first=23)
 
     (row,) = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
@@ -217,7 +217,7 @@ def test_series_that_can_not_go_on_is_named(cli, give, unit, better, reason):
 
 
 def test_improvement_opens_no_alert(cli, history):
-    history([*steady(16), *steady(6, 18.0, seed=1)])
+    history([*steady(16), *steady(6, 15.0, seed=1)])
 
     assert json.loads(cli("alerts", "list", "--state", "all", "--json").out) == []
 

@@ -241,11 +241,11 @@ def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
         measured(commit(f"change {seed}"), noisy(100, seed))
     slow = commit("measured three times")
     for seed in range(3):
-        measured(slow, noisy(110, seed))
+        measured(slow, noisy(125, seed))
     assert alerts_of(cli) == []
 
     for seed in range(2):
-        measured(commit(f"later {seed}"), noisy(110, 30 + seed))
+        measured(commit(f"later {seed}"), noisy(125, 30 + seed))
 
     assert [alert["bad"]["sha"] for alert in alerts_of(cli)] == [slow]
 
