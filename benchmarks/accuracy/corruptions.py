@@ -433,19 +433,22 @@ def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     def judge(*one: Any) -> dict[str, Any] | None:
         return bench.row(*one) if time.monotonic() < ends else None
 
-    known, left = [], []
-    for one in judgements(options):
-        row = stored.get(key_of(one))
-        if one[0].name == NOTHING.name:  # in this process, so that forks have it
-            row = row or bench.row(*one)
-            bench.remember(row)
-        if row is None:
-            left.append(one)
-        else:
-            known.append(row)
-    torch.set_num_threads(max(1, threads // options.processes))
+    every = list(judgements(options))
+    known = [*stored.values()]
+    for before in known:
+        if before["corruption"] == NOTHING.name:
+            bench.remember(before)
+    left = [one for one in every if key_of(one) not in stored]
+    undamaged = [one for one in left if one[0].name == NOTHING.name]
+    damaged = [one for one in left if one[0].name != NOTHING.name]
+
+    def new_rows() -> Iterator[dict[str, Any] | None]:
+        yield from (bench.row(*one) for one in undamaged)  # in this process: forks have them
+        torch.set_num_threads(max(1, threads // options.processes))
+        yield from in_processes(options.processes, damaged, judge)
+
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for row in chain(known, in_processes(options.processes, left, judge)):
+        for row in chain(known, new_rows()):
             if row is None:
                 say(f"{options.seconds:g} s are over: repeat the command with the same --out")
                 break

@@ -172,6 +172,10 @@ CHANGES = {
         lambda folder: written(folder / "params.json", "{}"),
         "files.params.json",
     ),
+    "more weights": (
+        lambda folder: shutil.copy(folder / "model.safetensors", folder / "more.safetensors"),
+        "files.more.safetensors",
+    ),
     "forced cleanup": (
         edited("tokenizer_config.json", {CLEANS: True, f"{CLEANS}_for_{DESPITE}": True}),
         "tokenizer.decode",
