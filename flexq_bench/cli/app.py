@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, verb_group, without_collection
+from flexq_bench.cli.verbs import VERBS, verb_group
+from flexq_bench.collection import without_collection
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted

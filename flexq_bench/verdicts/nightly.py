@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from flexq_bench.collection import without_collection
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import DecisionInfo, add_decisions
 from flexq_bench.db.engine import Session
@@ -51,6 +52,7 @@ class Night:
         return tuple(change.alert for change in self.changed if change.state == "fixed")
 
 
+@without_collection()  # of samples
 def record_night(
     session: Session,
     comparisons: Sequence[CaseComparison],
