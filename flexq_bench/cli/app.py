@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if "OMP_WAIT_POLICY" not in os.environ:
         # A thread that waits for another spins for 8 ms, in which the other may wait for its CPU.
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # .1 ms
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # OpenMP's own with few CPUs
     installed.find_by(_described_installed)
     _accept_any_text()
     verb = next((word for word in arguments if not word.startswith("-")), "")
