@@ -29,6 +29,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 # Tensors here are small: threads would wait for those of the tests beside these.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as of the program, also for its processes
 # Tests beside these measure on the same CPU, and need not wait for each other.
 # Most tests of external kernels have them write beside their file, and start many of them.
 os.environ["FLEXQ_BENCH_SANDBOX"] = "none"
