@@ -31,7 +31,7 @@ _UNIT = re.compile(r"Unit (\S+) (?:.*\s)?better=(higher|lower)(?:\s.*)?")
 LINE = re.compile(r"(Benchmark\S*)[ \t]+(\d+)((?:[ \t]+\S+[ \t]+[^\s]+)+)[ \t]*")
 _SETTING = re.compile(r"(goos|goarch|pkg|cpu): (.*)")
 _PROCS = re.compile(r"-(\d+)$")
-_METRICS = {"ns/op": "time", "MB/s": "throughput"}
+METRICS = {"ns/op": "time", "MB/s": "throughput"}
 
 
 def read(path: str) -> Reading:
@@ -92,7 +92,7 @@ def _result(
         for place, (key, sign, value) in enumerate(named)
     } | ({"procs": procs[1]} if procs else {})
     shape, variant = split_parameters(parameters)
-    metric = _METRICS.get(unit, unit)
+    metric = METRICS.get(unit, unit)
     fields = [by_unit(value, unit, metric=metric, higher=higher) for value in values]
     return ExternalResult(
         name=f"{package}.{name}" if package else name,

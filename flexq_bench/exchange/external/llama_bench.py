@@ -96,13 +96,19 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
 
 
 def _of_table(path: str, text: str) -> Reading:
-    lines = [
-        line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")
-    ]
-    header, *rows = ([cell.strip() for cell in cells] for cells in lines)
+    named: list[dict[str, str]] = []
+    header: list[str] = []
+    above: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and not set(line) <= set("|-: "):
+            named.append(dict(zip(header, cells, strict=False)))
+        elif line.startswith("|"):  # the rule below the head of a table; there may be several
+            header = above
+            del named[-1:]
+        above = cells
     if not {"model", "test", "t/s"} <= set(header):
         raise UsageError(f"{path} has no columns model, test and t/s: name {_WHAT}")
-    named = [dict(zip(header, row, strict=False)) for row in rows if not row[0].startswith("--")]
     reading = collect((f"row {place}", partial(_of_row, row)) for place, row in enumerate(named, 1))
     build = _BUILD.search(text)
     return replace(reading, commit=build and build[1])

@@ -161,7 +161,7 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
 
 def read_value(path: str, what: str, *, start: str = "") -> Any:
-    """Read the value of a JSON file, which may follow `start` and be followed by a semicolon.
+    """Read the value of a JSON file, which may follow `start =` and be followed by a semicolon.
 
     Raises UsageError like `read_json`.
     """
@@ -169,7 +169,7 @@ def read_value(path: str, what: str, *, start: str = "") -> Any:
     if count_cells(text) > MAX_CELLS:
         raise UsageError(f"{path} has over {MAX_CELLS:,} values: split it")
     try:
-        return json.loads(text.strip().removeprefix(start).removesuffix(";"))
+        return json.loads(text.strip().removeprefix(start).lstrip("= ").removesuffix(";"))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON: name {what}") from None
 
@@ -379,7 +379,10 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
         raise BadResult("its direction is neither lower nor higher")
     if len(result.samples) > MAX_SAMPLES:
         raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
-    values = [v for v in (result.median, result.low, result.high, *result.samples) if v is not None]
+    median, is_ratio = result.median, scale_of(result.metric, result.unit) == RATIO
+    if is_ratio and None not in (median, result.low) and result.low <= 0 < median:
+        result = replace(result, low=median / 1000)  # a symmetric interval of a wide spread
+    values = [v for v in (median, result.low, result.high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
     if result.metric in ("time", "sustained_time"):
@@ -393,11 +396,11 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
             raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
     elif any(abs(value) > _MAX_VALUE for value in values):
         raise BadResult(f"a value of it exceeds {_MAX_VALUE:g}: give it in a larger unit")
-    elif scale_of(result.metric, result.unit) == RATIO and min(values, default=1.0) <= 0:
+    elif is_ratio and min(values, default=1.0) <= 0:
         raise BadResult(
             f"its value is {min(values):g}, and times and rates are above 0: give a count its unit"
         )
-    low, median, high = result.low, result.median, result.high
+    low, high = result.low, result.high
     if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
     identity = hash(

@@ -297,6 +297,22 @@ READ = {
         [("mine", "model=dummy,shots=0", (1, 1, 1), "acc", "fraction", "higher",
           0.8333333333333334)],
     ),
+    "made/vllm-0.32.0.json": (
+        "vllm",
+        [
+            ("tiny-llama", None, (1, 1, 1), "median_ttft", "us", "lower", 155221.973001062),
+            ("tiny-llama", None, (1, 1, 1), "output_throughput", "tokens/s", "higher",
+             31.839047184985315),
+        ],
+    ),
+    "made/sglang-0.5.23.jsonl": (
+        "sglang",
+        [
+            ("vllm", None, (1, 1, 1), "p95_itl", "us", "lower", 119946.6207004661),
+            ("vllm", None, (1, 1, 1), "request_throughput", "requests/s", "higher",
+             7.120763051190357),
+        ],
+    ),
     "history.csv": (
         "csv",
         [("gemm", "", (8, 4096, 4096), "time", "us", "lower", 21.4)],
@@ -454,6 +470,8 @@ CORRECTED = {
     "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json": (
         '"acc,none": 0.8333333333333334', '"acc,none": 0.8433333333333334',
     ),
+    "made/vllm-0.32.0.json": ("31.839047184985315", "31.939047184985315"),
+    "made/sglang-0.5.23.jsonl": ("7.120763051190357", "7.220763051190357"),
     "history.csv": ("21.4", "21.5"),
     "history.jsonl": ("21.4", "21.5"),
 }  # fmt: skip

@@ -52,6 +52,47 @@ SMALLER = {
         ]
     },
 }
+# The action of a Go benchmark: its whole line, then each value of it once more.
+GO_HISTORY = {
+    "lastUpdate": 1,
+    "entries": {
+        "s": [
+            {
+                "commit": {"id": "a" * 40},
+                "date": 1760000000000,
+                "tool": "go",
+                "benches": [
+                    {"name": "B", "value": 1327, "unit": "ns/op\t   2.41 MB/s\t      24 allocs/op"},
+                    {"name": "B - ns/op", "value": 1327, "unit": "ns/op"},
+                    {"name": "B - MB/s", "value": 2.41, "unit": "MB/s"},
+                    {"name": "B - allocs/op", "value": 24, "unit": "allocs/op"},
+                    {"name": "C", "value": 66.5, "unit": "ns/op"},
+                ],
+            }
+        ]
+    },
+}
+JMH_WIDE = [
+    {
+        "benchmark": "a.B",
+        "mode": "thrpt",
+        "primaryMetric": {"score": 46.5, "scoreUnit": "ops/s", "rawData": [[4.0, 89.0]]},
+    }
+]
+JULIA_0 = [
+    {"Julia": "0.6.4", "BenchmarkTools": "0.3.1"},
+    [
+        [
+            "BenchmarkTools.BenchmarkGroup",
+            {
+                "tags": [],
+                "data": {
+                    "gemm": ["BenchmarkTools.Trial", {"times": [1250.0], "memory": 0, "allocs": 0}]
+                },
+            },
+        ]
+    ],
+]
 LLAMA_SQL = (
     "CREATE TABLE IF NOT EXISTS llama_bench (\n  build_commit TEXT\n);\n\nINSERT INTO llama_bench "
     "(build_commit, cpu_info, model_type, n_prompt, n_gen, avg_ts, stddev_ts) VALUES "
@@ -59,6 +100,10 @@ LLAMA_SQL = (
 )
 LLAMA_TABLE = (
     "ggml: found 1 device\n| model | test | t/s |\n| --- | --- | --- |\n| a | pp8 | 2.5 |\n"
+)
+LLAMA_TABLES = (
+    "| model | backend | test | t/s |\r\n| - | - | :-: | -: |\r\n| a | CPU | pp1 | 1.5 |\r\n"
+    "| model | ngl | test | t/s |\r\n| - | - | - | -: |\r\n| a | 9 | pp1 | 2.5 ± 0.1 |\r\n"
 )
 VLLM_LATENCY = {"avg_latency": 1.25, "latencies": [1.25], "percentiles": {"99": 1.3}}
 LM_EVAL = {
@@ -94,6 +139,31 @@ READ = {
         ],
     ),
     "smaller rate is better": (SMALLER, [("traffic", "throughput", "MB/s", "lower", 12.5)]),
+    "history of go": (
+        GO_HISTORY,
+        [
+            ("B", "time", "us", "lower", 1.327),
+            ("B", "throughput", "MB/s", "higher", 2.41),
+            ("B", "allocs/op", "allocs/op", "lower", 24.0),
+            ("C", "time", "us", "lower", 0.0665),
+        ],
+    ),
+    "interval below 0": (JMH_WIDE, [("a.B", "throughput", "ops/s", "higher", 46.5)]),
+    "types of julia 0": (
+        JULIA_0,
+        [
+            ("gemm", "time", "us", "lower", 1.25),
+            ("gemm", "memory", "bytes", "lower", 0.0),
+            ("gemm", "allocs", "allocs", "lower", 0.0),
+        ],
+    ),
+    "two tables": (
+        LLAMA_TABLES,
+        [
+            ("a", "throughput", "tokens/s", "higher", 1.5),
+            ("a", "throughput", "tokens/s", "higher", 2.5),
+        ],
+    ),
     "sql": (LLAMA_SQL, [("llama 7B Q4_0", "throughput", "tokens/s", "higher", 7100.002165)]),
     "table after a log": (LLAMA_TABLE, [("a", "throughput", "tokens/s", "higher", 2.5)]),
     "latency of a batch": (
@@ -120,8 +190,8 @@ READ = {
 @pytest.mark.parametrize("compress", [False, True])
 def test_legal_content_is_read_and_nothing_is_refused(tmp_path, case, compress):
     content, expected = READ[case]
-    if case == "smaller rate is better":
-        content = f"window.BENCHMARK_DATA = {json.dumps(content)}"
+    if isinstance(content, dict) and "lastUpdate" in content:
+        content = f"window.BENCHMARK_DATA={json.dumps(content)}"
     text = content if isinstance(content, str) else json.dumps(content)
     path = tmp_path / "results"
     path.write_bytes(gzip.compress(text.encode()) if compress else text.encode())
