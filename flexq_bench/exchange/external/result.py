@@ -379,10 +379,12 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
         raise BadResult("its direction is neither lower nor higher")
     if len(result.samples) > MAX_SAMPLES:
         raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
-    median, is_ratio = result.median, scale_of(result.metric, result.unit) == RATIO
-    if is_ratio and None not in (median, result.low) and result.low <= 0 < median:
-        result = replace(result, low=median / 1000)  # a symmetric interval of a wide spread
-    values = [v for v in (median, result.low, result.high, *result.samples) if v is not None]
+    median, low, high = result.median, result.low, result.high
+    is_ratio = scale_of(result.metric, result.unit) == RATIO
+    if is_ratio and median is not None and low is not None and low <= 0 < median:
+        low = median / 1000  # a symmetric interval of a wide spread
+        result = replace(result, low=low)
+    values = [v for v in (median, low, high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
     if result.metric in ("time", "sustained_time"):
@@ -400,7 +402,6 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
         raise BadResult(
             f"its value is {min(values):g}, and times and rates are above 0: give a count its unit"
         )
-    low, high = result.low, result.high
     if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
     identity = hash(
