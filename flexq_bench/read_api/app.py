@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,8 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import AmbiguousError, DatabaseError, NotFoundError
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.docs_page import docs_page
-from flexq_bench.read_api.endpoints import ENDPOINTS, JSON, PROBLEM, Endpoint, document
+from flexq_bench.read_api.endpoints import ENDPOINTS, JSON, Endpoint, document
+from flexq_bench.read_api.problems import PROBLEM, problem
 from flexq_bench.read_api.request_metrics import TEXT, RequestMetrics
 from flexq_bench.read_api.responses import Source
 from flexq_bench.read_api.run_counts import RunCountsCache
@@ -302,20 +302,6 @@ def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
         # The message may contain hosts, users and files of this machine: log it only.
         log.warning("%s", error)
         return 503, problem(503, "the database can't be read now: try again later"), PROBLEM
-
-
-def problem(status: int, detail: str) -> bytes:
-    """Return a problem document (RFC 9457) as JSON."""
-    title = HTTPStatus(status).phrase
-    return json.dumps(
-        {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": detail,
-            "error": detail,
-        }
-    ).encode()
 
 
 def _matches(if_none_match: str, etag: str) -> bool:
