@@ -62,10 +62,12 @@ def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
         return
     primary = by_unit(score["score"], score["scoreUnit"])
     yield ExternalResult(**common, **primary, **_spread(primary, score), extra=extra)
-    # What profilers measured, such as `·gc.alloc.rate.norm`: less of it is better.
+    # Less of what profilers measured, such as `·gc.alloc.rate.norm`, is better; more operations of
+    # the methods of a group, and of counters.
     for name, metric in (entry.get("secondaryMetrics") or {}).items():
-        of_profiler = str(name).lstrip("·+"), metric.get("score"), metric.get("scoreUnit")
-        for fields in beside(*of_profiler, higher=False):
+        unit = metric.get("scoreUnit")
+        named = str(name).lstrip("·+"), metric.get("score"), unit
+        for fields in beside(*named, higher=str(unit).startswith("ops/")):
             yield ExternalResult(**common, **fields, **_spread(fields, metric))
 
 

@@ -45,6 +45,8 @@ def read(path: str) -> Reading:
         for name, value in zip(names, values, strict=True)
         for entry in _entries(name, value, environment, _MAX_DEPTH)
     ]
+    if not entries:
+        raise UsageError(f"{path} has no trial, perhaps parameters only: name {_WHAT}")
     return collect(entries)
 
 

@@ -166,6 +166,10 @@ READ = {
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "avg_tpot", "us", "lower", 11250.0),
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "request_latency_percentiles_p99", "us",
              "lower", 2911500.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "ttft_percentiles_p99", "us", "lower",
+             61250.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "gen_tps_percentiles_p50_tok_s",
+             "tokens/s", "higher", 89.25),
         ],
     ),
     **{
@@ -491,6 +495,12 @@ def test_what_makes_results_less_comparable_is_remarked():
     assert remarks_of("vllm", "vllm.json") == {"3 requests failed"}
     assert remarks_of("hyperfine", "hyperfine.json") == {"the command failed in some of its runs"}
     assert remarks_of("k6", "k6.json") == {"the threshold p(95)<200 was crossed"}
+
+
+def test_trtllm_bench_names_the_device():
+    assert {r.device for r in results_of("tensorrt-llm", FILES / "tensorrt_llm.json")} == {
+        "NVIDIA H200"
+    }
 
 
 def test_go_counts_are_the_median_of_their_lines():

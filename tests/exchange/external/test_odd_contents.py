@@ -8,6 +8,7 @@ import json
 import pytest
 
 from flexq_bench.db.units import is_rate, scale_of
+from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.formats import detect_format, read_results
 
 COLOURED = "\x1b[32mfib 20\x1b[0m   time:   [\x1b[2m1.5 ms\x1b[0m \x1b[1m1.6 ms\x1b[0m 1.7 ms]\n"
@@ -35,6 +36,7 @@ JMH = [
         "secondaryMetrics": {
             "·gc.alloc.rate": {"score": 0.0, "scoreUnit": "MB/sec", "rawData": [[0.0]]},
             "·gc.count": {"score": 0.0, "scoreUnit": "counts", "rawData": [[0.0]]},
+            "put": {"score": 2.5, "scoreUnit": "ops/us", "rawData": [[2.5]]},  # of a group
         },
     },
     {"benchmark": "a.C", "mode": "thrpt", "primaryMetric": {"score": "NaN", "scoreUnit": "ops/s"}},
@@ -135,6 +137,7 @@ READ = {
         [
             ("a.B", "time", "us", "lower", 1.5),
             ("a.B", "gc.count", "counts", "lower", 0.0),
+            ("a.B", "put", "ops/us", "higher", 2.5),
             ("a.C", "time", "us", "lower", None),
         ],
     ),
@@ -211,3 +214,11 @@ def test_legal_content_is_read_and_nothing_is_refused(tmp_path, case, compress):
 def test_abbreviated_rates_are_ratios_of_which_more_is_better(unit):
     assert is_rate(unit)
     assert scale_of("throughput", unit) == "ratio"
+
+
+def test_parameters_of_julia_are_no_results(tmp_path):
+    path = tmp_path / "tune.json"
+    path.write_text(json.dumps([{"Julia": "1.10.2"}, [["Parameters", {"samples": 1}]]]))
+
+    with pytest.raises(UsageError, match="has no trial, perhaps parameters only"):
+        list(read_results("julia", str(path)))
