@@ -22,7 +22,6 @@ from flexq_bench.exchange.external.result import (
     Entries,
     ExternalResult,
     Reading,
-    by_unit,
     cleaned,
     collect,
     commit_of,
@@ -30,7 +29,7 @@ from flexq_bench.exchange.external.result import (
     kept,
     objects_with,
     of_epoch,
-    of_repeated,
+    of_values,
     read_value,
 )
 
@@ -123,14 +122,12 @@ def _result(
     created_at: str | None,
 ) -> ExternalResult:
     metric = same[0].get("metric", "value")
-    values = [
-        by_unit(bench["value"], bench.get("unit"), metric=metric, higher=higher) for bench in same
-    ]
+    values = [bench["value"] for bench in same]
     quality = {key: kept(same[-1][key]) for key in ("range", "extra") if same[-1].get(key)}
     return ExternalResult(
         name=name,
         variant=environment.get("suite", ""),
-        **values[0] | of_repeated([value["median"] for value in values]),
+        **of_values(values, same[0].get("unit"), metric=metric, higher=higher),
         environment=environment,
         extra=quality,
         commit=commit,

@@ -18,11 +18,10 @@ from flexq_bench.exchange.external.result import (
     Entries,
     ExternalResult,
     Reading,
-    by_unit,
     cleaned,
     collect,
     console_text,
-    of_repeated,
+    of_values,
     split_parameters,
 )
 
@@ -93,12 +92,11 @@ def _result(
     } | ({"procs": procs[1]} if procs else {})
     shape, variant = split_parameters(parameters)
     metric = METRICS.get(unit, unit)
-    fields = [by_unit(value, unit, metric=metric, higher=higher) for value in values]
     return ExternalResult(
         name=f"{package}.{name}" if package else name,
         variant=variant,
         shape=shape,
-        **fields[0] | of_repeated([one["median"] for one in fields]) | {"metric": metric},
+        **of_values(values, unit, metric=metric, higher=higher) | {"metric": metric},
         device=cleaned(settings.get("cpu", "")),
         environment={"tool": "go", "os": cleaned(settings.get("goos", ""))},
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
@@ -18,7 +17,7 @@ from flexq_bench.exchange.external.result import (
     beside,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     kept,
     objects_with,
     read_value,
@@ -35,10 +34,7 @@ def read(path: str) -> Reading:
     Raises UsageError if the file is of another format.
     """
     entries = objects_with(read_value(path, _WHAT), ("benchmark", "primaryMetric"), path, _WHAT)
-    return collect(
-        (str(entry.get("benchmark") if isinstance(entry, dict) else ""), partial(_results, entry))
-        for entry in entries
-    )
+    return collect_each(entries, _results, "result", key="benchmark")
 
 
 def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:

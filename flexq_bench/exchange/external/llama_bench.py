@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -21,7 +20,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     console_text,
     count,
     iso_time,
@@ -58,9 +57,7 @@ def read(path: str) -> Reading:
     else:
         rows = list(csv.DictReader(io.StringIO(text, newline=None)))
     entries = objects_with(rows, KEYS, path, _WHAT)
-    reading = collect(
-        (f"row {place}", partial(_result, row)) for place, row in enumerate(entries, 1)
-    )
+    reading = collect_each(entries, _result, "row")
     builds = {str(row.get("build_commit")) for row in entries if isinstance(row, dict)}
     build = builds.pop() if len(builds) == 1 else ""
     return replace(reading, commit=build if re.fullmatch("[0-9a-f]{7,40}", build) else None)
@@ -109,7 +106,7 @@ def _of_table(path: str, text: str) -> Reading:
         above = cells
     if not {"model", "test", "t/s"} <= set(header):
         raise UsageError(f"{path} has no columns model, test and t/s: name {_WHAT}")
-    reading = collect((f"row {place}", partial(_of_row, row)) for place, row in enumerate(named, 1))
+    reading = collect_each(named, _of_row, "row")
     build = _BUILD.search(text)
     return replace(reading, commit=build and build[1])
 

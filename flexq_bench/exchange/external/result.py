@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from flexq_bench.db.jsonlines import count_cells
@@ -119,6 +119,21 @@ def collect(
     if len(reading.results) + len(reading.refused) > MAX_RESULTS:
         raise UsageError(f"more than {MAX_RESULTS:,} results in a file: split it")
     return replace(reading, created_at=created_at, machine=machine, occasion=occasion)
+
+
+def collect_each(
+    items: Iterable[Any],
+    read: Callable[[Any], ExternalResult | Iterable[ExternalResult] | None],
+    what: str,
+    *,
+    key: str = "",
+) -> Reading:
+    """Read the items of a list like `collect`. An item's name is under `key`, else its place."""
+    return collect(
+        (str(item.get(key) or "") if key and isinstance(item, Mapping) else f"{what} {place}",
+         partial(read, item))
+        for place, item in enumerate(items, start=1)
+    )  # fmt: skip
 
 
 def collect_batches(entries: Entries, size: int) -> Iterator[Reading]:
@@ -300,6 +315,12 @@ def of_repeated(times: Sequence[float]) -> dict[str, Any]:
         "median": median, "low": low, "high": high,
         "samples": tuple(times), "n_samples": len(times),
     }  # fmt: skip
+
+
+def of_values(values: Iterable[object], unit: object, **how: Any) -> dict[str, Any]:
+    """Return the fields of a value that was measured several times, by its unit like `by_unit`."""
+    fields = [by_unit(value, unit, **how) for value in values]
+    return fields[0] | of_repeated([one["median"] for one in fields])
 
 
 def commit_of(sha: object, **about: Any) -> CommitInfo:

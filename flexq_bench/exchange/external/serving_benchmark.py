@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -21,7 +20,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     in_us,
     kept,
     read_objects,
@@ -58,7 +57,7 @@ def read(path: str) -> Reading:
     runs = read_objects(path, _WHAT)
     if not any(isinstance(run, dict) and list(_numbers(run)) for run in runs):
         raise UsageError(f"{path} has no latency and no throughput: name {_WHAT}")
-    return collect((f"run {place}", partial(_results, run)) for place, run in enumerate(runs, 1))
+    return collect_each(runs, _results, "run")
 
 
 def _results(run: Mapping[str, Any]) -> list[ExternalResult]:
