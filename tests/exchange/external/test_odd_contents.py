@@ -113,6 +113,34 @@ LM_EVAL = {
     "configs": {},
 }
 K6 = {"root_group": {}, "metrics": {"dropped_iterations": {"count": 0, "rate": 0}}}
+K6_LISTED = {
+    "config": {"duration": 4.0, "execution": "local", "script": "a.js"},
+    "metadata": {},
+    "version": "1.0.0",
+    "results": {
+        "checks": {"metrics": [], "results": []},
+        "metrics": [
+            {
+                "name": "http_req_duration",
+                "type": "trend",
+                "contains": "time",
+                "values": {"med": 1.5},
+            },
+            {
+                "name": "http_reqs",
+                "type": "counter",
+                "contains": "default",
+                "values": {"count": 10},
+            },
+            {
+                "name": "http_req_failed",
+                "type": "rate",
+                "contains": "default",
+                "values": {"matches": 1, "rate": 0.1, "total": 10},
+            },
+        ],
+    },
+}
 NVBENCH_CSV = (
     "Benchmark,Device,Device Name,M (pow2),M,T,Skipped,Samples,CPU Time (sec),Noise,"
     "GPU Time (sec),Noise,Elem/s (elem/sec),Samples,Batch GPU (sec)\n"
@@ -186,6 +214,14 @@ READ = {
         ],
     ),
     "nothing was dropped": (K6, []),
+    "list of k6": (
+        K6_LISTED,
+        [
+            ("http_req_duration", "time", "us", "lower", 1500.0),
+            ("http_reqs", "rate", "1/s", "higher", 2.5),
+            ("http_req_failed", "rate", "fraction", "lower", 0.1),
+        ],
+    ),
 }
 
 
