@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -273,6 +273,7 @@ def api_app(
             *map(route_of, ENDPOINTS),
             fixed("/openapi.json", lambda _: (200, json.dumps(openapi).encode(), JSON)),
             fixed("/docs", lambda _: (200, docs_page(openapi).encode(), _HTML)),
+            Route("/", lambda _: RedirectResponse("docs"), methods=["GET"]),
             Route("/metrics", measured, methods=["GET"]),
             *further,
         ],
