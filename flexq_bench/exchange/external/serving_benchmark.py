@@ -61,7 +61,7 @@ def read(path: str) -> Reading:
 
 
 def _results(run: Mapping[str, Any]) -> list[ExternalResult]:
-    flat = dict(_flat(run))
+    flat, machine = dict(_flat(run)), run.get("machine")
     model = next((str(flat[name]) for name in _MODEL if flat.get(name)), "serving")
     settings = [f"{name}={_text(flat[name])}" for name in _SETTINGS if flat.get(name) is not None]
     at = None
@@ -73,7 +73,7 @@ def _results(run: Mapping[str, Any]) -> list[ExternalResult]:
     common: dict[str, Any] = {
         "name": model,
         "variant": ",".join(settings),
-        "device": cleaned((run.get("machine") or {}).get("name")),
+        "device": cleaned(machine.get("name") if isinstance(machine, Mapping) else ""),
         "environment": {
             "tool": "serving benchmark", "version": cleaned(flat.get("version") or ""),
         },
