@@ -49,8 +49,12 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # Tensors that early versions of transformers stored and now compute from the configuration.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-# Scales of cached keys and values in E4M3: of compressed-tensors, and of NVIDIA's Model Optimizer.
-_CACHE_SCALES = ((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale"))
+# Scales of cached keys and values in E4M3: of compressed-tensors, of NVIDIA's Model Optimizer, of
+# AutoFP8, and of early versions of vLLM, which have one for both.
+_CACHE_SCALES = (
+    *((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale")),
+    *((".k_proj.output_scale", ".v_proj.output_scale"), (".kv_scale", ".kv_scale")),
+)
 _NUMBER = re.compile(r"\d+")
 _ATTENTION = re.compile(r"\.(?P<block>\d+)\.[a-z_]*attn$")
 
@@ -223,7 +227,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         or is NaN, infinite or not above 0.
         """
         found: dict[int, dict[int, torch.Tensor]] = {}
-        for name in self._tensors.infos if self._layers.has_fp8_cache() else ():
+        for name in self._tensors.infos:
             for index, suffix in itertools.chain(*map(enumerate, _CACHE_SCALES)):
                 place = _ATTENTION.search(name.removesuffix(suffix))
                 if name.endswith(suffix) and place is not None:
@@ -231,9 +235,17 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
                         raise CheckpointError(f"{name} holds NaN, infinity or 0: copy it again")
                     found.setdefault(int(place["block"]), {})[index] = scale
+        if not self._layers.has_fp8_cache():
+            if found:
+                log.warning(
+                    "%s: keys and values are cached in FP16: it has scales of an FP8 cache, and "
+                    "nothing in its config.json asks for one (kv_cache_scheme)",
+                    self.folder.name,
+                )
+            return {}
         blocks = self.config.get("num_hidden_layers")
         whole = all(len(pair) == 2 for pair in found.values())
-        if self._layers.has_fp8_cache() and (not whole or len(found) != blocks):
+        if not whole or len(found) != blocks:
             raise CheckpointError(
                 f"{self.folder} has scales of an FP8 cache for {len(found)} of {blocks} blocks "
                 "(kv_cache_scheme): copy the folder again"
