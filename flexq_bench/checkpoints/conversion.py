@@ -104,11 +104,28 @@ def _transforms(model: Any) -> tuple[list[Any], list[Any]]:
     )
 
 
+class _WithOrigins:
+    """A model whose converted layers also have the parameters that they came from, without values.
+
+    Some of transformers' conversions ask for a parameter's shape.
+    """
+
+    def __init__(self, model: Any, origins: Mapping[str, Origin]) -> None:
+        self.config = model.config
+        self._model = model
+        self._shapes = {origin.name: origin.shape for origin in origins.values()}
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        if name in self._shapes:
+            return torch.empty(self._shapes[name], device="meta")
+        return self._model.get_parameter(name)  # type: ignore[no-any-return]
+
+
 @dataclass(slots=True)
 class _Conversion:
     """Stored tensors that become one or more of transformers'. stored: by pattern, in order."""
 
-    model: Any
+    model: _WithOrigins
     first: str
     converter: Any
     stored: dict[str, list[tuple[str, TensorInfo]]] = field(default_factory=dict)
@@ -148,7 +165,7 @@ class ConvertedTensors:
     def __init__(
         self, model: Any, origins: Mapping[str, Origin], infos: Mapping[str, TensorInfo]
     ) -> None:
-        names = StoredNames(model, origins)
+        names, whole = StoredNames(model, origins), _WithOrigins(model, origins)
         sources: dict[str, TensorInfo | _Conversion] = {}
         self.unused: list[str] = []
         for stored in sorted(infos, key=_natural):
@@ -158,7 +175,7 @@ class ConvertedTensors:
             elif converter is None:
                 sources[native] = infos[stored]
             else:
-                group = sources.setdefault(native, _Conversion(model, native, converter))
+                group = sources.setdefault(native, _Conversion(whole, native, converter))
                 if isinstance(group, _Conversion):
                     group.stored.setdefault(pattern, []).append((stored, infos[stored]))
         shapes: dict[str, tuple[int, ...]] = {}
