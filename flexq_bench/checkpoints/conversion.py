@@ -66,13 +66,18 @@ class StoredNames:
         The name in transformers if no single layer has this tensor.
         """
         native, converter, pattern = self.native(stored)
-        index = next((int(i) for i in _MANY.findall(stored)[::-1] if converter is not None), None)
+        index = int(_MANY.findall(stored)[-1]) if "*" in pattern else None
         layers = self._by_part.get((native, index), [])
-        if converter is None or len(layers) != len(converter.source_patterns):
+        if index is None or len(layers) != len(converter.source_patterns):
             alone = self._by_part.get((native, None), [])
             return alone[0] if len(alone) == 1 else native
         part: int = converter.source_patterns.index(pattern)
         return layers[part]
+
+    def is_part(self, stored: str) -> bool:
+        """Return True for a tensor that is converted, and is not a single layer of an expert."""
+        native, converter, _ = self.native(stored)
+        return converter is not None and self.separated(stored) == native
 
     def _renamed(
         self, stored: str, renamings: list[Any], converters: list[Any]

@@ -91,13 +91,14 @@ log = logging.getLogger(__name__)
 class _Names:
     """A model's tensors, and how those of a folder become them.
 
-    shapes: by name. renamed: the name of a tensor of the folder. convert: tensors that are several
-    of the model's; None: the model is unknown. nonlinear: modules that are no linear layers, such
-    as routers.
+    shapes: by name. renamed: the name of a tensor of the folder. is_part: a tensor of the folder
+    that is converted, such as fused or packed layers. convert: these; None: the model is unknown.
+    nonlinear: modules that are no linear layers, such as routers.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     renamed: Callable[[str], str] = str
+    is_part: Callable[[str], bool] = lambda _: False
     convert: Callable[[Mapping[str, TensorInfo]], ConvertedTensors] | None = None
     nonlinear: frozenset[str] = frozenset()
 
@@ -161,11 +162,15 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         )
         self._stored_tensors = self._by_name(dense, renamed)
         # Experts without codes that are packed in one tensor are several layers here.
-        packed = {name for name in self._stored_tensors if name not in self._shapes}
-        infos = {name: self._tensors.infos[self._stored_tensors[name]] for name in packed}
+        packed = {
+            name: stored
+            for name, stored in self._stored_tensors.items()
+            if name not in self._shapes or names.is_part(stored)
+        }
+        infos = {stored: self._tensors.infos[stored] for stored in packed.values()}
         self._converted = names.convert(infos) if infos and names.convert is not None else None
         if self._converted is not None:
-            for name in packed.difference(self._converted.unused):
+            for name in packed.keys() - set(self._converted.unused):
                 del self._stored_tensors[name]
         duplicate = next((name for name in self._stored_tensors if name in weights), None)
         if duplicate is not None:
@@ -335,9 +340,11 @@ def _names_of(config: Mapping[str, Any], tensors: FolderTensors) -> _Names:
         if not any(pattern.search(name) for pattern in left_out)
     }
     origins = linear_origins(model)
+    stored = StoredNames(model, origins)
     return _Names(
         {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
-        StoredNames(model, origins).separated,
+        stored.separated,
+        stored.is_part,
         partial(ConvertedTensors, model, origins),
         frozenset(n for n, module in model.named_modules() if not isinstance(module, nn.Linear)),
     )
