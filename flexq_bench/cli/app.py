@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, verb_group
+from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group
 from flexq_bench.collection import without_collection
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
@@ -121,7 +121,7 @@ def _described_installed() -> Iterable[LinearKernel]:
 @cache
 def _command() -> Callable[..., int | None]:
     """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
-    return typer.main.get_command(app)
+    return keep_typed_values(typer.main.get_command(app))
 
 
 def _run(arguments: list[str]) -> int:

@@ -12,24 +12,27 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from flexq_bench.exit_codes import INTERRUPTED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
 _MAX_WIDTH = 400
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Create a console on stdout or stderr, without markup, as names contain brackets."""
+    """Create a console on stdout or stderr, without markup and :emoji:, which names contain."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, soft_wrap=False)
+    return Console(
+        file=stream, width=width, markup=False, emoji=False, highlight=False, soft_wrap=False
+    )
 
 
 def say(out: Console, text: str) -> None:
@@ -60,6 +63,8 @@ def _escaped(letter: str) -> str:
 
 def print_unbroken(out: Console, table: Table) -> None:
     """Print a table of numbers without truncation; a narrow terminal wraps its lines."""
+    from rich.measure import Measurement
+
     widest = out.options.update(max_width=_MAX_WIDTH)
     needed = Measurement.get(out, widest, table).maximum
     shown = out.width
@@ -70,6 +75,9 @@ def print_unbroken(out: Console, table: Table) -> None:
 
 def print_wrapped(out: Console, table: Table) -> None:
     """Print a table with cells wrapped between words; if too wide, print a paragraph per row."""
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
     between = Measurement.get(out, out.options.update(max_width=_MAX_WIDTH * len(natural)), table)

@@ -36,6 +36,12 @@ def test_narrow_terminal_cuts_no_number():
     assert out.width == 40
 
 
+def test_names_between_colons_are_no_emoji(capsys):
+    say(console(), "gemm:m:100: [bold]x")
+
+    assert capsys.readouterr().out == "gemm:m:100: [bold]x\n"
+
+
 @pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
 def test_narrow_terminal_breaks_no_word(width):
     out = Console(file=io.StringIO(), width=width)

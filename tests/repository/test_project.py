@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -364,6 +365,13 @@ def test_workflows_install_the_program_from_where_it_is(tmp_path, git, monkeypat
     inside.mkdir()
     monkeypatch.setattr(project_files, "ROOT", inside)
     assert re.fullmatch(r"flexq-bench==\d.*", default_install())
+    monkeypatch.setattr(project_files, "ROOT", tmp_path.parent / "no-repository")
+    monkeypatch.chdir(tmp_path)  # the folder in which `init` runs says nothing of it either
+    assert re.fullmatch(r"flexq-bench==\d.*", default_install())
+    origin = json.dumps({"url": tmp_path.as_uri(), "dir_info": {}})  # of `pip install .`
+    installed = SimpleNamespace(read_text=lambda name: origin)
+    monkeypatch.setattr(project_files.metadata, "distribution", lambda name: installed)
+    assert default_install() == f"flexq-bench @ git+https://example.org/acme/bench.git@{sha}"
 
 
 def test_first_files_name_the_kernels(tmp_path, git):
