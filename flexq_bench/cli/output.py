@@ -20,6 +20,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from flexq_bench.exit_codes import INTERRUPTED
+from flexq_bench.measure.worker_messages import without_commands
 
 PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
 _MAX_WIDTH = 400
@@ -44,14 +45,15 @@ def say_interrupted(advice: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which in untrusted text could control the terminal.
+    """Escape control characters, and commands to whoever reads a log, in untrusted text.
 
     Tabs and line feeds stay; other control characters become `\\x1b` and the like.
     """
-    return "".join(
+    escaped = (
         c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else _escaped(c)
         for c in text
     )
+    return without_commands("".join(escaped))
 
 
 def _escaped(letter: str) -> str:
