@@ -39,7 +39,10 @@ def encode(message: dict[str, Any]) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any]:
     """Parse one line. Raises ValueError if it is not a JSON object."""
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError("not a JSON object")
     return message
