@@ -13,7 +13,6 @@ from rich.table import Table
 from flexq_bench.ci.gate_static import Change, StaticReport
 from flexq_bench.ci.reports.formats import escaped
 from flexq_bench.measure.machine_code.comparison import Broken, short_name
-from flexq_bench.measure.worker_messages import printable
 
 _MAX_ROWS = 30  # regressions, and builds that don't compile, that are listed
 _MAX_ERROR_LENGTH = 200  # characters of a compiler error
@@ -99,7 +98,7 @@ def terminal(report: StaticReport) -> Table | None:
     for name, justify in _COLUMNS:
         table.add_column(name, justify="right" if justify else "left", overflow="fold")
     for regression in worse[:_MAX_ROWS]:
-        table.add_row(*map(printable, _cells(report, regression)))
+        table.add_row(*_cells(report, regression))
     return table
 
 

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from flexq_bench.exit_codes import INTERRUPTED
 from flexq_bench.measure.worker_messages import without_commands
@@ -26,16 +27,23 @@ PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
 _MAX_WIDTH = 400
 
 
+class _Console(Console):
+    """Shows texts and cells of tables `printable`, as they are: names contain brackets, colons."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options | {"markup": False, "emoji": False})
+
+
 def console(*, stderr: bool = False) -> Console:
-    """Create a console on stdout or stderr, without markup, as names contain brackets."""
+    """Create a console on stdout or stderr."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, soft_wrap=False)
+    return _Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def say(out: Console, text: str) -> None:
     """Print a line without wrapping, as it may be a command to paste."""
-    out.print(printable(text), soft_wrap=True)
+    out.print(text, soft_wrap=True)
 
 
 def say_interrupted(advice: str) -> int:

@@ -70,6 +70,16 @@ def test_control_characters_are_escaped(capsys):
     assert printed == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"
 
 
+def test_cells_are_shown_as_they_are_without_control_characters(capsys):
+    table = Table("m = 1:100:x2", "[b]")
+    table.add_row("host\x1b[2J", ":x:")
+    print_unbroken(console(), table)
+
+    printed = capsys.readouterr().out
+    for text in ("m = 1:100:x2", "[b]", "host\\x1b[2J", ":x:"):
+        assert text in printed
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
