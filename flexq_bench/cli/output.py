@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,11 @@ def _paragraphs(table: Table, width: int) -> Iterator[str]:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout."""
-    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+    """Print one JSON document on stdout, in ASCII if a text could control a terminal."""
+    document = partial(json.dumps, plain(value), indent=2)
+    text = document(ensure_ascii=False)
+    is_harmless = text.replace("\n", "").isprintable()
+    sys.stdout.write((text if is_harmless else document(ensure_ascii=True)) + "\n")
 
 
 def plain(value: Any) -> Any:

@@ -70,6 +70,14 @@ def test_control_characters_are_escaped(capsys):
     assert printed == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"
 
 
+def test_printed_json_controls_no_terminal(capsys):
+    print_json({"µ": "a\x9b31m\u202eb"})
+
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert json.loads(printed) == {"µ": "a\x9b31m\u202eb"}
+
+
 def test_cells_are_shown_as_they_are_without_control_characters(capsys):
     table = Table("m = 1:100:x2", "[b]")
     table.add_row("host\x1b[2J", ":x:")
