@@ -48,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 # Rooms whose tests run over grids of models, schemes and formats.
 OF_GRIDS = {"accuracy", "checkpoints", "decode", "kernels", "schemes"}
-FAST_CASES = 3
+FAST_CASES = 2
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -58,7 +58,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave three cases of a grid, drawn by their names, among the fast tests."""
+    """Leave two cases of a grid, drawn by their names, among the fast tests."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in OF_GRIDS:
