@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flexq_bench.collection import without_collection
+from flexq_bench.packages import without_collection
 
 
 class Verb(NamedTuple):
