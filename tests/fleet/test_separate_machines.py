@@ -80,7 +80,8 @@ def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
             check=False,
             timeout=LONGEST_S,
         )
-        assert done.returncode == code, done.stderr
+        logs = nodes.folder.glob("head/tmp/ray/session_*/logs/ray_client_server*.err")
+        assert done.returncode == code, done.stderr + "".join(log.read_text() for log in logs)
         return json.loads(done.stdout)
 
     return run
