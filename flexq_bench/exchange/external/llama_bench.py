@@ -37,6 +37,13 @@ _SETTINGS = (
     "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "split_mode",
     "no_kv_offload", "flash_attn", "tensor_split", "use_mmap", "embeddings", "backends",
 )  # fmt: skip
+# Settings that are named if they differ from their default.
+_RARE = {
+    "n_cpu_moe": "0", "main_gpu": "0", "devices": "auto", "tensor_buft_overrides": "none",
+    "load_mode": "auto", "lazy_mode": "auto", "no_op_offload": "0", "no_host": "False",
+    "cpu_mask": "0x0", "cpu_strict": "False", "poll": "50", "repack": "True",
+}  # fmt: skip
+_FLAGS = ("no_kv_offload", "use_mmap", "embeddings", "no_host", "cpu_strict", "repack")
 _SPREAD = re.compile(r"([\d.]+)(?:\s*±\s*([\d.]+))?")
 _TABLE_NAMES = ("model", "test", "t/s", "size", "params")
 _BUILD = re.compile(r"build: ([0-9a-f]{7,40}) \(\d+\)")
@@ -73,7 +80,9 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
     )
     kinds = [f"pp{prompt}"] * bool(prompt) + [f"tg{generated}"] * bool(generated)
     test = "+".join(kinds) + (f"@d{depth}" if depth else "")
-    settings = [f"{name}={row[name]}" for name in _SETTINGS if row.get(name) not in (None, "")]
+    given = {name: _setting(name, value) for name, value in row.items() if value not in (None, "")}
+    settings = [f"{name}={given[name]}" for name in _SETTINGS if name in given]
+    settings += [f"{k}={given[k]}" for k, usual in _RARE.items() if given.get(k, usual) != usual]
     samples = tuple(number(value, "a sample") for value in row.get("samples_ts") or ())
     _, low, high = of_samples(samples) if len(samples) > 1 else (None, None, None)
     mean = number(row["avg_ts"], "avg_ts")
@@ -90,6 +99,11 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
         extra={"stddev": number(row.get("stddev_ts") or 0, "stddev_ts")},
         created_at=iso_time(row.get("test_time")),
     )
+
+
+def _setting(name: str, value: object) -> str:
+    """Return a flag as JSON has it; csv and sql have 0 and 1."""
+    return {"0": "False", "1": "True"}.get(str(value), str(value)) if name in _FLAGS else str(value)
 
 
 def _of_table(path: str, text: str) -> Reading:
