@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -27,14 +26,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def acme(tmp_path_factory: pytest.TempPathFactory, load_module: Callable[[Path], Any]) -> Path:
     """The sample repository; the build of its last commit notes the host."""
     folder = tmp_path_factory.mktemp("project") / "acme"
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_module(SCRIPT)
     script.make(folder, ("torch",), (300, 30), "256x256")  # beyond the noise of a busy machine
     project = folder / "flexq-bench.toml"
     project.write_text(project.read_text().replace("sh build.sh", "hostname > built_on.txt"))

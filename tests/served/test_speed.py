@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 import sys
 import time
@@ -47,13 +46,9 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def power():
+def power(load_module):
     """The benchmark of the gate's power."""
-    spec = importlib.util.spec_from_file_location("speed_power", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["speed_power"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(BENCHMARK)
 
 
 def a_table(**values):
