@@ -224,9 +224,7 @@ def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
     assert [alert["bad"]["sha"] for alert in alerts_of(cli)] == [slow]
 
 
-def test_only_measured_branch_is_the_main_line_until_main_is_measured(
-    origin, git, commit, measured, main_line
-):
+def test_only_measured_branch_is_main_line_until_main_is(origin, git, commit, measured, main_line):
     first = commit("first")
     git(origin, "checkout", "-q", "-b", "feature")
     side = commit("feature")
@@ -238,9 +236,7 @@ def test_only_measured_branch_is_the_main_line_until_main_is_measured(
     assert main_line("feature") == [first, side]
 
 
-def test_pull_request_of_a_ci_job_is_a_line_without_any_clone(
-    cli, tmp_path, main_line, monkeypatch
-):
+def test_pull_request_of_ci_job_is_a_line_without_clone(cli, tmp_path, main_line, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text("benchmark,value,gpu\ngemm,100,H200\n")
     for branch, sha in (("main", "1" * 40), ("feature", "2" * 40), ("main", "3" * 40)):

@@ -152,7 +152,7 @@ def test_series_shows_change_point_and_alert_range(measured, open_alert, sha):
     assert re.search(rf"changed at `{sha(6)[:10]}`: \*\*\+(4.9|5.0)\d %", words(app))
 
 
-def test_each_gpu_is_set_in_proportion_to_the_last_good_commit(measured, open_alert):
+def test_each_gpu_is_relative_to_the_last_good_commit(measured, open_alert):
     by_gpu = charts(open_alert())[2]
 
     lines = {t["name"]: numbers(t["y"]) for t in by_gpu["data"] if t["mode"] == "lines+markers"}

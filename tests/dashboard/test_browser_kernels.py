@@ -73,7 +73,7 @@ def test_pages_are_drawn_without_an_error(
     assert caption in text
 
 
-def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_path: Path) -> None:
+def test_sweep_started_on_the_page_is_measured_by_worker(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "sweep.sqlite"
     open_database(str(path)).close()
     command = [sys.executable, "-m", "flexq_bench.cli", "worker", "--backend", "cpu"]

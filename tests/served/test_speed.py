@@ -225,7 +225,7 @@ class SlowClient:
 ENGINE = RunningEngine("base", "http://127.0.0.1:1", "m", 0.0, lambda: "")
 
 
-def test_open_loop_counts_the_wait_from_the_time_a_request_is_due(monkeypatch):
+def test_open_loop_counts_wait_from_due_time(monkeypatch):
     monkeypatch.setattr(load, "Client", SlowClient)
     planned = with_arrivals(fixed_lengths(10, 1, 2), "constant", 100.0, 0)
 
@@ -348,7 +348,7 @@ def test_real_gate_finds_a_delay_and_nothing_else(power, seed):
 
 
 @pytest.mark.slow
-def test_stored_blocks_have_90_percent_power_and_1_percent_false_alarms(power):
+def test_stored_blocks_have_power_and_few_false_alarms(power):
     measured = power.measured_blocks()
     measured.table = power.TABLE
 
