@@ -354,7 +354,7 @@ def test_the_example_suite_can_be_loaded(tmp_path):
 SOUGHT = {
     "a check of the accuracy gate": "class Check(",
     "the rotation of weights": "def copies_for(",
-    "moving and ending alerts": "def judge_open_alerts(",
+    "closing and moving alerts": "def judge_open_alerts(",
     "the choice of a configuration": "def choose_config(",
     "the choice without timing": "def default_config(",
     "Ctrl-C": "def open_run(",
