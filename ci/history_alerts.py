@@ -28,7 +28,7 @@ from flexq_bench.verdicts.history_verdict import (
 )
 from flexq_bench.verdicts.standing import metric_of, newest_epoch
 
-_TOGETHER = 100  # series whose histories are read at a time
+_SERIES_PER_READ = 100  # series whose histories are read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def judge_histories(
     at = datetime.now(UTC)
     new_steps = [
         new
-        for start in range(0, len(chosen), _TOGETHER)
-        for new in _revise(session, chosen[start : start + _TOGETHER], at, watched=alerting)
+        for start in range(0, len(chosen), _SERIES_PER_READ)
+        for new in _revise(session, chosen[start : start + _SERIES_PER_READ], at, watched=alerting)
     ]
     improved = tuple(new.uuid for new in new_steps if new.step.verdict is Verdict.FASTER)
     if not alerting:

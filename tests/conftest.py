@@ -70,15 +70,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def build() -> ModuleType:
+def load_module() -> Callable[[Path], ModuleType]:
+    """load_module(path): a file as a module, named like it with its folder."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def build(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """Builders of what a database holds: build.a_record(m=8), build.a_run(), build.a_commit(3)."""
-    path = Path(__file__).parent / "db" / "builders.py"
-    spec = importlib.util.spec_from_file_location("builders_of_records", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).parent / "db" / "builders.py")
 
 
 @pytest.fixture(scope="session")

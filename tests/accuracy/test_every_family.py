@@ -203,7 +203,7 @@ def test_decoder_without_an_automatic_class_is_found_by_its_name():
 
 
 @pytest.mark.slow
-def test_every_decoder_of_transformers_is_mapped_or_refused_in_one_line():
+def test_every_decoder_of_transformers_is_mapped_or_refused():
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     rows = {}

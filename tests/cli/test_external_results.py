@@ -182,7 +182,7 @@ def test_rate_or_time_of_zero_is_refused(cli, tmp_path, unit, value):
     assert f"its value is {value}, and times and rates are above 0" in ran.err
 
 
-def test_other_unit_of_the_same_quantity_goes_on_in_its_series(cli, give):
+def test_other_unit_of_a_quantity_continues_its_series(cli, give):
     rate = {"metric": "bandwidth", "better": "higher"}
     give([100.0, 100.2, 99.9, 100.1, 99.8] * 4, unit="GB/s", **rate)
     give([80_000, 80_100, 79_900], first=21, unit="MB/s", **rate)

@@ -216,7 +216,7 @@ def test_trusted_base_trails_the_newest_result(session, build):
     assert base_order(session, a_history(session, build, 8)) == 6
 
 
-def test_trusted_base_is_not_before_the_first_bad_commit_of_an_open_alert(session, build, decide):
+def test_trusted_base_is_outside_the_range_of_open_alerts(session, build, decide):
     series = a_history(session, build, 8)
     assert base_order(session, series) == 6
 

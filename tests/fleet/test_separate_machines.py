@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -31,14 +30,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def acme(tmp_path_factory: pytest.TempPathFactory, load_module: Callable[[Path], Any]) -> Path:
     """The sample repository with kernels that sleep; its last commit's build notes the host."""
     folder = tmp_path_factory.mktemp("project") / "acme"
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_module(SCRIPT)
     script.SAMPLE = shutil.copytree(script.SAMPLE, folder.with_name("sample"))
     kernels = script.SAMPLE / "kernels" / "torch_kernels.py"
     computed = kernels.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)

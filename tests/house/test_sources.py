@@ -82,6 +82,13 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     assert [place for place, word in begun.items() if word in QUESTIONS] == []
 
 
+def test_names_of_tests_have_at_most_ten_words():
+    tests = [path.read_text() for path in FILES if path.name.startswith("test_")]
+    names = [name for text in tests for name in re.findall(r"^def test_(\w+)", text, re.M)]
+
+    assert [name for name in names if name.count("_") > 9] == []
+
+
 def test_nothing_is_left_for_later():
     assert matching_lines(UNFINISHED) == []
 

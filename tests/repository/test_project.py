@@ -67,7 +67,7 @@ def test_tree_is_built_once_for_all_its_commits(made, tmp_path):
     assert len(made.git("worktree", "list").splitlines()) == 1
 
 
-def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, cache):
+def test_build_of_unreviewed_code_leaves_nothing_for_later_runs(made, cache):
     sha = made.commit(other_py="")
     project = open_project(str(made.path))
 
@@ -282,7 +282,7 @@ def test_project_file_is_read_from_each_commit(made):
     )
 
 
-def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(made):
+def test_changes_of_deciding_files_by_head_are_reported(made):
     text = TOML.replace('"smoke"', '"suite.toml"') + 'policy = "policy.toml"\n'
     base = made.commit(**{"flexq-bench_toml": text, "suite_toml": "", "policy_toml": ""})
     made.commit(suite_toml="# fewer shapes\n", policy_toml="# larger limits\n")

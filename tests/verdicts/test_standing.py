@@ -154,7 +154,7 @@ def test_ended_alert_opens_again_with_its_change(session, feed):
     assert "reopened" in alert_of(session).note
 
 
-def test_alert_that_a_person_reopened_does_not_end_for_the_same_reason(session, feed):
+def test_reopened_alert_does_not_end_for_same_reason(session, feed):
     feed([*noisy(100, 20), *noisy(110, 6)])
     feed(noisy(50, 31), name="other")
     later = datetime.now(UTC) + timedelta(minutes=1)

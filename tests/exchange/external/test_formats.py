@@ -637,7 +637,7 @@ def test_file_of_many_commits_is_stored_at_each(put, tmp_path):
     ]
 
 
-def test_same_commit_replaces_without_time_and_with_another_occasion_does_not(put, tmp_path):
+def test_same_commit_replaces_unless_its_occasion_differs(put, tmp_path):
     path = tmp_path / "a.csv"
 
     def value(text, **of):

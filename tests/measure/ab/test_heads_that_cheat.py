@@ -285,7 +285,7 @@ def test_a_kernel_that_computes_only_what_is_announced_is_incorrect(project, jud
 
 
 @pytest.mark.slow
-def test_a_kernel_that_multiplies_by_private_copies_of_the_weights_is_not_faster(project, judge):
+def test_kernel_with_private_copies_of_weights_is_not_faster(project, judge):
     project.edit(KERNEL, PACK, PACK.replace("weight.values", "weight.values.float()"))
     project.edit(KERNEL, LAUNCH, LAUNCH.replace(f"{W}.float()", W))
     project.git("tag", "--force", "base", project.commit())
