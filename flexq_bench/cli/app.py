@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flexq_bench.kernels.contract import LinearKernel
 
 DEBUG = "--debug"
-_SHORT = ("status", "list")  # verbs that mostly import
+_SHORT = ("status", "list", "alerts")  # verbs that mostly import
 
 app = typer.Typer(
     name=NAME,
