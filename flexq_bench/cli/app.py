@@ -117,7 +117,9 @@ def _described_installed() -> Iterable[LinearKernel]:
 @cache
 def _command() -> Callable[..., int | None]:
     """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
-    return keep_typed_values(typer.main.get_command(app))
+    command = typer.main.get_command(app)
+    keep_typed_values(command)
+    return command
 
 
 def _run(arguments: list[str]) -> int:
