@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flexq_bench.collection import without_collection
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
@@ -72,6 +73,7 @@ class Suspects:
         return len({suspect.series for suspect in (*self.outliers, *crept)})
 
 
+@without_collection()  # of histories
 def suspects_of(
     session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
 ) -> Suspects:

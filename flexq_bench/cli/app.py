@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group, without_collection
+from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group
+from flexq_bench.collection import without_collection
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
@@ -89,6 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error prints one line on stderr; with --debug it raises.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # A thread that waits for another spins for 8 ms, in which the other may wait for its CPU.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # OpenMP's own with few CPUs
     installed.find_by(_described_installed)
     _accept_any_text()
     verb = next((word for word in arguments if not word.startswith("-")), "")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -12,6 +10,8 @@ from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from flexq_bench.collection import without_collection
 
 _CONVERTER = "get_runtime_param"  # of a parameter of typer
 
@@ -203,18 +203,6 @@ def verb_group(verbs: dict[str, Verb]) -> type[TyperGroup]:
             return super().get_command(ctx, cmd_name)
 
     return VerbGroup
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: imports make many objects and no garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _command_of(name: str, verb: Verb) -> Any:

@@ -99,11 +99,14 @@ jobs:
         env:
           BASE: ${{ github.event.pull_request.base.sha }}
           HEAD: ${{ github.event.pull_request.head.sha }}
+        # The checkout is the pull request's, which may have files and links of any name.
+        working-directory: ${{ runner.temp }}
         run: |
-          flexq-bench gate perf --project PROJECT --base "$BASE" --head "$HEAD" \\
-            --markdown gate.md --junit gate.xml
+          flexq-bench gate perf --project "$GITHUB_WORKSPACE"/PROJECT --base "$BASE" \\
+            --head "$HEAD" --markdown gate.md --junit gate.xml
       - name: Summary
         if: always()
+        working-directory: ${{ runner.temp }}
         run: |
           if [ -f gate.md ]; then cat gate.md >> "$GITHUB_STEP_SUMMARY"; fi
       - uses: actions/upload-artifact@v4
@@ -111,8 +114,8 @@ jobs:
         with:
           name: gate
           path: |
-            gate.md
-            gate.xml
+            ${{ runner.temp }}/gate.md
+            ${{ runner.temp }}/gate.xml
           if-no-files-found: ignore
 
   comment:

@@ -45,7 +45,7 @@ def recorder(tmp_path, monkeypatch):
     lines = (
         "#!/bin/bash",
         f'printf "%s\\n" "$@" > {tmp_path}/words',
-        "touch gate.md",
+        'while [ "$1" ]; do [ "$1" = --markdown ] && echo "of the gate" > "$2"; shift; done',
         "exit $CODE",
     )
     program.write_text("\n".join(lines))
@@ -61,15 +61,22 @@ def test_gate_of_the_action_passes_its_inputs_and_exit_code(recorder, tmp_path, 
     given = {"PROJECT": "a folder", "BASE": "aa", "HEAD": "bb", "OPTIONS": "--processes 2"}
     environment = {**os.environ, **given, "CODE": str(code)}
     environment["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
+    environment["RUNNER_TEMP"] = str(tmp_path / "temp")
+    checkout = tmp_path / "checkout"
+    for folder in (tmp_path / "temp", checkout):
+        folder.mkdir()
+    (tmp_path / "secret").write_text("a secret")
+    (checkout / "gate.md").symlink_to(tmp_path / "secret")  # a pull request may bring it
 
-    ran = subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment)
+    ran = subprocess.run(["bash", "-ec", step["run"]], cwd=checkout, env=environment)
 
     words = recorder.read_text().splitlines()
     assert ran.returncode == code
     assert words[:4] == ["gate", "perf", "--project", "a folder"]
     assert words[-2:] == ["--processes", "2"]
     assert is_command(words)
-    assert (tmp_path / "summary.md").exists()
+    assert (tmp_path / "summary.md").read_text() == "of the gate\n"
+    assert (tmp_path / "secret").read_text() == "a secret"
 
 
 @pytest.mark.parametrize(("given", "installed"), [("", "/action"), ("a-wheel.whl", "a-wheel.whl")])
@@ -80,7 +87,7 @@ def test_action_installs_what_is_given_or_itself(recorder, tmp_path, given, inst
 
     subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
 
-    assert recorder.read_text().splitlines() == ["-m", "pip", "install", installed]
+    assert recorder.read_text().splitlines() == ["-I", "-m", "pip", "install", installed]
 
 
 def test_action_uses_only_inputs_that_it_declares():

@@ -48,6 +48,7 @@ def test_model_is_decoded_under_each_scheme(
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "decode.jsonl"
     options = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
+    options += ("--processes", "1")
 
     ran = cli("decode", str(model), *options, "--json", str(out))
 

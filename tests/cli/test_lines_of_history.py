@@ -102,15 +102,11 @@ def test_rewritten_commits_leave_the_history_and_their_alert_ends(
     assert alert["note"].startswith(f"{old[20][:10]} is no longer on the line of history")
 
 
+# The test above ends an alert as well, and tests/verdicts/test_standing.py moves one.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "state", "reason"),
-    [
-        (120.0, "new", "moved to"),
-        # The test above ends an alert as well.
-        pytest.param(
-            *(100.0, "ended", "is no longer on the line of history"), marks=pytest.mark.slow
-        ),
-    ],
+    [(120.0, "new", "moved to"), (100.0, "ended", "is no longer on the line of history")],
 )
 def test_rebase_moves_or_ends_the_alert(cli, origin, git, commit, measured, level, state, reason):
     for number, us in enumerate([100.0] * 20 + [120.0] * 3):

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_the_same_machine_code_is_called_out(store, open_alert, compared, commit
 
 
 def test_evidence_that_was_changed_is_not_trusted(alerted, open_alert):
-    with sqlite3.connect(alerted.path) as connection:
+    with closing(sqlite3.connect(alerted.path)) as connection, connection:
         for rowid, data in connection.execute("SELECT decision_id, data FROM decision_evidence"):
             changed = zlib.compress(zlib.decompress(data).replace(b"10.0", b"11.0"))
             connection.execute(

@@ -18,14 +18,14 @@ from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from tests.faults.conftest import Bench, count_round
 
 pytestmark = pytest.mark.timeout(180)
-CANARIES, WORKERS = 24, 8  # eight jobs of three cases
-NIGHT = {"cases": 33, "canaries": CANARIES, "workers": WORKERS, "seconds": 0.1}
+CANARIES, WORKERS = 12, 6  # six jobs of two cases
+NIGHT = {"cases": 13, "canaries": CANARIES, "workers": WORKERS, "seconds": 0.1}
 
 
 def comparing(bench: Bench, **changes: object) -> tuple[int, Path]:
     """A coordinator that has stored some comparisons, by the round's seed."""
     pid, log = bench.start(**{**NIGHT, **changes})
-    bench.until_stored(random.Random(f"{bench.fault} {bench.seed}").randint(1, 6), log)
+    bench.until_stored(random.Random(f"{bench.fault} {bench.seed}").randint(1, 5), log)
     return pid, log
 
 

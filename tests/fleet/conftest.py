@@ -71,6 +71,8 @@ class ScriptedWorkers:
     replaces: bool = True
     gpus: int = 1
     arriving: int = 0
+    backend = "cuda"
+    refusals: tuple[str, ...] = ()
     lost_in_memory_query: int = 0
     compares: Callable[[ReadyWorker, CompareJob], Compared | Lost | None] | None = None
     started: list[tuple[str, Any]] = field(default_factory=list)

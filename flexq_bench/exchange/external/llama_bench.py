@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -21,7 +20,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     console_text,
     count,
     iso_time,
@@ -58,9 +57,7 @@ def read(path: str) -> Reading:
     else:
         rows = list(csv.DictReader(io.StringIO(text, newline=None)))
     entries = objects_with(rows, KEYS, path, _WHAT)
-    reading = collect(
-        (f"row {place}", partial(_result, row)) for place, row in enumerate(entries, 1)
-    )
+    reading = collect_each(entries, _result, "row")
     builds = {str(row.get("build_commit")) for row in entries if isinstance(row, dict)}
     build = builds.pop() if len(builds) == 1 else ""
     return replace(reading, commit=build if re.fullmatch("[0-9a-f]{7,40}", build) else None)
@@ -96,14 +93,20 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
 
 
 def _of_table(path: str, text: str) -> Reading:
-    lines = [
-        line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")
-    ]
-    header, *rows = ([cell.strip() for cell in cells] for cells in lines)
+    named: list[dict[str, str]] = []
+    header: list[str] = []
+    above: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and not set(line) <= set("|-: "):
+            named.append(dict(zip(header, cells, strict=False)))
+        elif line.startswith("|"):  # the rule below the head of a table; there may be several
+            header = above
+            del named[-1:]
+        above = cells
     if not {"model", "test", "t/s"} <= set(header):
         raise UsageError(f"{path} has no columns model, test and t/s: name {_WHAT}")
-    named = [dict(zip(header, row, strict=False)) for row in rows if not row[0].startswith("--")]
-    reading = collect((f"row {place}", partial(_of_row, row)) for place, row in enumerate(named, 1))
+    reading = collect_each(named, _of_row, "row")
     build = _BUILD.search(text)
     return replace(reading, commit=build and build[1])
 

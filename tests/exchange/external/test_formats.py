@@ -166,6 +166,10 @@ READ = {
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "avg_tpot", "us", "lower", 11250.0),
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "request_latency_percentiles_p99", "us",
              "lower", 2911500.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "ttft_percentiles_p99", "us", "lower",
+             61250.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "gen_tps_percentiles_p50_tok_s",
+             "tokens/s", "higher", 89.25),
         ],
     ),
     **{
@@ -296,6 +300,22 @@ READ = {
         "lm-eval",
         [("mine", "model=dummy,shots=0", (1, 1, 1), "acc", "fraction", "higher",
           0.8333333333333334)],
+    ),
+    "made/vllm-0.32.0.json": (
+        "vllm",
+        [
+            ("tiny-llama", None, (1, 1, 1), "median_ttft", "us", "lower", 155221.973001062),
+            ("tiny-llama", None, (1, 1, 1), "output_throughput", "tokens/s", "higher",
+             31.839047184985315),
+        ],
+    ),
+    "made/sglang-0.5.23.jsonl": (
+        "sglang",
+        [
+            ("vllm", None, (1, 1, 1), "p95_itl", "us", "lower", 119946.6207004661),
+            ("vllm", None, (1, 1, 1), "request_throughput", "requests/s", "higher",
+             7.120763051190357),
+        ],
     ),
     "history.csv": (
         "csv",
@@ -454,6 +474,8 @@ CORRECTED = {
     "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json": (
         '"acc,none": 0.8333333333333334', '"acc,none": 0.8433333333333334',
     ),
+    "made/vllm-0.32.0.json": ("31.839047184985315", "31.939047184985315"),
+    "made/sglang-0.5.23.jsonl": ("7.120763051190357", "7.220763051190357"),
     "history.csv": ("21.4", "21.5"),
     "history.jsonl": ("21.4", "21.5"),
 }  # fmt: skip
@@ -473,6 +495,12 @@ def test_what_makes_results_less_comparable_is_remarked():
     assert remarks_of("vllm", "vllm.json") == {"3 requests failed"}
     assert remarks_of("hyperfine", "hyperfine.json") == {"the command failed in some of its runs"}
     assert remarks_of("k6", "k6.json") == {"the threshold p(95)<200 was crossed"}
+
+
+def test_trtllm_bench_names_the_device():
+    assert {r.device for r in results_of("tensorrt-llm", FILES / "tensorrt_llm.json")} == {
+        "NVIDIA H200"
+    }
 
 
 def test_go_counts_are_the_median_of_their_lines():
