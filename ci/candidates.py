@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flexq_bench.collection import without_collection
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, TimedPoint
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.packages import without_collection
 from flexq_bench.verdicts import Verdict, creep
 from flexq_bench.verdicts.alert_rule import (
     HISTORY_RESULTS,

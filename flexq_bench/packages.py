@@ -5,9 +5,11 @@ Any package may be missing, so this module imports none when it is loaded.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata, util
 from typing import Any
@@ -61,6 +63,18 @@ def exported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str],
         return getattr(import_module(f"{package}.{modules[name]}"), name)
 
     return find
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector for what makes many objects and no garbage, such as imports."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def missing_packages() -> list[Missing]:

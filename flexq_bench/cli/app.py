@@ -15,13 +15,12 @@ import typer
 
 from flexq_bench.cli.failures import exit_code_of
 from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group
-from flexq_bench.collection import without_collection
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.kernels.external import installed
 from flexq_bench.logs import JsonFormatter
-from flexq_bench.packages import PACKAGE, explain_missing
+from flexq_bench.packages import PACKAGE, explain_missing, without_collection
 from flexq_bench.runs.command_lines import NAME
 
 if TYPE_CHECKING:

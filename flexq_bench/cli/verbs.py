@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from flexq_bench.collection import without_collection
+from flexq_bench.packages import without_collection
 
 _CONVERTER = "get_runtime_param"  # of a parameter of typer
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from flexq_bench.collection import without_collection
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import DecisionInfo, add_decisions
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.packages import without_collection
 from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
 from flexq_bench.verdicts.alerts import AlertChange, judge_open_alerts, open_or_join_alerts
