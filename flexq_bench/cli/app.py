@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from flexq_bench.kernels.contract import LinearKernel
 
 DEBUG = "--debug"
-_SHORT = ("status", "list")  # verbs that mostly import
+_SHORT = ("status", "list", "alerts")  # verbs that mostly import
 
 app = typer.Typer(
     name=NAME,
@@ -120,7 +120,9 @@ def _described_installed() -> Iterable[LinearKernel]:
 @cache
 def _command() -> Callable[..., int | None]:
     """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
-    return keep_typed_values(typer.main.get_command(app))
+    command = typer.main.get_command(app)
+    keep_typed_values(command)
+    return command
 
 
 def _run(arguments: list[str]) -> int:

@@ -217,10 +217,12 @@ def _command_of(name: str, verb: Verb) -> Any:
         return group
     alone = typer.Typer(add_completion=False)
     alone.command(name)(member)
-    return keep_typed_values(typer.main.get_command(alone))
+    command = typer.main.get_command(alone)
+    keep_typed_values(command)
+    return command
 
 
-def keep_typed_values(command: Any) -> Any:
+def keep_typed_values(command: Any) -> None:
     """Let a command use defaults, and text for a parameter of type str, as they are.
 
     Typer converts each value, with pydantic, whose import takes a fifth of a short command's time.
@@ -236,7 +238,6 @@ def keep_typed_values(command: Any) -> Any:
         return found
 
     command.get_params = get_params
-    return command
 
 
 @dataclass(frozen=True, slots=True)

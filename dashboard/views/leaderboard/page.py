@@ -227,8 +227,9 @@ def _show_table(table: pd.DataFrame) -> None:
     }
     first = [name for name in FIRST_COLUMNS if name != "noisy" or table["noisy"].any()]
     draw_table(shown, column_order=first, column_config=config, key="leaderboard-table")
-    with st.expander("Every column: rates, errors, configurations, runs"):
-        draw_table(shown, column_config=config, key="leaderboard-columns")
+    others = ["label", *shown.columns.difference(first, sort=False)]
+    with st.expander("Rates, errors, configurations, runs"):
+        draw_table(shown[others], column_config=config, key="leaderboard-columns")
     offer_csv(to_csv(table), "leaderboard")
 
 
