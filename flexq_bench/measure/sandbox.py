@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import all_suffixes
@@ -197,6 +197,11 @@ class Sandbox:
                             found.setdefault(place, ("read", entry.path, entry.path))
                 else:
                     found[seen] = ("read", seen, real)
+        for folder in self._own_folders():
+            if _above(folder, found)[0] == "read":
+                found[folder] = ("private", folder, size)
+                with suppress(OSError):  # nothing can be made there in the sandbox
+                    os.makedirs(folder, exist_ok=True)
         for place, (what, _, *details) in list(found.items()):
             if what != "read" or place in _SYSTEM or os.path.realpath(place) != place:
                 continue

@@ -201,6 +201,21 @@ def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
     assert done.stdout == b"['code.py']\n"
 
 
+@pytest.mark.parametrize("kind", WORKING)
+def test_private_folder_may_lie_in_what_is_read(victim, kind):
+    cache = victim.tree / "my" / "cache"
+    environment = {**victim.environment, "FLEXQ_BENCH_CACHE": str(cache)}
+    code = "import os; os.mkdir(os.environ['FLEXQ_BENCH_CACHE'] + '/a'); print(os.listdir('.'))"
+
+    command = Sandbox(environment, kind, [victim.tree]).wrap([sys.executable, "-c", code])
+    done = subprocess.run(
+        command, env=environment, cwd=victim.tree, capture_output=True, check=True
+    )
+
+    assert b"base.py" in done.stdout
+    assert list(cache.iterdir()) == []
+
+
 @pytest.mark.parametrize("end", [pytest.param("", marks=pytest.mark.slow), "os.chmod('/tmp/x', 0)"])
 @pytest.mark.parametrize("kind", WORKING)
 def test_a_process_finds_no_files_of_an_earlier_one(victim, kind, end):

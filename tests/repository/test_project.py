@@ -400,7 +400,7 @@ def test_first_files_name_the_kernels(tmp_path, git):
         *("mine.py", files[0], "kernels.fast", "acme.gemm.fast", files[5], "spaced.deep.fast")
     }
     assert (
-        "flexq-bench gate perf --project ."
+        'flexq-bench gate perf --project "$GITHUB_WORKSPACE"/. --base'
         in (tmp_path / ".github/workflows/flexq-bench.yml").read_text()
     )
     with pytest.raises(UsageError, match="is there already"):
@@ -440,7 +440,7 @@ def test_workflow_of_a_subfolder_is_at_the_root(tmp_path, git):
     assert list(written.texts) == [inside / FILE, inside / SUITE, pull_request, nightly]
     assert open_project(str(inside)).file.kernels == ("mine.py",)
     workflow = pull_request.read_text()
-    assert "flexq-bench gate perf --project gemm/fast --base" in workflow
+    assert 'flexq-bench gate perf --project "$GITHUB_WORKSPACE"/gemm/fast --base' in workflow
     assert "name: FlexQ Bench (fast)\n" in workflow
     assert missing_kernels(inside) == []
     (inside / "mine.py").unlink()
