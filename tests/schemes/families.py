@@ -146,7 +146,7 @@ _PICTURE_SIZES = {
 # Rotated pairs of a head for time, height and width.
 _HALF_WIDTHS = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), (4, 2, 2)),
-    **dict.fromkeys(("glm4v_text", "glm46v_text", "glm_ocr_text"), (4, 2, 2)),
+    **dict.fromkeys(("glm4v_text", "glm46v_text", "glm_ocr_text", "paddleocr_vl_text"), (4, 2, 2)),
     "glm4v_moe_text": (2, 1, 1),
 }
 
