@@ -34,7 +34,7 @@ TESTING := $(STAMPS)/testing-$(MACHINE)
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help bench dashboard testing test test-slow test-gpu test-gpu-all test-faults lint clean
+.PHONY: help bench dashboard testing test test-slow test-gpu test-gpu-all test-faults lint style checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,10 +50,14 @@ FAST_TESTS = $(PY) -m pytest -m "not slow and not gpu and not faults" --ignore t
 
 testing: $(TESTING) ## set up .venv for tests
 
-# While mypy has one core, tests are collected: it makes the bytecode that every worker needs.
+# Tests run while mypy has one core. First they are collected: that makes the bytecode that every
+# worker needs.
 test: $(TESTING) ## set up .venv for tests, check style, types and imports, run the fast tests
-	@$(FAST_TESTS) --collect-only -qq >/dev/null 2>&1 & $(MAKE) --no-print-directory lint && wait
-	$(FAST_TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(MAKE) --no-print-directory style
+	@$(MAKE) --no-print-directory checks & checks=$$!; \
+	  $(FAST_TESTS) --collect-only -qq >/dev/null 2>&1; \
+	  $(FAST_TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	  wait $$checks || { echo "make lint fails: see above" >&2; exit 1; }; exit $$tests
 
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)
@@ -73,9 +77,13 @@ test-gpu-all: $(TESTING) ## all cases of the tests that need an NVIDIA GPU: an h
 test-faults: $(TESTING) ## kills, outages, cuts and 2,000 inputs of nonsense; ROUNDS=20 rounds
 	FAULT_ROUNDS=$(ROUNDS) $(PY) -m pytest -m faults $(ARGS)
 
-lint: $(TESTING) ## style, types, the direction of imports and dead code
+lint: style checks ## style, types, the direction of imports and dead code
+
+style: $(TESTING)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+checks: $(TESTING)
 	$(PY) -m mypy & mypy=$$!; $(VENV)/bin/lint-imports --no-logo && $(PY) -m vulture; others=$$?; \
 	  wait $$mypy && exit $$others
 

@@ -15,6 +15,7 @@ from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
 from flexq_bench.db.queries import AlertRow, TimedPoint
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.packages import without_collection
 from flexq_bench.verdicts import Verdict, creep
 from flexq_bench.verdicts.alert_rule import (
     HISTORY_RESULTS,
@@ -72,6 +73,7 @@ class Suspects:
         return len({suspect.series for suspect in (*self.outliers, *crept)})
 
 
+@without_collection()  # of histories
 def suspects_of(
     session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
 ) -> Suspects:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import special
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, add_decision
+from flexq_bench.db.decisions import DecisionInfo, add_decisions
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
@@ -174,30 +174,28 @@ def _store(
     name = f"{NAME} {VERSION} {series_id} {fingerprint(evidence)}"
     identity = name_uuid(name)
     slower = step.after > step.before
-    add_decision(
-        session,
-        DecisionInfo(
-            uuid=identity,
-            series=queries.series_identity_of(session, series_id),
-            base=_commit(before),
-            head=_commit(first),
-            device=device,
-            watched=False,
-            detector=NAME,
-            detector_version=VERSION,
-            parameters=history_verdict.PARAMETERS,
-            evidence=evidence,
-            verdict=(Verdict.SLOWER if slower else Verdict.FASTER).value,
-            cause=Cause.UNCLEAR.value,
-            reason=f"level {step.before:.6g} until here, {step.after:.6g} from here on",
-            log_ratio=math.log(step.after / step.before),
-            log_ratio_low=None,
-            log_ratio_high=None,
-            created_at=datetime.now(UTC),
-            rule=history_verdict.RULE,
-            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
-        ),
+    decision = DecisionInfo(
+        uuid=identity,
+        series=queries.series_identity_of(session, series_id),
+        base=_commit(before),
+        head=_commit(first),
+        device=device,
+        watched=False,
+        detector=NAME,
+        detector_version=VERSION,
+        parameters=history_verdict.PARAMETERS,
+        evidence=evidence,
+        verdict=(Verdict.SLOWER if slower else Verdict.FASTER).value,
+        cause=Cause.UNCLEAR.value,
+        reason=f"level {step.before:.6g} until here, {step.after:.6g} from here on",
+        log_ratio=math.log(step.after / step.before),
+        log_ratio_low=None,
+        log_ratio_high=None,
+        created_at=datetime.now(UTC),
+        rule=history_verdict.RULE,
+        numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
     )
+    add_decisions(session, [decision])
     return add_change_point(session, identity, first.commit, before=step.before, after=step.after)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, add_decision
+from flexq_bench.db.decisions import DecisionInfo, add_decisions
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.nightly import add_change_point, restore_change_point, retract_change_point
@@ -28,7 +28,7 @@ from flexq_bench.verdicts.history_verdict import (
 )
 from flexq_bench.verdicts.standing import metric_of, newest_epoch
 
-_TOGETHER = 100  # series whose histories are read at a time
+_SERIES_PER_READ = 100  # series whose histories are read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def judge_histories(
     at = datetime.now(UTC)
     new_steps = [
         new
-        for start in range(0, len(chosen), _TOGETHER)
-        for new in _revise(session, chosen[start : start + _TOGETHER], at, watched=alerting)
+        for start in range(0, len(chosen), _SERIES_PER_READ)
+        for new in _revise(session, chosen[start : start + _SERIES_PER_READ], at, watched=alerting)
     ]
     improved = tuple(new.uuid for new in new_steps if new.step.verdict is Verdict.FASTER)
     if not alerting:
@@ -162,30 +162,28 @@ def _store(
         step,
     )
     identity = name_uuid(f"{DETECTOR} {DETECTOR_VERSION} {row.id} {fingerprint(evidence)}")
-    add_decision(
-        session,
-        DecisionInfo(
-            uuid=identity,
-            series=queries.series_identity_of(session, row.id),
-            base=_commit(before, row.project),
-            head=_commit(first, row.project),
-            device=DeviceInfo(f"{row.backend} {row.gpu}", row.gpu, row.backend),
-            watched=watched,
-            detector=DETECTOR,
-            detector_version=DETECTOR_VERSION,
-            parameters=PARAMETERS,
-            evidence=evidence,
-            verdict=step.verdict.value,
-            cause=step.cause.value,
-            reason=step.reason,
-            log_ratio=step.log_ratio,
-            log_ratio_low=None,
-            log_ratio_high=None,
-            created_at=at,
-            rule=RULE,
-            numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
-        ),
+    decision = DecisionInfo(
+        uuid=identity,
+        series=queries.series_identity_of(session, row.id),
+        base=_commit(before, row.project),
+        head=_commit(first, row.project),
+        device=DeviceInfo(f"{row.backend} {row.gpu}", row.gpu, row.backend),
+        watched=watched,
+        detector=DETECTOR,
+        detector_version=DETECTOR_VERSION,
+        parameters=PARAMETERS,
+        evidence=evidence,
+        verdict=step.verdict.value,
+        cause=step.cause.value,
+        reason=step.reason,
+        log_ratio=step.log_ratio,
+        log_ratio_low=None,
+        log_ratio_high=None,
+        created_at=at,
+        rule=RULE,
+        numbers={"before": step.before, "after": step.after, "p_value": step.p_value},
     )
+    add_decisions(session, [decision])
     add_change_point(session, identity, first.commit, before=step.before, after=step.after)
     return identity
 

@@ -271,7 +271,9 @@ def _plan(
         if rules.repository is None:
             notes.append("no git tree here: nothing was confirmed")
         elif commit.dirty:
-            notes.append("the commit has local changes: nothing was confirmed")
+            notes.append(
+                "the tree has local changes or new files (git status): nothing was confirmed"
+            )
         pairs = (
             ()
             if notes

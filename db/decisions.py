@@ -6,7 +6,7 @@ Each call takes the writer's lock, like db.store.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.dialects import lock_for_writing
+from flexq_bench.db.dialects import insert_rows, lock_for_writing
 from flexq_bench.db.encoding import canonical
 from flexq_bench.db.errors import NotFoundError, RecordError, StaleError
 from flexq_bench.db.identity import canonical_json, fingerprint
@@ -111,21 +111,42 @@ class FalseAlarmInfo:
     confidence: float
 
 
-def add_decision(session: Session, info: DecisionInfo) -> bool:
-    """Store a decision with its evidence; return False if its uuid is stored.
+def add_decisions(session: Session, infos: Sequence[DecisionInfo]) -> set[str]:
+    """Store decisions with their evidence; return the uuids of those that were not stored.
 
-    Its commits are those of its series' project. Raises ValueError if the evidence is not plain
-    JSON.
+    Their commits are those of their series' project. Raises ValueError if some evidence is not
+    plain JSON.
     """
     writer = Writer(session)
-    if session.scalar(select(Decision.id).where(Decision.uuid == info.uuid)) is not None:
-        return False
+    of_uuids = Decision.uuid.in_({info.uuid for info in infos})
+    stored = set(session.scalars(select(Decision.uuid).where(of_uuids)))
+    new = {info.uuid: info for info in infos if info.uuid not in stored}
+    rows = [_row(writer, info) for info in new.values()]
+    writer.place_commits()
+    connection = session.connection()
+    insert_rows(connection, Base.metadata.tables[Decision.__tablename__], rows)
+    ids = session.execute(select(Decision.id, Decision.uuid).where(of_uuids))
+    insert_rows(
+        connection,
+        Base.metadata.tables[DecisionEvidence.__tablename__],
+        [
+            {
+                "decision_id": decision,
+                "data": zlib.compress(canonical_json(new[uuid].evidence).encode()),
+            }
+            for decision, uuid in ids
+            if uuid in new
+        ],
+    )
+    return set(new)
+
+
+def _row(writer: Writer, info: DecisionInfo) -> dict[str, Any]:
     project = str(info.series.get("project", ""))
     base, head = (
         writer.commit(replace(canonical(commit), project=project))
         for commit in (info.base, info.head)
     )
-    writer.place_commits()
     columns = Decision.__table__.columns
     row = {name: getattr(info, name) for name in info.__slots__ if name in columns} | {
         "series_id": writer.series(info.series),
@@ -136,11 +157,7 @@ def add_decision(session: Session, info: DecisionInfo) -> bool:
         "numbers": dict(info.numbers),
         "input_hash": fingerprint(info.evidence),
     }
-    row["decided_hash"] = decided_hash(row)
-    decision_id = session.scalars(insert(Decision).values(row).returning(Decision.id)).one()
-    data = zlib.compress(canonical_json(info.evidence).encode())
-    session.execute(insert(DecisionEvidence).values(decision_id=decision_id, data=data))
-    return True
+    return row | {"decided_hash": decided_hash(row)}
 
 
 _DECIDED = (

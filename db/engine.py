@@ -187,7 +187,7 @@ def open_database(
     is missing or empty is created with its tables, unless `create` is False or `read_only` True.
     check_schema False: accept tables of any revision, for `upgrade`. busy_timeout_s: wait for
     another writer before LockedError. silence_s: wait for the server's answer to a statement before
-    UnreachableError. Raises DatabaseError.
+    UnreachableError; the server waits as long for a writer's next one. Raises DatabaseError.
     """
     target = resolve_url(url)
     name = display(target)
@@ -395,6 +395,9 @@ def _postgresql_engine(
         connection.execute("SET plan_cache_mode = force_custom_plan")
         if read_only:
             connection.execute("SET default_transaction_read_only = on")
+        else:  # a frozen writer would keep its lock
+            silence_ms = round(silence_s * 1000)
+            connection.execute(f"SET idle_in_transaction_session_timeout = {silence_ms}")
         connection.commit()
 
     return engine

@@ -5,9 +5,11 @@ Any package may be missing, so this module imports none when it is loaded.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata, util
 from typing import Any
@@ -47,6 +49,21 @@ class Missing:
     name: str
     needed_by: str
     requirement: str
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: imports, and histories, are many objects and no garbage.
+
+    With all packages loaded, it looks at 300,000 objects in .2 s.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def exported_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

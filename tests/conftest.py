@@ -29,6 +29,7 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 # Tensors here are small: threads would wait for those of the tests beside these.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as of the program, also for its processes
 # Tests beside these measure on the same CPU, and need not wait for each other.
 # Most tests of external kernels have them write beside their file, and start many of them.
 os.environ["FLEXQ_BENCH_SANDBOX"] = "none"
@@ -47,7 +48,7 @@ def pytest_collection_finish() -> None:
 
 # Rooms whose tests run over grids of models, schemes and formats.
 OF_GRIDS = {"accuracy", "checkpoints", "decode", "kernels", "schemes"}
-FAST_CASES = 3
+FAST_CASES = 2
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -57,7 +58,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave three cases of a grid, drawn by their names, among the fast tests."""
+    """Leave two cases of a grid, drawn by their names, among the fast tests."""
     grids: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.path.relative_to(Path(__file__).parent).parts[0] in OF_GRIDS:
@@ -69,15 +70,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def build() -> ModuleType:
+def load_module() -> Callable[[Path], ModuleType]:
+    """load_module(path): a file as a module, named like it with its folder."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def build(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """Builders of what a database holds: build.a_record(m=8), build.a_run(), build.a_commit(3)."""
-    path = Path(__file__).parent / "db" / "builders.py"
-    spec = importlib.util.spec_from_file_location("builders_of_records", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).parent / "db" / "builders.py")
 
 
 @pytest.fixture(scope="session")

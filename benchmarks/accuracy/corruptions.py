@@ -6,14 +6,16 @@
     python benchmarks/accuracy/corruptions.py --rows FILE...  # the table of stored rows
 
 Each corruption is applied to the original model and to the model quantized by each scheme; all are
-judged against the original by the rules of `gate accuracy`, on all texts of the policy, without its
-tasks, parity and serving path. Prints a row for each: change of the perplexity of the first text,
-all of it, and of the text that changes most (of strata, WHOLE segments); mean KL divergence (for a
-quantized model: percent above the scheme's own), number of tokens that the gate used, and the
-limits that detected the corruption, which are those that the undamaged model under the same scheme
-does not fail. Rows that the file of --out has are not judged again, so that a second command goes
-on where --seconds ended the first. damages.py has the corruptions; those of class `artefact` damage
-a copy of the model's folder.
+judged against the original by the rules of `gate accuracy`, without its tasks, parity and serving
+path: first by the limits of folders and weights, then on the policy's first text, then on the
+others. A corruption that is detected is not judged further. Prints a row for each: change of the
+perplexity of the first text, and of the text that changes most, on the segments that the gate used
+(of texts that were not evaluated: nothing); mean KL divergence (for a quantized model: percent
+above the scheme's own), number of tokens, and the limits that detected the corruption, which are
+those that the undamaged model under the same scheme does not fail. Rows that the file of --out has
+are not judged again, so that a second command goes on where --seconds ended the first. --part 2/5
+judges every fifth row, from the second on. damages.py has the corruptions; those of class
+`artefact` damage a copy of the model's folder.
 
 A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
 the mean KL divergence by 10 % of the scheme's own (at least 0.0002 nats), must be detected, and
@@ -36,7 +38,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -50,29 +52,35 @@ from transformers import BatchEncoding
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.loading import LoadedModel, load_model
-from flexq_bench.accuracy.perplexity import perplexity
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
     ORIGINAL,
+    PERPLEXITY,
+    REFERENCE,
     MetricResult,
 )
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
 from flexq_bench.accuracy.strata import STRATA
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.ci.accuracy_gate.contract import AccuracyPolicy, CheckLimit, ModelFolders
-from flexq_bench.ci.accuracy_gate.gate import AccuracyReport, gate_accuracy, planned_evaluation
+from flexq_bench.ci.accuracy_gate.gate import (
+    AccuracyReport,
+    gate_accuracy,
+    planned_evaluation,
+    verdict_of,
+)
 from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
-from flexq_bench.ci.report_data import GateOutcome
+from flexq_bench.ci.report_data import GateOutcome, exit_code_of
 from flexq_bench.db.engine import open_database
 from flexq_bench.runs.lifecycle import new_run
 
 MUST_PERCENT, MUST_STRATUM_PERCENT, MUST_KL = 0.5, 2.0, 0.10
 MUST_NATS = 0.0002  # smaller changes of the divergence pass: `kl` of the shipped policies
-WHOLE = 60  # segments of a stratum whose perplexity is compared
 AT_ONCE = 20  # segments: a small model computes many together in the time of a few
 TOKENIZER = "tokenizer"
+LATER = "not evaluated yet"
 
 
 class RememberingTokenizer:
@@ -132,6 +140,58 @@ class DamagingEvaluator(Evaluator):
         return list(self._own[key])
 
 
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """A damaged model, and what the gate needs to judge it. file: a database's."""
+
+    setup: PreparedModel
+    scheme: str
+    missing: Mapping[str, str]
+    folders: ModelFolders
+    file: str
+
+    @property
+    def evaluator(self) -> Evaluator:
+        return self.setup.evaluator
+
+    def report(
+        self, policy: AccuracyPolicy, texts: Collection[str] | None = None
+    ) -> AccuracyReport:
+        """Judge by the limits of a policy. texts: those to evaluate; None: all."""
+        plan = self.setup.plan
+        left = () if texts is None else {text.name for text in plan.texts} - {*texts}
+        # A run has each unit once: what one judgement stored would do for the next.
+        origin = dataclasses.replace(self.setup.origin, run=new_run(SUITE, "manual", ()))
+        with open_database(self.file) as database:
+            return gate_accuracy(
+                policy, dataclasses.replace(self.setup, origin=origin), database, [self.scheme],
+                ORIGINAL, {**self.missing, **dict.fromkeys(left, LATER)},
+                on_unit=lambda unit, found: None, diagnose=False, folders=self.folders,
+            )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Undamaged:
+    """A scheme without damage. losses: of each text's segments, nats. fails: limits."""
+
+    losses: Mapping[str, Sequence[float]]
+    fails: frozenset[str]
+
+    def changes(self, losses: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Return the change of each text's perplexity on the common segments, percent."""
+        return {
+            text: 100 * math.expm1(mean_difference(self.losses[text], damaged))
+            for text, damaged in losses.items()
+        }
+
+
+def mean_difference(before: Sequence[float], after: Sequence[float]) -> float:
+    """Mean of after - before over their common first segments; infinite: there are none."""
+    pairs = list(zip(before, after, strict=False))
+    most = 700.0  # whose exponential is a float
+    return min(most, math.fsum(b - a for a, b in pairs) / len(pairs)) if pairs else most
+
+
 class Bench:
     """Judges damaged models of one original. Predictions of the original are computed once."""
 
@@ -143,18 +203,13 @@ class Bench:
         self.original = dataclasses.replace(loaded, tokenizer=remembering)
         self._text = read_text(options.data[0])
         self._ids = tokenize(self._text, remembering)
-        # perplexity of each text, by scheme
-        self._undamaged: dict[str, Mapping[str, float]] = {}
+        self._undamaged: dict[str, Undamaged] = {}
         self._context = self.original.context(policy.context)
         self._reference = ModelReference(self.original, context=self._context, bos=None)
         self._own: dict[str, Any] = {}
         self._temporary = tempfile.TemporaryDirectory()
         self.folder = self._temporary.name
         self.prepared = self._prepared()
-        self._parts = {  # of texts: the segments whose perplexity is compared
-            text: self.prepared.evaluator.text_ids(text)[: WHOLE if text in STRATA else None]
-            for text in self.prepared.evaluator.available
-        }
 
     def judge(
         self, corruption: Corruption, size: float, scheme: str, *, at_once: int | None = None
@@ -163,6 +218,12 @@ class Bench:
 
         at_once: segments that the damaged model computes together; None: as the gate does.
         """
+        judgement = self._judgement(corruption, size, scheme, at_once)
+        return judgement.report(self._policy), judgement.evaluator
+
+    def _judgement(
+        self, corruption: Corruption, size: float, scheme: str, at_once: int | None
+    ) -> Judgement:
         as_it_is = scheme == FULL_PRECISION
         loaded = self.original
         folders = ModelFolders()
@@ -185,32 +246,58 @@ class Bench:
             damage=lambda model: corruption.apply(model, size, self._ids), own=self._own,
         )  # fmt: skip
         evaluator.at_once = at_once
-        with open_database(f"{self.folder}/{os.getpid()}.sqlite") as database:
-            # A run has each unit once: what one judgement stored would do for the next.
-            origin = dataclasses.replace(self.prepared.origin, run=new_run(SUITE, "manual", ()))
-            setup = PreparedModel(plan, evaluator, origin)
-            report = gate_accuracy(
-                self._policy, setup, database, [scheme], ORIGINAL, missing,
-                on_unit=lambda unit, found: None, diagnose=False, folders=folders,
-            )  # fmt: skip
-        return report, evaluator
+        setup = PreparedModel(plan, evaluator, self.prepared.origin)
+        return Judgement(setup, scheme, missing, folders, f"{self.folder}/{os.getpid()}.sqlite")
 
     def row(self, corruption: Corruption, size: float, scheme: str) -> dict[str, Any]:
         """Judge one damaged model; the row that is printed."""
         # Through kernels a damage may be one of each launch.
         at_once = None if corruption.through == KERNELS else AT_ONCE
-        report, evaluator = self.judge(corruption, size, scheme, at_once=at_once)
-        agreement = evaluator.agreement(scheme, self._text.name)
-        tokens = 0 if agreement is None else agreement.token_kl.size
-        model = evaluator.model_under(scheme).model
-        whole = {
-            text: perplexity(model, ids.flatten(), context=ids.shape[1], at_once=at_once).perplexity
-            for text, ids in self._parts.items()
-        }
+        judgement = self._judgement(corruption, size, scheme, at_once)
         key = f"{scheme} {corruption.through}"
-        before = self._undamaged.setdefault(key, whole)  # the first judgement has no damage
-        changes = {text: 100 * (now / before[text] - 1) for text, now in whole.items()}
-        return row_of(report, corruption, size, scheme, tokens, changes)
+        undamaged = self._undamaged.get(key)
+        reports: list[AccuracyReport] = []
+        for policy, texts in self._stages(whole=undamaged is None):
+            reports.append(judgement.report(policy, texts))
+            if undamaged is not None and not _failing(reports) <= undamaged.fails:
+                break
+        losses = {
+            result.task: result.values
+            for report in reports
+            for result in report.results
+            if (result.scheme, result.metric) == (scheme, PERPLEXITY)
+        }
+        agreement = judgement.evaluator.agreement(scheme, self._text.name)
+        tokens = 0 if agreement is None else agreement.token_kl.size
+        if undamaged is not None:
+            return row_of(reports, corruption, size, scheme, tokens, undamaged.changes(losses))
+        assert corruption.name == NOTHING.name, "a scheme is first judged without damage"
+        row = row_of(reports, corruption, size, scheme, tokens, dict.fromkeys(losses, 0.0))
+        row["losses"] = losses
+        self.remember(row)
+        return row
+
+    def remember(self, row: Mapping[str, Any]) -> None:
+        """Compare later rows of this scheme with a row without damage."""
+        undamaged = Undamaged(row["losses"], frozenset(row["fails"]))
+        self._undamaged[f"{row['scheme']} {row['through']}"] = undamaged
+
+    def _stages(self, *, whole: bool) -> Iterator[tuple[AccuracyPolicy, Collection[str]]]:
+        """Yield limits that are judged together, and the texts that they need.
+
+        Limits of texts stay together: they share the policy's alpha.
+        """
+        first, *others = self._policy.texts
+        of_texts = tuple(limit for limit in self._policy.limits if limit.texts)
+        rest = tuple(limit for limit in self._policy.limits if not limit.texts)
+        if whole:
+            yield self._policy, self._policy.texts
+            return
+        if rest:
+            yield dataclasses.replace(self._policy, limits=rest), ()
+        yield dataclasses.replace(self._policy, limits=of_texts), (first,)
+        if others:
+            yield dataclasses.replace(self._policy, limits=of_texts), others
 
     def _damaged_folder(self, corruption: Corruption) -> ModelFolders:
         """A damaged copy of the model's folder, and the folder."""
@@ -236,30 +323,37 @@ class Bench:
         )
 
 
+def _failing(reports: Sequence[AccuracyReport]) -> frozenset[str]:
+    """Names of the limits that fail."""
+    return frozenset(
+        limit.check for report in reports for limit in report.with_outcome(GateOutcome.FAIL)
+    )
+
+
 def row_of(
-    report: AccuracyReport,
+    reports: Sequence[AccuracyReport],
     corruption: Corruption,
     size: float,
     scheme: str,
     tokens: int,
     changes: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return the row that is printed for one judgement. changes: of texts, percent."""
-    checks = {judgement.check: judgement for judgement in report.judged}
+    """Return the row that is printed for one judgement. changes: of texts, percent; empty: none."""
+    checks = {
+        limit.check: limit for report in reports for limit in report.judged if limit.reason != LATER
+    }
     first = next(iter(changes), "")
-    ppl = checks.get(f"perplexity of {first}")
-    own_ppl, own_kl = (
-        checks.get(f"fidelity of {what} of {first}") for what in ("perplexity", "KL mean")
+    ppl, own_kl = (
+        checks.get(f"{what} of {first}") for what in ("perplexity", "fidelity of KL mean")
     )
-    failing = [name for name, check in checks.items() if check.outcome is GateOutcome.FAIL]
-    percent = None if own_ppl is None else own_ppl.change
     kl = None if own_kl is None or own_kl.value is None else own_kl.value
     clean = None if own_kl is None else own_kl.base
-    worst = max(changes, key=lambda text: abs(changes[text]))
-    must = percent is None or not abs(changes[first]) < MUST_PERCENT
-    must = must or not abs(changes[worst]) < MUST_STRATUM_PERCENT
-    must = must or corruption.folder is not None  # every change of a folder must be named
-    if kl is not None and clean:
+    worst = max(changes, key=lambda text: abs(changes[text]), default="")
+    must = corruption.folder is not None  # every change of a folder must be named
+    if changes:
+        must = must or not abs(changes[first]) < MUST_PERCENT
+        must = must or not abs(changes[worst]) < MUST_STRATUM_PERCENT
+    if kl is not None and clean is not None:
         must = must or abs(kl - clean) >= max(MUST_KL * clean, MUST_NATS)
     return {
         "corruption": corruption.name,
@@ -267,14 +361,15 @@ def row_of(
         "size": size,
         "unit": corruption.unit,
         "scheme": scheme,
-        "perplexity_percent": changes[first],
-        "worst_percent": changes[worst],
+        "through": corruption.through,
+        "perplexity_percent": changes.get(first),
+        "worst_percent": changes.get(worst),
         "worst_text": worst,
         "kl": kl,
         "kl_of_scheme": clean,
         "must_be_caught": must and corruption.name != NOTHING.name,
-        "fails": failing,
-        "exit_code": int(report.exit_code),
+        "fails": sorted(_failing(reports)),
+        "exit_code": int(exit_code_of((verdict_of(tuple(checks.values())),))),
         "perplexity": None if ppl is None else ppl.value,
         "reason": "" if ppl is None else ppl.reason,
         "tokens": tokens,
@@ -317,34 +412,43 @@ def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float,
             if scheme != FULL_PRECISION and corruption.folder is not None:
                 continue
             named = scheme if scheme == FULL_PRECISION else scheme + corruption.suffix
-            damaged += [(corruption, size, named) for size in corruption.sizes]
-    for scheme in dict.fromkeys([*schemes, *(scheme for _, _, scheme in damaged)]):
-        yield NOTHING, 0, scheme
-    yield from damaged
+            damaged += [
+                (place, (corruption, size, named)) for place, size in enumerate(corruption.sizes)
+            ]
+    every = [(scheme, REFERENCE) for scheme in schemes]
+    every += [(scheme, corruption.through) for _, (corruption, _, scheme) in damaged]
+    for scheme, through in dict.fromkeys(every):
+        yield dataclasses.replace(NOTHING, through=through), 0, scheme
+    yield from (one for _, one in sorted(damaged, key=lambda placed: placed[0]))
 
 
 def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Judge all that is not stored; each row is stored as soon as it is there."""
     ends = time.monotonic() + options.seconds
     bench = Bench(options, judged_policy(options))
-    stored = {}
-    if options.out and options.out.exists():
-        stored = {(row["corruption"], row["size"], row["scheme"]): row
-                  for row in stored_rows([options.out])}  # fmt: skip
-    every = list(judgements(options))
+    rows = stored_rows([options.out]) if options.out and options.out.exists() else ()
+    stored = {(row["corruption"], row["size"], row["scheme"], row["through"]): row for row in rows}
     threads = torch.get_num_threads()
-    # In this process, so that forks have the undamaged results.
-    undamaged = [bench.row(*one) for one in every if one[0] is NOTHING]
-    damaged = [one for one in every if one[0] is not NOTHING]
-    left = [one for one in damaged if key_of(one) not in stored]
-    known = [stored[key] for one in damaged if (key := key_of(one)) in stored]
-    torch.set_num_threads(max(1, threads // options.processes))
 
     def judge(*one: Any) -> dict[str, Any] | None:
         return bench.row(*one) if time.monotonic() < ends else None
 
+    every = list(judgements(options))
+    known = [*stored.values()]
+    for before in known:
+        if before["corruption"] == NOTHING.name:
+            bench.remember(before)
+    left = [one for one in every if key_of(one) not in stored]
+    undamaged = [one for one in left if one[0].name == NOTHING.name]
+    damaged = [one for one in left if one[0].name != NOTHING.name]
+
+    def new_rows() -> Iterator[dict[str, Any] | None]:
+        yield from (bench.row(*one) for one in undamaged)  # in this process: forks have them
+        torch.set_num_threads(max(1, threads // options.processes))
+        yield from in_processes(options.processes, damaged, judge)
+
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
-        for row in chain(undamaged, known, in_processes(options.processes, left, judge)):
+        for row in chain(known, new_rows()):
             if row is None:
                 say(f"{options.seconds:g} s are over: repeat the command with the same --out")
                 break
@@ -354,10 +458,10 @@ def judged_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     bench.close()
 
 
-def key_of(judgement: tuple[Corruption, float, str]) -> tuple[str, float, str]:
+def key_of(judgement: tuple[Corruption, float, str]) -> tuple[str, float, str, str]:
     """Identity of a judgement among stored rows."""
     corruption, size, scheme = judgement
-    return corruption.name, size, scheme
+    return corruption.name, size, scheme, corruption.through
 
 
 def in_processes(

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from corruption_table import NOTHING_DONE
@@ -272,20 +273,9 @@ def stretch_rotary(model: Any, factor: float) -> None:
     model.get_submodule(f"{model.base_model_prefix}.rotary_emb").inv_freq.div_(factor)
 
 
-def forget_beyond(model: Any, window: float) -> None:
+def forget_beyond(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
     """Attention to the last `window` tokens only."""
-
-    def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
-        ids = named["input_ids"]
-        places = torch.arange(ids.shape[1], device=ids.device)
-        distance = places[:, None] - places[None, :]
-        seen = (distance >= 0) & (distance < int(window))
-        mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
-        mask.masked_fill_(~seen, torch.finfo(model.dtype).min)
-        mask = mask[None, None].expand(ids.shape[0], 1, *seen.shape)
-        return arguments, {**named, "attention_mask": mask}
-
-    model.register_forward_pre_hook(before, with_kwargs=True)
+    return (key <= query) & (query - key < window)
 
 
 def damage_last(model: Any, factor: float) -> None:
@@ -481,6 +471,131 @@ def repeat_up(model: Any, _: float) -> None:
     layer(model, "gate_proj", 2).weight.copy_(layer(model, "up_proj", 2).weight)
 
 
+def keep_largest(model: Any, count: float) -> None:
+    """Attend to the `count` tokens of the largest scores alone, in every layer."""
+    model.set_attn_implementation("eager")
+    softmax = torch.nn.functional.softmax
+
+    def sparse(scores: torch.Tensor, **named: Any) -> torch.Tensor:
+        if scores.ndim == 4 and scores.shape[-1] > count:
+            least = scores.topk(int(count), dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, torch.finfo(scores.dtype).min)
+        return softmax(scores, **named)
+
+    for block in blocks_of(model):
+        plain = block.self_attn.forward
+        patch = mock.patch.object(torch.nn.functional, "softmax", sparse)
+        block.self_attn.forward = patch(plain)
+
+
+def masked(rule: Callable[..., torch.Tensor]) -> Damage:
+    """A damage of the attention's mask. rule(query, key, size): which keys are seen, of places."""
+
+    def apply(model: Any, size: float) -> None:
+        def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
+            ids = named["input_ids"]
+            places = torch.arange(ids.shape[1], device=ids.device)
+            seen = rule(places[:, None], places[None, :], int(size))
+            mask = torch.zeros(seen.shape, dtype=model.dtype, device=ids.device)
+            mask.masked_fill_(~seen, torch.finfo(model.dtype).min)
+            mask = mask[None, None].expand(ids.shape[0], 1, *seen.shape)
+            return arguments, {**named, "attention_mask": mask}
+
+        model.register_forward_pre_hook(before, with_kwargs=True)
+
+    return apply
+
+
+def see_next(query: torch.Tensor, key: torch.Tensor, every: int) -> torch.Tensor:
+    """One position of `every` sees the token that follows."""
+    return (key <= query) | ((key == query + 1) & (query % every == every - 1))
+
+
+def lose_sink(query: torch.Tensor, key: torch.Tensor, window: int) -> torch.Tensor:
+    """Positions from `window` on don't see the first four tokens."""
+    return (key <= query) & ((key >= 4) | (query < window))
+
+
+def lose_pages(query: torch.Tensor, key: torch.Tensor, page: int) -> torch.Tensor:
+    """The last token of each page but the newest is not seen."""
+    return (key <= query) & ((key % page != page - 1) | (query - key < page))
+
+
+def stop_pair(model: Any, pair: float) -> None:
+    """A pair of channels of all heads is not rotated."""
+    model.get_submodule(f"{model.base_model_prefix}.rotary_emb").inv_freq[int(pair)] = 0
+
+
+def regroup_heads(model: Any, block: float) -> None:
+    """Query heads take turns on the heads of keys and values, in place of neighbours."""
+    heads = model.config.num_attention_heads
+    order = torch.arange(heads).view(model.config.num_key_value_heads, -1).T.flatten()
+    width = model.config.hidden_size // heads
+    weight = layer(model, "q_proj", int(block)).weight
+    weight.copy_(weight.view(heads, width, -1)[order].reshape(weight.shape))
+
+
+def transpose_layer(weight: torch.Tensor, _: float) -> torch.Tensor:
+    """A square matrix in the other memory order."""
+    return weight.T.contiguous() if weight.shape[0] == weight.shape[1] else weight.flip(0)
+
+
+def alter_inputs(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Damage:
+    """A damage of token ids [segments, tokens]."""
+
+    def apply(model: Any, size: float) -> None:
+        def before(_: Any, arguments: Any, named: dict[str, Any]) -> Any:
+            return arguments, {**named, "input_ids": change(named["input_ids"].clone(), size)}
+
+        model.register_forward_pre_hook(before, with_kwargs=True)
+
+    return apply
+
+
+def wrap_ids(ids: torch.Tensor, most: float) -> torch.Tensor:
+    """Ids from `most` on lose their highest bit."""
+    return torch.where(ids >= int(most), ids & 0xFF, ids)
+
+
+def merge_repeats(ids: torch.Tensor, run: float) -> torch.Tensor:
+    """The last of so many equal tokens is read as another."""
+    equal = torch.ones_like(ids, dtype=torch.bool)
+    for back in range(1, int(run)):
+        equal[:, back:] &= ids[:, back:] == ids[:, :-back]
+        equal[:, :back] = False
+    return torch.where(equal, (ids + 1) % 256, ids)
+
+
+def lower_best(model: Any, nats: float) -> None:
+    """The likeliest token of each position loses."""
+
+    def change(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        best = logits.argmax(-1, keepdim=True)
+        return logits.scatter_add(-1, best, torch.full_like(best, -nats, dtype=logits.dtype))
+
+    model_hook(model, change)
+
+
+def noise_in_batch(model: Any, share: float) -> None:
+    """Noise in every sequence of a batch but the first."""
+
+    def change(hidden: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2)).to(hidden)
+        noise[:1] = 0
+        return hidden + share * hidden.std() * noise
+
+    on_block(model, change)
+
+
+def add_file(name: str, content: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+
+    return apply
+
+
 def edited(file: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     """A damage of a folder: a change of the object in a JSON file."""
 
@@ -517,6 +632,11 @@ def generation(**values: Any) -> Callable[[Path], None]:
 
 def tokenizer(**values: Any) -> Callable[[Path], None]:
     return edited("tokenizer.json", lambda content: content.update(values))
+
+
+def clean_up(content: dict[str, Any]) -> None:
+    key = "clean_up_tokenization_spaces"
+    content |= {key: True, f"{key}_for_bpe_even_though_it_will_corrupt_output": True}
 
 
 def exchange_ids(content: dict[str, Any]) -> None:
@@ -591,7 +711,7 @@ WALL = (
     Corruption("noise from 128", "of σ", noise_from, (0.02, 0.2), kind="positional"),
     Corruption("positions", "first that is off", shift_positions, (128, 200), kind="positional"),
     Corruption("stretch", "× positions", stretch_rotary, (1.02, 1.2), kind="positional"),
-    Corruption("window", "tokens", forget_beyond, (64, 192), kind="positional"),
+    Corruption("window", "tokens", masked(forget_beyond), (64, 192), kind="positional"),
     Corruption("last tokens", "× hidden states", damage_last, (0.5, 0.9), kind="positional"),
     Corruption(
         "late MLPs", "of outputs", damage_late_mlp, (0.5, 1.0), kind="rare input", reads_text=True
@@ -628,6 +748,22 @@ WALL = (
     Corruption("norm channel", "×", scale_norm_channel, (0.0, 1.03)),
     Corruption("norms", "exchanged", exchange_norms, (1,), kind="structural"),
     Corruption("gate as up", "layers", repeat_up, (1,), kind="structural"),
+    Corruption("sparse attention", "tokens", keep_largest, (16, 48)),
+    Corruption("likeliest", "nats lower", lower_best, (0.1,)),
+    Corruption("next token", "1 in", masked(see_next), (128, 16), kind="positional"),
+    Corruption("sink", "first without", masked(lose_sink), (192, 64), kind="positional"),
+    Corruption("pages", "tokens", masked(lose_pages), (64, 16), kind="path"),
+    Corruption("rotary pair", "", stop_pair, (15, 2), kind="positional"),
+    Corruption("head groups", "block", regroup_heads, (0,), kind="structural"),
+    Corruption("transposed", "", on_weight("q_proj", transpose_layer), (1,), kind="structural"),
+    Corruption("wrapped ids", "from", alter_inputs(wrap_ids), (505, 400), kind="rare input"),
+    Corruption("repeats", "tokens", alter_inputs(merge_repeats), (4, 2), kind="rare input"),
+    Corruption("batch", "of σ", noise_in_batch, (0.02, 0.1), kind="path"),
+    of_folder("nested program", add_file("custom_generate/generate.py", "def generate(): 1\n")),
+    of_folder("other layout", add_file("params.json", "{}")),
+    of_folder("forced cleanup", edited("tokenizer_config.json", clean_up)),
+    of_folder("least new tokens", generation(min_new_tokens=500)),
+    of_folder("long text penalty", generation(exponential_decay_length_penalty=[5, 1.5])),
     of_folder("eos id", edited("config.json", lambda c: c.update(eos_token_id=5))),
     of_folder(
         "generation eos", edited("generation_config.json", lambda c: c.update(eos_token_id=7))

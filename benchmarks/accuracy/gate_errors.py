@@ -310,6 +310,9 @@ def main() -> int:
     right = say(
         {"texts": policy.texts, "equal_models_by_exit_code": codes}, not codes.keys() - {"0"}
     )
+    if not options.draws:
+        bench.close()
+        return 0 if right else 1
     replay = Replay(bench, policy, options.data[0])
     rates, count = policy.planned, options.draws
     draws: list[tuple[int, str | None]] = [(seed, None) for seed in range(count)]

@@ -1,4 +1,4 @@
-"""Six-bit formats by KL divergence and perplexity over bits a weight: a table, and a chart.
+"""Six-bit formats by KL divergence and perplexity over bits a weight: a table, and a chart a model.
 
     flexq-bench accuracy --model MODEL --data TEXT --schemes ... --json RECORDS
     python benchmarks/accuracy/six_bits.py RECORDS... [--out FILE.png]
@@ -24,7 +24,7 @@ from flexq_bench.kernels.formats.scales import SCALE_TYPES
 from flexq_bench.schemes import resolve
 
 KL, PERPLEXITY = "kl_divergence", "perplexity"
-SIZE_IN, DPI = (7.0, 4.0), 130
+WIDTH_IN, HEIGHT_IN, DPI = 3.5, 5.0, 110  # of the panel of a model
 
 
 def bits_of(number: NumberFormat, k: int) -> float:
@@ -50,13 +50,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--k", type=int, default=4096)
     options = parser.parse_args()
-    figure = Figure(SIZE_IN)
-    axes = figure.subplots()
+    rows = {key: metrics for key, metrics in read(options.records).items() if KL in metrics}
+    panels = list(dict.fromkeys(model for model, _ in rows))
+    figure = Figure((len(panels) * WIDTH_IN, HEIGHT_IN), layout="constrained")
+    colors: dict[str, int] = {}
+    plots = figure.subplots(1, len(panels), squeeze=False)[0]
     say("| model | weights x activations | bits | KL, 10^-3 | perplexity |")
     say("| --- | --- | ---: | ---: | ---: |")
-    for (model, scheme), metrics in read(options.records).items():
-        if KL not in metrics:
-            continue
+    for (model, scheme), metrics in rows.items():
         chosen = resolve(scheme).layer_formats("q_proj", gated=True)
         weight, activation = chosen.weight, chosen.activation
         bits, (kl, error) = bits_of(weight, options.k), metrics[KL]
@@ -67,9 +68,12 @@ def main() -> None:
             f"{metrics[PERPLEXITY][0]:.3f} |"
         )
         is_dense = activation is not None and activation.is_dense
-        axes.errorbar(bits, kl, error, fmt="o" if is_dense else "s", label=f"{model}: {name}")
-    axes.set(xlabel="bits a weight, scales included", ylabel="KL divergence, nats", yscale="log")
-    axes.legend(fontsize=6)
+        axes = plots[panels.index(model)]
+        color = f"C{colors.setdefault(name, len(colors))}"
+        axes.errorbar(bits, kl, error, fmt="o" if is_dense else "s", label=name, color=color)
+        axes.set(title=model, yscale="log", xlabel="bits a weight, scales included")
+    plots[0].set(ylabel="KL divergence, nats")
+    figure.legend(*plots[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     if options.out:
         FigureCanvasAgg(figure)
         figure.savefig(options.out, dpi=DPI, bbox_inches="tight")

@@ -1,27 +1,34 @@
 """Errors, power and pairs of processes of schedules of looks, on simulated gates.
 
 Prints the table that docs/statistics.md quotes, from fixed seeds:
-    python benchmarks/verdicts/looks.py [--gates 500] [--processes 1]
+    python benchmarks/verdicts/looks.py [--gates 500] [--processes 1] [--stored FOLDER,FOLDER]
 Each gate has 8 cases with a limit of 1 %. "false" counts the gates without a change that report a
 slow-down, "found" the gates that report the slow-down of their first case, "pairs" the pairs of
-processes of that case, and of all cases together ("all").
+processes of that case, and of all cases together ("all"). --stored: instead of simulated noise,
+blocks of commits compared with themselves (`hardware.py noise --out FOLDER`), drawn by placement.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 from in_processes import in_processes
-from simulate import candidate_of, decide, generator
+from noise import Floats
+from simulate import Candidate, candidate_of, decide, generator, most_pairs
 
 from flexq_bench.ci.gate_perf import suffices
 from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import CaseComparison, Verdict
+from flexq_bench.verdicts.alert_rule import BLOCKS
 from flexq_bench.workloads.suites import load_suite
 
 CASES = 8
@@ -52,20 +59,58 @@ class ThreeLooks(InterleaveRules):
 RULES: dict[str, type[InterleaveRules]] = {"3 looks": ThreeLooks, "now": InterleaveRules}
 
 
+@cache
+def stored(folder: str) -> list[Floats]:
+    """Of each case, ln base and ln head by placement, [placements, blocks, 2].
+
+    A case has no change: the mean difference of its few processes is taken away.
+    """
+    places: dict[str, dict[tuple[int, int], list[Floats]]] = defaultdict(lambda: defaultdict(list))
+    for block in json.loads(gzip.decompress((Path(folder) / "noise.json.gz").read_bytes())):
+        logs = np.log([block["base_us"], block["head_us"]])
+        if np.isfinite(logs).all():  # else its clock was too low
+            places[block["case"]][block["process"], block["placement"]].append(logs)
+    cases = []
+    for found in places.values():
+        logs = np.array([place[:BLOCKS] for place in found.values() if len(place) >= BLOCKS])
+        logs[..., 1] -= (logs[..., 1] - logs[..., 0]).mean()
+        cases.append(logs)
+    return cases
+
+
+def drawn(
+    folder: str, number: int, rng: np.random.Generator, shift: float, rules: InterleaveRules
+) -> Candidate:
+    """A case of stored blocks whose head is slower by `shift` (ln)."""
+    cases, pairs = stored(folder), most_pairs(rules)
+    logs = cases[number % len(cases)]
+    chosen = logs[rng.integers(len(logs), size=pairs)].reshape(-1, 2)
+    base, head = np.exp(chosen + np.array([0.0, shift])).T
+    return Candidate(base, head, np.repeat(np.arange(pairs), BLOCKS))
+
+
 def gates(
     name: str, kind: str, sigma: float, step: float, count: int
 ) -> tuple[float, float, float]:
     """Share of gates that report the first case (any case, if step is 0), and pairs of processes
     of the first case and of all.
+
+    kind: of the noise between processes, by its sigma; or a folder of stored blocks, with sigma 0.
     """
     rng = generator("looks", kind, sigma, step)
     limit = Limit(kernels=("*",), slower_percent=LIMIT_PERCENT)
     policy = Policy("simulated", load_suite("smoke"), limit)
     rules = RULES[name](suffices=partial(suffices, policy))
     reported, first, together = 0, [], []
-    for _ in range(count):
+    for gate in range(count):
         shifts = [float(np.log1p(step)), *[0.0] * (CASES - 1)]
-        found = decide([candidate_of(kind, rng, by, sigma, rules) for by in shifts], rules)
+        night = [
+            candidate_of(kind, rng, by, sigma, rules)
+            if sigma
+            else drawn(kind, gate + number, rng, by, rules)
+            for number, by in enumerate(shifts)
+        ]
+        found = decide(night, rules)
         slower = [confirmation.verdict is Verdict.SLOWER for confirmation, _ in found]
         reported += slower[0] if step else any(slower)
         first.append(found[0][1])
@@ -77,18 +122,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gates", type=int, default=500)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--stored", default="", metavar="FOLDER,FOLDER")
     options = parser.parse_args()
+    of_noise = [(folder, 0.0) for folder in options.stored.split(",") if folder] or NOISE
     out = sys.stdout.write
     out("| between processes | looks | false |")
     out("".join(f" {step:.0%} found |" for step in STEPS[1:]))
     out("".join(f" pairs: {step:.0%} |" for step in STEPS) + " all: 0% |\n")
     out("| --- | --- |" + " ---: |" * (2 * len(STEPS) + 1) + "\n")
-    rows = [(name, *noise) for noise in NOISE for name in RULES]
+    rows = [(name, *noise) for noise in of_noise for name in RULES]
     todo = [(*row, step, options.gates) for row in rows for step in STEPS]
     results = in_processes(gates, todo, options.processes)
     for name, kind, sigma in rows:
         of_steps = [next(results) for _ in STEPS]
-        out(f"| {kind}, σ {sigma:.1%} | {name} |")
+        out(f"| {f'{kind}, σ {sigma:.1%}' if sigma else kind} | {name} |")
         out("".join(f" {share:.1%} |" for share, _, _ in of_steps))
         out("".join(f" {pairs:.1f} |" for _, pairs, _ in of_steps))
         out(f" {of_steps[0][2]:.0f} |\n")

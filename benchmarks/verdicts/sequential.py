@@ -48,17 +48,18 @@ _KEPT = 300  # of BOCPD: run lengths
 _BEFORE_FIRST = 5  # of BOCPD: values before the first change
 # Rules that can be switched off, and the constants that do so.
 RULES: dict[str, dict[str, float]] = {
-    "it may be switching": {"SELDOM": 1.0, "LARGE_SELDOM": 1.0},
+    "it may be switching": {"LARGE": 0.0},
     "large changes sooner": {"LARGE": np.inf},
     "visits count": {"SPIKE_SIGMAS": np.inf},
     "share of the range": {"_LEAST_SHARE": 0.0},
     "most counted": {"_MOST_COUNTED": np.inf},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
-    {"SELDOM": 0.05},
+    {"SELDOM": 0.001},
     {"SELDOM": 0.2},
-    {"SELDOM": 0.75},
-    {"LASTING": 12},
+    {"SETTLED": 30},
+    {"SETTLED": 60},
+    {"LARGE": 0.2},
     {"_REGULAR": 1.3},
     {"SIGNIFICANCE": 1e-4},
     {"SIGNIFICANCE": 1e-5},

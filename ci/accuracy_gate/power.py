@@ -25,11 +25,11 @@ results; the last argument is the part of its errors that the look may spend."""
 class PowerSchedule:
     """Evaluates as much of each text as the policy's limits need. See Schedule.
 
-    First it evaluates what the planned test needs, then more until no other limit of the text is
-    ambiguous. A look at these limits spends the part of their error probabilities by which the text
-    has grown since the previous look. The parts of all looks add up to 1 at the text's end
-    (Bonferroni; the power family of Kim and DeMets with power 1), so repeated looks do not increase
-    the error probability.
+    First it evaluates what the planned test needs, then, if that does not fail, more until no other
+    limit of the text is ambiguous. A look at these limits spends the part of their error
+    probabilities by which the text has grown since the previous look. The parts of all looks add up
+    to 1 at the text's end (Bonferroni; the power family of Kim and DeMets with power 1), so
+    repeated looks do not increase the error probability.
 
     distinct: returns the distinct segments of a text, and its number of segments. places: returns
     each segment's number in the text. context: returns the tokens of a segment. enough: returns the
@@ -102,8 +102,8 @@ class PowerSchedule:
             test.add(base, head)
         for_quantiles = math.ceil(self._tokens_needed.get(text, 0) / (self._context(text) - 1))
         required = max(test.required(), for_quantiles)
-        if test.decision is Decision.OPEN or required > len(head):
-            return required
+        if test.decision is not Decision.BELOW or required > len(head):
+            return required  # once the test fails, more of the text changes no verdict
         self._looks.setdefault((scheme, text), []).append(len(head))
         if self._undecided(scheme, text, so_far(), self.share(scheme, text, len(head))):
             return max(required, min(self._enough(text), math.ceil(GROWTH * len(head))))

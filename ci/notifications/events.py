@@ -26,7 +26,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.verdicts.alerts import AlertChange
-from flexq_bench.verdicts.history_verdict import alert_text, decision_text
+from flexq_bench.verdicts.texts import alert_text, decision_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import calibrates
 

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from flexq_bench.measure.worker_messages import printable
+
 # Characters that XML 1.0 does not allow, even escaped.
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _MAX_CHARACTERS = 200  # of a text in Markdown
+_LINK = re.compile(r":(?=//)|\.(?<=www\.)", re.IGNORECASE)  # where no sign marks one
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {sign: f"&#{ord(sign)};" for sign in "\\`*_[]|#@!"}
 )
@@ -59,8 +62,12 @@ def _xml(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape Markdown and HTML, and shorten the text to one line."""
+    """Escape Markdown, HTML and links, and shorten the text to one line."""
     flat = " ".join(text.split())
-    if len(flat) > _MAX_CHARACTERS:
-        flat = f"{flat[: _MAX_CHARACTERS - 1]}…"
-    return flat.translate(_ESCAPES)
+    return escaped(flat if len(flat) <= _MAX_CHARACTERS else f"{flat[: _MAX_CHARACTERS - 1]}…")
+
+
+def escaped(text: str) -> str:
+    """Escape Markdown, HTML and links of a text, on one line."""
+    flat = " ".join(printable(text).split()).translate(_ESCAPES)
+    return _LINK.sub(lambda sign: f"&#{ord(sign[0])};", flat)

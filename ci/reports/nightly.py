@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from flexq_bench.ci.report_data import KindReport, NightOutcome
-from flexq_bench.ci.reports.formats import JUnitCase, junit_xml
+from flexq_bench.ci.reports.formats import JUnitCase, escaped, junit_xml
 
 _MAX_LINES = 20  # per list and kind of GPU
 
@@ -50,20 +50,20 @@ def markdown(reports: Sequence[KindReport]) -> str:
             [f"opened {n}" for n in report.opened] + [f"fixed {n}" for n in report.fixed]
         )
         text.append(
-            f"| {_cell(report.gpu)} | `{report.commit[:10]}` | {report.outcome} | "
+            f"| {escaped(report.gpu)} | `{report.commit[:10]}` | {report.outcome} | "
             f"{report.received} / {report.planned} | {_counts(report.verdicts)} | "
             f"{report.candidates} | {report.canaries} | {report.change_points} | {alerts} |"
         )
     for report in reports:
-        items = [f"- **{_cell(line)}**" for line in report.worse[:_MAX_LINES]]
+        items = [f"- **{escaped(line)}**" for line in report.worse[:_MAX_LINES]]
         items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
-        items += [f"- {_cell(line)}" for line in _changed_alerts(report)]
-        items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
-        items += [f"- {_cell(line)}" for line in _uncompared(report)]
-        items += [f"- {_cell(line)}" for line in _budget(report)]
-        items += [f"- {_cell(note)}" for note in report.notes]
+        items += [f"- {escaped(line)}" for line in _changed_alerts(report)]
+        items += [f"- {count} × {escaped(reason)}" for reason, count in _reasons(report)]
+        items += [f"- {escaped(line)}" for line in _uncompared(report)]
+        items += [f"- {escaped(line)}" for line in _budget(report)]
+        items += [f"- {escaped(note)}" for note in report.notes]
         if items:
-            text += ["", f"**{_cell(report.gpu)}**", "", *items]
+            text += ["", f"**{escaped(report.gpu)}**", "", *items]
     return "\n".join(text) + "\n"
 
 
@@ -137,8 +137,3 @@ def _reasons(report: KindReport) -> list[tuple[str, int]]:
 
 def _counts(numbers: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(numbers.items()))
-
-
-def _cell(text: str) -> str:
-    # Texts of people and drivers must not end a cell or be parsed as markup.
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("\n", " ")

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.ci.gate_static import Change, StaticReport
+from flexq_bench.ci.reports.formats import escaped
 from flexq_bench.measure.machine_code.comparison import Broken, short_name
 
 _MAX_ROWS = 30  # regressions, and builds that don't compile, that are listed
@@ -120,15 +121,22 @@ def further_lines(report: StaticReport) -> list[str]:
 
 def markdown(report: StaticReport) -> str:
     """Format a pull request comment; its first line is constant, so that it can be updated."""
-    lines = ["## Static gate", "", f"**{headline(report)}**", "", coverage(report)]
+    lines = [
+        "## Static gate",
+        "",
+        f"**{escaped(headline(report))}**",
+        "",
+        escaped(coverage(report)),
+    ]
     worse = regressions(report.changes)
     if worse:
         names = [name for name, _ in _COLUMNS]
         rules = ["---:" if right else "---" for _, right in _COLUMNS]
-        rows = [names, rules, *(_cells(report, regression) for regression in worse[:_MAX_ROWS])]
+        cells = (map(escaped, _cells(report, regression)) for regression in worse[:_MAX_ROWS])
+        rows = [names, rules, *cells]
         lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
     if further := further_lines(report):
-        lines += ["", *(f"- {line}" for line in further)]
+        lines += ["", *(f"- {escaped(line)}" for line in further)]
     return "\n".join(lines) + "\n"
 
 

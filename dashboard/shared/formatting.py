@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from flexq_bench.db.queries import AlertRow
 from flexq_bench.stats import Interval
-from flexq_bench.verdicts.history_verdict import alert_text
+from flexq_bench.verdicts.texts import alert_text
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
 _SHORT_SHA_LENGTH = 10

@@ -12,6 +12,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.gguf_config import headers_read_once
 from flexq_bench.checkpoints.model_source import (
     GgufSource,
@@ -158,6 +159,8 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             use_safetensors=files.gguf is None or None,  # pickled files may run code
             **_gguf(files.gguf),
         )
+    except CheckpointError as error:
+        raise AccuracyError(f"can't load {files.name}: {error}") from error
     except Exception as error:  # of any class, for example an unknown architecture
         raise AccuracyError(
             f"can't load {files.name}: {library_reason(error)}: check its {CONFIG} and weights"

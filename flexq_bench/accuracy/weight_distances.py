@@ -463,20 +463,31 @@ def _rows(
     ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor, clipped: torch.Tensor
 ) -> _Rows:
     """Compare rows [N, K]. rounded, clipped: the original's in the format and the range of ours."""
-    size = theirs.square().mean(1).sqrt()
-    step = (rounded - theirs).square().mean(1).sqrt() / _ROUNDED
+    k = theirs.shape[1]
+    ours_off, rounded_off = ours - clipped, rounded - theirs
+    squares, clipped_squares = _dots(theirs, theirs), _dots(clipped, clipped)
+    size = (squares / k).sqrt()
+    step = (_dots(rounded_off, rounded_off) / k).sqrt() / _ROUNDED
     floor = size / 2**8  # a step of BF16
     step = torch.maximum(step, floor)
     step = torch.where(step > 0, step, step.median().clamp(min=1e-12))
     zero = size == 0
-    cosine = torch.where(zero, 1.0, torch.cosine_similarity(ours, theirs, dim=1))
-    slopes = _slopes(ours, clipped)
-    error = (ours - clipped).square().mean(1).sqrt()
-    scale = torch.where(zero, 1.0, slopes / _slopes(rounded, theirs))
-    rest = (ours - slopes[:, None] * clipped).square().mean(1).sqrt()
+    lengths = (_dots(ours, ours) * squares).sqrt()
+    cosine = torch.where(zero, 1.0, _dots(ours, theirs) / lengths.clamp(min=1e-30))
+    wrong, along = _dots(ours_off, ours_off), _dots(ours_off, clipped)
+    beside = along / clipped_squares.clamp(min=1e-30)  # slope - 1, of which little is lost
+    slopes = 1 + beside
+    scale = slopes / (1 + _dots(rounded_off, theirs) / squares.clamp(min=1e-30))
+    rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
-    offset = (ours - clipped).mean(1) / step
-    return _Rows(error / step, offset, torch.nan_to_num(scale, 1.0), noise, cosine, theirs.shape[1])
+    scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
+    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, k)
+
+
+def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Scalar products of rows [N, K], without a matrix of products."""
+    products: torch.Tensor = torch.linalg.vecdot(ours, theirs)
+    return products
 
 
 def _slopes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -66,13 +66,18 @@ class StoredNames:
         The name in transformers if no single layer has this tensor.
         """
         native, converter, pattern = self.native(stored)
-        index = next((int(i) for i in _MANY.findall(stored)[::-1] if converter is not None), None)
+        index = int(_MANY.findall(stored)[-1]) if "*" in pattern else None
         layers = self._by_part.get((native, index), [])
-        if converter is None or len(layers) != len(converter.source_patterns):
+        if index is None or len(layers) != len(converter.source_patterns):
             alone = self._by_part.get((native, None), [])
             return alone[0] if len(alone) == 1 else native
         part: int = converter.source_patterns.index(pattern)
         return layers[part]
+
+    def is_part(self, stored: str) -> bool:
+        """Return True for a tensor that is converted, and is not a single layer of an expert."""
+        native, converter, _ = self.native(stored)
+        return converter is not None and self.separated(stored) == native
 
     def _renamed(
         self, stored: str, renamings: list[Any], converters: list[Any]
@@ -104,11 +109,28 @@ def _transforms(model: Any) -> tuple[list[Any], list[Any]]:
     )
 
 
+class _WithOrigins:
+    """A model whose converted layers also have the parameters that they came from, without values.
+
+    Some of transformers' conversions ask for a parameter's shape.
+    """
+
+    def __init__(self, model: Any, origins: Mapping[str, Origin]) -> None:
+        self.config = model.config
+        self._model = model
+        self._shapes = {origin.name: origin.shape for origin in origins.values()}
+
+    def get_parameter(self, name: str) -> torch.Tensor:
+        if name in self._shapes:
+            return torch.empty(self._shapes[name], device="meta")
+        return self._model.get_parameter(name)  # type: ignore[no-any-return]
+
+
 @dataclass(slots=True)
 class _Conversion:
     """Stored tensors that become one or more of transformers'. stored: by pattern, in order."""
 
-    model: Any
+    model: _WithOrigins
     first: str
     converter: Any
     stored: dict[str, list[tuple[str, TensorInfo]]] = field(default_factory=dict)
@@ -148,7 +170,7 @@ class ConvertedTensors:
     def __init__(
         self, model: Any, origins: Mapping[str, Origin], infos: Mapping[str, TensorInfo]
     ) -> None:
-        names = StoredNames(model, origins)
+        names, whole = StoredNames(model, origins), _WithOrigins(model, origins)
         sources: dict[str, TensorInfo | _Conversion] = {}
         self.unused: list[str] = []
         for stored in sorted(infos, key=_natural):
@@ -158,7 +180,7 @@ class ConvertedTensors:
             elif converter is None:
                 sources[native] = infos[stored]
             else:
-                group = sources.setdefault(native, _Conversion(model, native, converter))
+                group = sources.setdefault(native, _Conversion(whole, native, converter))
                 if isinstance(group, _Conversion):
                     group.stored.setdefault(pattern, []).append((stored, infos[stored]))
         shapes: dict[str, tuple[int, ...]] = {}

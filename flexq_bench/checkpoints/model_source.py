@@ -34,6 +34,7 @@ _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _AUTO_CLASSES = (
     *("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"),
 )
+_MASKED = ("ForMaskedLM", "ForPreTraining")  # classes that see the tokens after a masked one
 _MAX_READ_BYTES = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
@@ -340,10 +341,18 @@ def auto_class(config: Any) -> Any:
     """The automatic class of transformers for a configuration's decoder of text.
 
     A multimodal model without a class for text alone is taken whole. Decoders that have no
-    automatic class are found by `architectures`. Raises ValueError.
+    automatic class are found by `architectures`. Raises ValueError if there is none, and
+    CheckpointError for a model that predicts no next token from those before it.
     """
     import transformers
 
+    masked = [name for name in config.architectures or () if name.endswith(_MASKED)]
+    if config.is_encoder_decoder or masked:
+        reason = f"{masked[0]} predicts masked tokens" if masked else "it has an encoder"
+        raise CheckpointError(
+            f"a {config.model_type} is no decoder of text ({reason}): only its shapes can be "
+            "measured (sweep --config)"
+        )
     for name in _AUTO_CLASSES:
         auto = getattr(transformers, name, None)
         if auto is not None and type(config) in auto._model_mapping:

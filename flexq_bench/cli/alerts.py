@@ -24,7 +24,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.queries import AlertRow
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import user_name
-from flexq_bench.verdicts.history_verdict import alert_text
+from flexq_bench.verdicts.texts import alert_text
 from flexq_bench.workloads.names import unknown
 
 _ALL = "all"

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, verb_group, without_collection
+from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.kernels.external import installed
 from flexq_bench.logs import JsonFormatter
-from flexq_bench.packages import PACKAGE, explain_missing
+from flexq_bench.packages import PACKAGE, explain_missing, without_collection
 from flexq_bench.runs.command_lines import NAME
 
 if TYPE_CHECKING:
     from flexq_bench.kernels.contract import LinearKernel
 
 DEBUG = "--debug"
-_SHORT = ("status", "list")  # verbs that mostly import
+_SHORT = ("status", "list", "alerts")  # verbs that mostly import
 
 app = typer.Typer(
     name=NAME,
@@ -89,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error prints one line on stderr; with --debug it raises.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # A thread that waits for another spins for 8 ms, in which the other may wait for its CPU.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # OpenMP's own with few CPUs
     installed.find_by(_described_installed)
     _accept_any_text()
     verb = next((word for word in arguments if not word.startswith("-")), "")
@@ -117,7 +120,9 @@ def _described_installed() -> Iterable[LinearKernel]:
 @cache
 def _command() -> Callable[..., int | None]:
     """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    keep_typed_values(command)
+    return command
 
 
 def _run(arguments: list[str]) -> int:

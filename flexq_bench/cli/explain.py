@@ -166,7 +166,7 @@ def _panels(explained: Sequence[Explained], most: int) -> list[Panel]:
 
 
 def _table(explained: Sequence[Explained]) -> Table:
-    from flexq_bench.verdicts import history_verdict
+    from flexq_bench.verdicts.texts import decision_text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (
@@ -180,7 +180,7 @@ def _table(explained: Sequence[Explained]) -> Table:
             str(row.series_id),
             _name(row),
             row.gpu,
-            history_verdict.decision_text(row) or "",
+            decision_text(row) or "",
             row.verdict,
             row.cause,
             _machine_code(entry),

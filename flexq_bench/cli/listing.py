@@ -22,7 +22,7 @@ from flexq_bench.cli.options import (
     JsonFlag,
     given_options,
 )
-from flexq_bench.cli.output import console, print_json, print_wrapped, printable, say
+from flexq_bench.cli.output import console, print_json, print_wrapped, say
 from flexq_bench.db.errors import MissingDatabaseError
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.db.urls import default_path, is_default, resolve_url
@@ -459,7 +459,7 @@ def _table(rows: Sequence[Row]) -> Table:
         heading = _HEADINGS.get(name, name.replace("_", " "))
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(printable(_cell(name, row[name])) for name in shown))
+        table.add_row(*(_cell(name, row[name]) for name in shown))
     return table
 
 

@@ -11,30 +11,42 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from flexq_bench.exit_codes import INTERRUPTED
+from flexq_bench.measure.worker_messages import without_commands
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PLAIN_WIDTH = 120  # columns of a table that is written to a file or a pipe
 _MAX_WIDTH = 400
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Create a console on stdout or stderr, without markup, as names contain brackets."""
+    """Create a console on stdout or stderr that shows texts and cells of tables `printable`.
+
+    Without markup and :emoji:, as names contain brackets and colons.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    class PrintableConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            literally = options | {"markup": False, "emoji": False}
+            return super().render_str(printable(text), **literally)
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else PLAIN_WIDTH
-    return Console(file=stream, width=width, markup=False, highlight=False, soft_wrap=False)
+    return PrintableConsole(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def say(out: Console, text: str) -> None:
     """Print a line without wrapping, as it may be a command to paste."""
-    out.print(printable(text), soft_wrap=True)
+    out.print(text, soft_wrap=True)
 
 
 def say_interrupted(advice: str) -> int:
@@ -44,14 +56,15 @@ def say_interrupted(advice: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which in untrusted text could control the terminal.
+    """Escape control characters, and commands to whoever reads a log, in untrusted text.
 
     Tabs and line feeds stay; other control characters become `\\x1b` and the like.
     """
-    return "".join(
+    escaped = (
         c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else _escaped(c)
         for c in text
     )
+    return without_commands("".join(escaped))
 
 
 def _escaped(letter: str) -> str:
@@ -60,6 +73,8 @@ def _escaped(letter: str) -> str:
 
 def print_unbroken(out: Console, table: Table) -> None:
     """Print a table of numbers without truncation; a narrow terminal wraps its lines."""
+    from rich.measure import Measurement
+
     widest = out.options.update(max_width=_MAX_WIDTH)
     needed = Measurement.get(out, widest, table).maximum
     shown = out.width
@@ -70,6 +85,9 @@ def print_unbroken(out: Console, table: Table) -> None:
 
 def print_wrapped(out: Console, table: Table) -> None:
     """Print a table with cells wrapped between words; if too wide, print a paragraph per row."""
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
     natural = [max(map(cell_len, lines)) for lines in _lines(table)]
     longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
     between = Measurement.get(out, out.options.update(max_width=_MAX_WIDTH * len(natural)), table)
@@ -115,8 +133,11 @@ def _paragraphs(table: Table, width: int) -> Iterator[str]:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout."""
-    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+    """Print one JSON document on stdout, in ASCII if a text could control a terminal."""
+    document = partial(json.dumps, plain(value), indent=2)
+    text = document(ensure_ascii=False)
+    is_harmless = text.replace("\n", "").isprintable()
+    sys.stdout.write((text if is_harmless else document(ensure_ascii=True)) + "\n")
 
 
 def plain(value: Any) -> Any:

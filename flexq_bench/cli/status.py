@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.output import print_json, printable
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session, open_database
 from flexq_bench.db.errors import UNAVAILABLE
@@ -71,7 +71,7 @@ def status(
         print_json({name: [_as_data(row) for row in rows] for name, rows in sections.items()})
     else:
         for line in _lines(sections):
-            say(console(), line)
+            typer.echo(printable(line))
 
 
 def _metrics(db: str | None) -> str:

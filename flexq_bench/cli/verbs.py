@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from flexq_bench.packages import without_collection
+
+_CONVERTER = "get_runtime_param"  # of a parameter of typer
 
 
 class Verb(NamedTuple):
@@ -201,26 +205,55 @@ def verb_group(verbs: dict[str, Verb]) -> type[TyperGroup]:
     return VerbGroup
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: imports make many objects and no garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _command_of(name: str, verb: Verb) -> Any:
     with without_collection():
         module = import_module(f"flexq_bench.cli.{verb.module}")
     member = getattr(module, verb.name)
     if isinstance(member, typer.Typer):
-        command = typer.main.get_group(member)
-        command.name = name
-        return command
+        group = typer.main.get_group(member)
+        group.name = name
+        for command in (group, *group.commands.values()):
+            keep_typed_values(command)
+        return group
     alone = typer.Typer(add_completion=False)
     alone.command(name)(member)
-    return typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    keep_typed_values(command)
+    return command
+
+
+def keep_typed_values(command: Any) -> None:
+    """Let a command use defaults, and text for a parameter of type str, as they are.
+
+    Typer converts each value, with pydantic, whose import takes a fifth of a short command's time.
+    """
+    parameters = command.get_params
+
+    def get_params(context: typer.Context) -> list[Any]:
+        found: list[Any] = parameters(context)
+        for parameter in found:
+            # a method since typer 0.27
+            if hasattr(parameter, _CONVERTER) and _CONVERTER not in vars(parameter):
+                vars(parameter)[_CONVERTER] = partial(_TypedValues, getattr(parameter, _CONVERTER))
+        return found
+
+    command.get_params = get_params
+
+
+@dataclass(frozen=True, slots=True)
+class _TypedValues:
+    """Conversion of a parameter's values, except those that have its type."""
+
+    converter: Callable[[], Any]
+
+    def coerce(self, value: Any, param: Any, ctx: typer.Context) -> Any:
+        is_single = param.nargs == 1 and not param.multiple
+        if value is None:
+            return None if is_single else ()
+        source = ctx.get_parameter_source(param.name)
+        declared = param.type_descriptor
+        is_text = declared.annotation is str and declared.parameter_info.parser is None
+        is_default = source is not None and source.name == "DEFAULT"
+        if is_single and (is_default or (is_text and isinstance(value, str))):
+            return value
+        return self.converter().coerce(value, param=param, ctx=ctx)

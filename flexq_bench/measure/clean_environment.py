@@ -21,6 +21,7 @@ _PASSED = (
     "CUDA_*",
     "NVIDIA_*",
     "OMP_NUM_THREADS",
+    "GOMP_SPINCOUNT",
     "MKL_NUM_THREADS",
     "VIRTUAL_ENV",
 )

@@ -155,6 +155,7 @@ class Server:
         server = os.getpid()
         if _is_module(request):
             self._import(request["command"][2])
+        _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of threads: those of OpenBLAS survive a fork
@@ -192,7 +193,6 @@ class Server:
         )
         gc.collect()
         gc.freeze()  # a collection in a process would copy the pages of all these objects
-        _prctl(_PR_SET_DUMPABLE, 0)  # no process of this user may trace or read this one
 
     def _import_program(self, module: str) -> bool:
         """Import what a module imports. Return False if that fails."""
@@ -212,6 +212,7 @@ class Server:
     ) -> None:
         """Turn this new process into the one that was requested."""
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # while it runs, orphans are found among its children
         _prctl(_PR_SET_DUMPABLE, 1)  # else its owner can't read which processes have its mark
@@ -536,6 +537,8 @@ def main() -> Request:
     mark, program, *libraries = sys.argv[1:]
     server = Server(socket.socket(fileno=os.dup(0)), mark, program or None, libraries)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # As process 1 of its namespace, it gets no signal from there that it does not handle.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     request = server.serve()
     if request is None:
         server.end()

@@ -196,7 +196,7 @@ class JudgedKernel:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
             clocks = tuple(None if mhz is None else float(mhz) for mhz in reply["sm_mhz"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             samples, launches, clocks = (), 0, ()
         if (
             not samples

@@ -12,14 +12,13 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import site
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import all_suffixes
@@ -73,10 +72,12 @@ class SandboxLimits:
     """Limits of all processes of a sandbox together; processes: threads are counted too.
 
     memory_bytes: of host memory, checked every second; None: 90 % of what is available.
+    reserve_bytes: of host memory that must be left, whoever uses the rest; None: 2 % of all.
     files_bytes: of the private files, and of one file.
     """
 
     memory_bytes: int | None = None
+    reserve_bytes: int | None = None
     files_bytes: int = 2 * _GIB
     processes: int = _MIN_PROCESSES + _PROCESSES_PER_CPU * (os.cpu_count() or 1)
 
@@ -138,15 +139,18 @@ class Sandbox:
         return (*of_home, *([os.path.realpath(own)] if own else []))
 
     def _plan(self) -> dict[str, Any]:
-        memory = self.limits.memory_bytes
+        memory, reserve = self.limits.memory_bytes, self.limits.reserve_bytes
         return {
             "user": self.user,
             "groups": sorted(_device_groups()),
             "network": self.network,
-            "memory_bytes": int(0.9 * _available_memory()) if memory is None else memory,
+            "memory_bytes": int(0.9 * _memory("MemAvailable")) if memory is None else memory,
+            "reserve_bytes": int(0.02 * _memory("MemTotal")) if reserve is None else reserve,
             "limits": {
                 "CORE": 0,
                 "MSGQUEUE": 0,
+                "NICE": 0,
+                "RTPRIO": 0,
                 "FSIZE": self.limits.files_bytes,
                 "NPROC": self.limits.processes,
             },
@@ -193,6 +197,11 @@ class Sandbox:
                             found.setdefault(place, ("read", entry.path, entry.path))
                 else:
                     found[seen] = ("read", seen, real)
+        for folder in self._own_folders():
+            if _above(folder, found)[0] == "read":
+                found[folder] = ("private", folder, size)
+                with suppress(OSError):  # nothing can be made there in the sandbox
+                    os.makedirs(folder, exist_ok=True)
         for place, (what, _, *details) in list(found.items()):
             if what != "read" or place in _SYSTEM or os.path.realpath(place) != place:
                 continue
@@ -364,7 +373,7 @@ def _folders_of(environment: Mapping[str, str]) -> Iterator[Path]:
                 yield Path(folder)
     for folder in environment.get("PATH", "").split(os.pathsep):
         root = Path(folder).parent
-        if any((root / mark).exists() for mark in _MANAGERS):
+        if any(os.path.exists(root / mark) for mark in _MANAGERS):  # False if it may not look
             yield root
 
 
@@ -426,8 +435,7 @@ def _may_mount() -> bool:
     return all(effective >> bit & 1 for bit in needed)
 
 
-def _available_memory() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return resource.RLIM_INFINITY
+def _memory(name: str) -> int:
+    """Bytes of host memory by a name of /proc/meminfo."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

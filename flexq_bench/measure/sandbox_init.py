@@ -63,9 +63,12 @@ _REFUSED = {
     "x86_64": (250, 248, 249, 321, 298, 323, 272, 308, 29, 68, 64),
     "aarch64": (219, 217, 218, 280, 241, 282, 97, 268, 194, 186, 190),
 }
-# pivot_root, capset, keyctl, clone, socket
-_NUMBERS = {"x86_64": (155, 126, 250, 56, 41), "aarch64": (41, 91, 219, 220, 198)}
+# io_uring_setup, _enter, _register: what a ring asks for passes no filter
+_RING = (425, 426, 427)
+# pivot_root, capset, keyctl, clone, socket, fcntl
+_NUMBERS = {"x86_64": (155, 126, 250, 56, 41, 72), "aarch64": (41, 91, 219, 220, 198, 25)}
 _CLONE3 = 435
+_SETLEASE = 1024  # of fcntl: others who open the file wait
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _X32 = 0x40000000  # bit of system calls of the x32 interface
 _AF_VSOCK = 40  # sockets of virtual machines, which network namespaces don't separate
@@ -90,7 +93,7 @@ def main() -> None:
     child = os.fork()
     if child:
         os.close(alive)
-        _monitor(child, parent, mine, plan["memory_bytes"], group)
+        _monitor(child, parent, mine, plan, group)
     os.close(mine)
     if group:
         _write(f"{group}/cgroup.procs", "0")
@@ -120,7 +123,7 @@ def run(command: list[str], folder: str) -> NoReturn:
         _fail(f"{command[0]} can't be run: {error.strerror}")
 
 
-def _monitor(child: int, parent: int, alive: int, memory_bytes: int, group: str) -> NoReturn:
+def _monitor(child: int, parent: int, alive: int, plan: Plan, group: str) -> NoReturn:
     """Wait for the child, and end as it ended. alive: the only pipe to keep open."""
     # Copies of its pipes would hide that it closed them.
     os.closerange(0, 2)
@@ -131,14 +134,9 @@ def _monitor(child: int, parent: int, alive: int, memory_bytes: int, group: str)
         if ended:
             break
         signal.sigtimedwait({signal.SIGCHLD}, _PERIOD_S)
-        used = _memory(child) if memory_bytes else 0
-        if used > memory_bytes or os.getppid() != parent:
-            if used > memory_bytes:
-                os.write(
-                    2,
-                    b"its processes use %.2f GB of memory, and may use %.2f GB\n"
-                    % (used / 1e9, memory_bytes / 1e9),
-                )
+        reason = _excess(child, plan)
+        if reason or os.getppid() != parent:
+            os.write(2, reason.encode())
             # Also those of bubblewrap, which the end of its first process leaves.
             for pid in (*_descendants(child), child):
                 with contextlib.suppress(ProcessLookupError):
@@ -205,6 +203,21 @@ def _descendants(first: int) -> list[int]:
                 found += children
                 waiting += children
     return found
+
+
+def _excess(first: int, plan: Plan) -> str:
+    """Describe the memory that it takes too much of, in a line; empty: it takes no more than given.
+
+    Files that no process maps, and what sockets hold, are no process's: they show in what is left.
+    """
+    used, most = _memory(first), plan["memory_bytes"]
+    if used > most:
+        return f"its processes use {used / 1e9:.2f} GB of memory, and may use {most / 1e9:.2f} GB\n"
+    with suppress(OSError, StopIteration), open("/proc/meminfo") as file:
+        left = next(1024 * int(line.split()[1]) for line in file if "MemAvailable:" in line)
+        if left < plan["reserve_bytes"]:
+            return f"only {left / 1e9:.2f} GB of the machine's memory are left: it was ended\n"
+    return ""
 
 
 def _memory(first: int) -> int:
@@ -376,7 +389,7 @@ def _prefill(path: str, source: str) -> None:
 
 def _filter_calls() -> None:
     """Refuse system calls by which it could leave, or use memory that nobody counts (seccomp)."""
-    clone, socket = _NUMBERS[_machine][3:]
+    clone, socket, fcntl = _NUMBERS[_machine][3:]
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, kill = 0x7FFF0000, 0x80000000
     refuse, absent = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
@@ -388,14 +401,18 @@ def _filter_calls() -> None:
     ]
     if _machine == "x86_64":
         rules += [(at_least, 0, 1, _X32), (give, 0, 0, refuse)]
-    for number in _REFUSED[_machine]:
+    for number in (*_REFUSED[_machine], *_RING):
         rules += [(equal, 0, 1, number), (give, 0, 0, refuse)]
     # Its flags are in memory that the filter can't read: libraries then use clone.
     rules += [(equal, 0, 1, _CLONE3), (give, 0, 0, absent)]
-    rules += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, _NEWUSER)]
-    rules += [(give, 0, 0, refuse), (load, 0, 0, 0)]
-    rules += [(equal, 0, 3, socket), (load, 0, 0, 16), (equal, 0, 1, _AF_VSOCK)]
-    rules += [(give, 0, 0, refuse), (give, 0, 0, allow)]
+    for number, argument, test, value in (
+        (clone, 16, any_bit, _NEWUSER),
+        (fcntl, 24, equal, _SETLEASE),
+        (socket, 16, equal, _AF_VSOCK),
+    ):
+        rules += [(equal, 0, 3, number), (load, 0, 0, argument), (test, 0, 1, value)]
+        rules += [(give, 0, 0, refuse), (load, 0, 0, 0)]
+    rules += [(give, 0, 0, allow)]
     program = b"".join(struct.pack("HBBI", *rule) for rule in rules)
     buffer = ctypes.create_string_buffer(program)
     filtered = struct.pack("HxxxxxxP", len(rules), ctypes.addressof(buffer))

@@ -12,17 +12,25 @@ VERSION is raised when the meaning of one changes.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 VERSION = 1
 # Of `fill` and `output`, of `kept` and `launches` of `turn`, of `inspect` of `leave`: only a judge
 # needs them.
 JUDGED_VERSION = 5
+# GitHub takes these for commands, at the start of a line and anywhere in it; others do alike.
+_COMMAND = re.compile(r"(?<!\S)::|##(?=\w*\[)")
 
 
 def printable(text: str) -> str:
     """External text for a terminal or a report: no control characters, on one line."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
+    return without_commands("".join(sign if sign.isprintable() else " " for sign in text))
+
+
+def without_commands(text: str) -> str:
+    """Escape what services that run jobs take for commands when they read a log."""
+    return _COMMAND.sub(lambda match: f"\\x{ord(match[0][0]):x}{match[0][1]}", text)
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -31,7 +39,10 @@ def encode(message: dict[str, Any]) -> bytes:
 
 def decode(line: bytes) -> dict[str, Any]:
     """Parse one line. Raises ValueError if it is not a JSON object."""
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError("not a JSON object")
     return message

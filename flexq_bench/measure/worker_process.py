@@ -31,6 +31,7 @@ from flexq_bench.repository.descendants import (
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
+_MAX_REPLY_BYTES = 1 << 26
 _ID_BITS = 52  # every JSON reader supports integers of this size
 _MAX_SHOWN_CHARS = 500  # characters of the last line of a worker that died
 
@@ -102,6 +103,17 @@ class RefusedError(FlexqError):
         self.reason, self.is_unsupported = reason or message, is_unsupported
 
 
+class _Reply(dict[str, Any]):
+    """A worker's reply. A key that it left out is the worker's error, as a wrong message is."""
+
+    def __init__(self, name: str, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._name = name
+
+    def __missing__(self, key: str) -> Any:
+        raise WorkerError(f"{self._name} gave a reply without {key!r}")
+
+
 class WorkerProcess:
     """A worker in its own process group. A context manager that terminates it on leaving.
 
@@ -131,7 +143,7 @@ class WorkerProcess:
         self._mark = new_mark()
         self._request_id = 0  # id of the latest request; 0: none was sent
         self._operation = ""  # operation of the latest request
-        self._unread = b""
+        self._unread = bytearray()
         self._stderr_start = 0  # bytes on stderr up to the latest reply
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = (launcher or FreshProcesses()).start(
@@ -205,8 +217,8 @@ class WorkerProcess:
         message names the worker.
         """
         answer = self._answer()
-        if "reply" in answer:
-            return dict(answer["reply"])
+        if isinstance(answer.get("reply"), dict):
+            return _Reply(self.name, answer["reply"])
         error = printable(str(answer.get("error", "an answer without a reply")))
         if answer.get("refused"):
             is_unsupported = bool(answer.get("unsupported"))
@@ -300,8 +312,11 @@ class WorkerProcess:
                 if not read:
                     raise WorkerError(self._exit_reason())
                 self._unread += read
+                if len(self._unread) > _MAX_REPLY_BYTES:
+                    self.kill()
+                    raise WorkerError(f"{self.name} answered {self._operation!r} without an end")
         line, _, self._unread = self._unread.partition(b"\n")
-        return line
+        return bytes(line)
 
     def _exit_reason(self) -> str:
         """Describe how the process ended, at which request, and its last line on stderr."""

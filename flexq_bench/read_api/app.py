@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from pydantic import TypeAdapter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,7 +33,8 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.errors import AmbiguousError, DatabaseError, NotFoundError
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.docs_page import docs_page
-from flexq_bench.read_api.endpoints import ENDPOINTS, JSON, PROBLEM, Endpoint, document
+from flexq_bench.read_api.endpoints import ENDPOINTS, JSON, Endpoint, document
+from flexq_bench.read_api.problems import PROBLEM, problem
 from flexq_bench.read_api.request_metrics import TEXT, RequestMetrics
 from flexq_bench.read_api.responses import Source
 from flexq_bench.read_api.run_counts import RunCountsCache
@@ -273,6 +273,7 @@ def api_app(
             *map(route_of, ENDPOINTS),
             fixed("/openapi.json", lambda _: (200, json.dumps(openapi).encode(), JSON)),
             fixed("/docs", lambda _: (200, docs_page(openapi).encode(), _HTML)),
+            Route("/", lambda _: RedirectResponse("docs"), methods=["GET"]),
             Route("/metrics", measured, methods=["GET"]),
             *further,
         ],
@@ -302,20 +303,6 @@ def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
         # The message may contain hosts, users and files of this machine: log it only.
         log.warning("%s", error)
         return 503, problem(503, "the database can't be read now: try again later"), PROBLEM
-
-
-def problem(status: int, detail: str) -> bytes:
-    """Return a problem document (RFC 9457) as JSON."""
-    title = HTTPStatus(status).phrase
-    return json.dumps(
-        {
-            "type": "about:blank",
-            "title": title,
-            "status": status,
-            "detail": detail,
-            "error": detail,
-        }
-    ).encode()
 
 
 def _matches(if_none_match: str, etag: str) -> bool:

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flexq_bench.read_api.problems import PROBLEM, problem
 
 HOSTS_VARIABLE = "FLEXQ_BENCH_ALLOWED_HOSTS"  # names, separated by commas
 _EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -129,5 +131,5 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, reason: str) -> No
     if scope["type"] == "websocket":  # before it is accepted: the handshake ends with status 403
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
-    advice = f"{reason}: start it with --allow-host or --allow-origin if it should be\n"
-    await PlainTextResponse(advice, 403)(scope, receive, send)
+    advice = f"{reason}: start it with --allow-host or --allow-origin if it should be"
+    await Response(problem(403, advice), 403, media_type=PROBLEM)(scope, receive, send)

@@ -16,11 +16,12 @@ from flexq_bench.db.nightly import NIGHT_STATES
 from flexq_bench.db.records import TIME_METRICS
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api import badge, responses
+from flexq_bench.read_api.problems import PROBLEM
 from flexq_bench.read_api.responses import Source
 
 OPENAPI = "3.1.0"
 VERSION = "1.1.0"  # of the API; a breaking change increases the major version and /v1
-JSON, PROBLEM, SVG = "application/json", "application/problem+json", "image/svg+xml"
+JSON, SVG = "application/json", "image/svg+xml"
 # Servers refuse addresses of more than 64 KiB: these are of fewer, if no letter is encoded.
 _MAX_VALUES = 20  # of a repeated parameter
 _MAX_TEXT = 200  # characters

@@ -38,8 +38,8 @@ from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_r
 from flexq_bench.exchange.external.importing import Imported, full_commits, store_readings
 from flexq_bench.exchange.external.records import Origin
 from flexq_bench.exchange.external.result import commit_of
-from flexq_bench.read_api.app import problem
-from flexq_bench.read_api.endpoints import JSON, PROBLEM, Parameter, read_parameters
+from flexq_bench.read_api.endpoints import JSON, Parameter, read_parameters
+from flexq_bench.read_api.problems import PROBLEM, problem
 from flexq_bench.results.paired_questions import paired_verdicts
 
 OWN_PROJECT = "flexq-bench"  # name of this repository, whose results have no project

@@ -7,10 +7,10 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.external.sources import normalized
@@ -99,11 +99,14 @@ jobs:
         env:
           BASE: ${{ github.event.pull_request.base.sha }}
           HEAD: ${{ github.event.pull_request.head.sha }}
+        # The checkout is the pull request's, which may have files and links of any name.
+        working-directory: ${{ runner.temp }}
         run: |
-          flexq-bench gate perf --project PROJECT --base "$BASE" --head "$HEAD" \\
-            --markdown gate.md --junit gate.xml
+          flexq-bench gate perf --project "$GITHUB_WORKSPACE"/PROJECT --base "$BASE" \\
+            --head "$HEAD" --markdown gate.md --junit gate.xml
       - name: Summary
         if: always()
+        working-directory: ${{ runner.temp }}
         run: |
           if [ -f gate.md ]; then cat gate.md >> "$GITHUB_STEP_SUMMARY"; fi
       - uses: actions/upload-artifact@v4
@@ -111,8 +114,8 @@ jobs:
         with:
           name: gate
           path: |
-            gate.md
-            gate.xml
+            ${{ runner.temp }}/gate.md
+            ${{ runner.temp }}/gate.xml
           if-no-files-found: ignore
 
   comment:
@@ -209,8 +212,9 @@ class FirstFiles:
 def default_install() -> str:
     """Return an argument of pip that installs this program as it was installed here.
 
-    The URL and version that pip installed it from, or of the checkout that it runs from; without a
-    remote, the checkout itself, which only this machine reaches. A version: it came from an index.
+    The URL and version that pip installed it from, or of the checkout that it runs or was installed
+    from; without a remote, the checkout itself, which only this machine reaches. A version: it came
+    from an index.
     """
     try:
         found = metadata.distribution("flexq-bench").read_text("direct_url.json")
@@ -221,19 +225,26 @@ def default_install() -> str:
         return f"flexq-bench @ git+{origin['url']}@{origin['vcs_info']['commit_id']}"
     if str(origin.get("url", "")).endswith(".whl"):
         return f"flexq-bench @ {origin['url']}"
+    source = urlsplit(str(origin.get("url", "")))
+    folders = [Path(unquote(source.path))] if source.scheme == "file" else []
+    for checkout in (ROOT, *folders):
+        commit = _commit_of(checkout)  # None: perhaps an environment within another repository
+        if commit is not None:
+            url = run_git(checkout, "remote", "get-url", "origin").stdout.strip()
+            web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
+            place = web if web.startswith("https://") else checkout.as_uri()
+            return f"flexq-bench @ git+{place}@{commit}"
+    return f"flexq-bench @ {origin['url']}" if origin else f"flexq-bench=={package_version()}"
+
+
+def _commit_of(checkout: Path) -> str | None:
+    """Return the commit of a checkout; None: this folder is not the top of one."""
     try:
-        top, commit = run_git(ROOT, "rev-parse", "--show-toplevel", "HEAD").stdout.split("\n")[:2]
+        ran = run_git(checkout, "rev-parse", "--show-toplevel", "HEAD")
     except FlexqError:
-        top = ""
-    if Path(top) != ROOT:  # installed, perhaps in an environment within another repository
-        version = f"flexq-bench=={package_version()}"
-        return f"flexq-bench @ {origin['url']}" if origin else version
-    with suppress(FlexqError):
-        url = run_git(ROOT, "remote", "get-url", "origin").stdout.strip()
-        web = re.sub(r"^git@([^:]+):", r"https://\1/", url)
-        if web.startswith("https://"):
-            return f"flexq-bench @ git+{web}@{commit}"
-    return f"flexq-bench @ git+{ROOT.as_uri()}@{commit}"
+        return None
+    top, _, commit = ran.stdout.strip().partition("\n")
+    return commit if ran.returncode == 0 and Path(top) == checkout.resolve() else None
 
 
 def first_files(folder: Path, install: str, *, gpu: bool) -> FirstFiles:

@@ -58,6 +58,7 @@ class StoredNoise:
             change for points in histories.values() for change in _changes(points, _log_time)
         ]
         self._of_all = noise_of_changes(np.array(changes))
+        self._of_means: dict[tuple[int, ...], RunNoise] = {}
 
     def of_series(self, series_id: int) -> RunNoise:
         """Noise of ln(time) of one run."""
@@ -102,8 +103,14 @@ class StoredNoise:
 
         Estimated from changes of the mean from run to run. If too few runs measured the series
         together, their noise is assumed to be fully correlated, so that a mean over more cases is
-        not more precise.
+        not more precise. Kept, as viewers ask for the same means until something is stored.
         """
+        key = tuple(series_ids)
+        if key not in self._of_means:
+            self._of_means[key] = self._estimate_of_mean(key)
+        return self._of_means[key]
+
+    def _estimate_of_mean(self, series_ids: tuple[int, ...]) -> RunNoise:
         changes_of_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
         for series in series_ids:
             for part in _by_epoch(self.histories.get(series, ())):

@@ -207,7 +207,8 @@ def _nothing_left(
             "these options together; drop one, or name shapes (--n and --k)"
         )
     names = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
+    remedy = "--kernels-from FILE.py brings kernels of files; " if "." in names else ""
     return (
         f"nothing to measure: the {backend} backend has none of {names or 'the requested kernels'}"
-        f", only {listed(registry.labels(backend))}"
+        f": {remedy}it has {listed(registry.labels(backend))}"
     )

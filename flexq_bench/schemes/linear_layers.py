@@ -26,12 +26,14 @@ class Origin:
 
     name: of its parameter. index: of the expert in it; None: the parameter belongs to one layer.
     transposed: it has [K, N]. rows: the slice of rows that are the layer's, of the expert's [N, K].
+    shape: of the whole parameter.
     """
 
     name: str
     index: int | None = None
     transposed: bool = False
     rows: tuple[int | None, ...] = (None,)
+    shape: tuple[int, ...] = ()
 
     def take(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return the layer's weight [N, K] or bias [N], a view."""
@@ -127,7 +129,7 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
         if is_convolution(module):
             own = Origin("weight", transposed=True), Origin("bias")
             replace_module(model, name, _linear(module, *own))
-            origins |= _named(name, {"": own})
+            origins |= _named(name, module, {"": own})
         elif (packed := _packing(module)) is not None:
             layers = {
                 f"{index}.{layer}".rstrip("."): places
@@ -135,7 +137,7 @@ def linear_origins(model: nn.Module) -> dict[str, Origin]:
                 for layer, places in _layers(module, packed[1], index).items()
             }
             replace_module(model, name, _separated(module, packed[1], layers))
-            origins |= _named(name, layers)
+            origins |= _named(name, module, layers)
     return origins
 
 
@@ -228,10 +230,12 @@ def _combination(module: Any) -> Callable[..., torch.Tensor]:
     return combine
 
 
-def _named(name: str, layers: Mapping[str, _Places]) -> dict[str, Origin]:
+def _named(name: str, module: Any, layers: Mapping[str, _Places]) -> dict[str, Origin]:
     """Origins by the names of weights and biases within the model."""
     return {
-        f"{path}.{part}": replace(origin, name=f"{name}.{origin.name}")
+        f"{path}.{part}": replace(
+            origin, name=f"{name}.{origin.name}", shape=tuple(getattr(module, origin.name).shape)
+        )
         for layer, places in layers.items()
         for path in [f"{name}.{layer}".rstrip(".")]
         for part, origin in zip(("weight", "bias"), places, strict=True)

@@ -23,6 +23,7 @@ _PACKED = (
     *(".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
     *(".absmax", ".quant_state"),
 )
+_GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _REAL = ("F16", "BF16", "F32", "F64")  # data types, in the names of safetensors
 _QUANTIZED = ("quantization_config", "compression_config")  # in config.json
 
@@ -100,6 +101,11 @@ def _of_file(path: Path) -> ModelFiles:
             f"{path} is no model: give its folder, or a .gguf file; other files of weights may run "
             "code when they are read"
         )
+    if part := _GGUF_PART.search(path.name):
+        raise UsageError(
+            f"{path.name} is part {int(part[1])} of {int(part[2])}: join them with "
+            "llama-gguf-split --merge"
+        )
     return ModelFiles(path.stem, path.parent, path.name, (path,))
 
 
@@ -107,7 +113,7 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
     name = name or folder.resolve().name
     if not (folder / CONFIG).is_file():
         quantized = sorted(folder.glob("*.gguf"))
-        if len(quantized) == 1:
+        if len(quantized) == 1 or (quantized and all(_GGUF_PART.search(q.name) for q in quantized)):
             return _of_file(quantized[0])
         if quantized:
             names = ", ".join(file.name for file in quantized)

@@ -17,9 +17,9 @@ from flexq_bench.stats.follower import follow
 from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale, run_bounds
 from flexq_bench.stats.newest_step import CLIP_SIGMAS, FEWEST_POINTS, SHORTEST_LEVEL
 
-_BESIDE = 5  # values on either side of a change of device from which its jump is estimated
+_JUMP_VALUES = 5  # values on either side of a change of device from which its jump is estimated
 # weight of equal devices relative to a change: it only decides between equal solutions
-_ALIKE = 1e-3
+_EQUAL_DEVICES_WEIGHT = 1e-3
 _REFITS = 2
 
 
@@ -116,12 +116,15 @@ def _from_changes(values: Floats, code: Ints, *, floor: float) -> Floats:
     effects = np.zeros((changes + count, count))
     scaled = (values / sigma).tolist()
     for row, (start, at, stop) in enumerate(zip(bounds, bounds[1:], bounds[2:], strict=False)):
-        left, right = scaled[max(start, at - _BESIDE) : at], scaled[at : min(stop, at + _BESIDE)]
+        left, right = (
+            scaled[max(start, at - _JUMP_VALUES) : at],
+            scaled[at : min(stop, at + _JUMP_VALUES)],
+        )
         jumps[row] = median(right) - median(left)
         weights[row] = 1 / math.sqrt(1 / len(left) + 1 / len(right))
         effects[row, code[at]] += 1
         effects[row, code[at - 1]] -= 1
-    weights[changes:] = _ALIKE * weights[:changes].min()
+    weights[changes:] = _EQUAL_DEVICES_WEIGHT * weights[:changes].min()
     effects[changes:] = np.eye(count)
     identity = np.eye(changes + count)
     solved = linprog(

@@ -16,13 +16,13 @@ from flexq_bench.stats.newest_step import (
 )
 
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
-# A step is reported once few series that switch between two levels with this chance a value would
-# have switched so seldom by then.
+# While a series has changed once, so many values are enough. If it came back, a step is reported
+# once few series that switch between two levels with this chance a value would have switched so
+# seldom. A change by a factor of two is no such switch.
+SETTLED = 18
 SWITCHING = 0.1
 SELDOM = 0.03
-# a change of 20 % (ln 1.2 = 0.182) costs more each day than a false report
-LARGE, LARGE_SELDOM = 0.18, 0.75
-LASTING = 15  # values on either side that are enough if neither level was visited twice
+LARGE = float(np.log(2))
 _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
 # of the range of the levels so far, up to a factor of e: nobody looks for smaller steps
 _LEAST_SHARE = 0.1
@@ -204,12 +204,14 @@ class Follower:
         """Return True if a series that switches would seldom have stayed at its levels so long."""
         if seen - level.start < SHORTEST_LEVEL:
             return False
+        if abs(level.effect) >= LARGE:
+            return True
         values = self.values[:seen]
         noise = _DIFFERENCE * float(np.median(np.abs(np.diff(values))))
         are_apart = abs(level.effect) >= SPIKE_SIGMAS * noise
         places = (values - level.before) / level.effect
-        lasting = min(level.start, seen - level.start) >= LASTING
-        if lasting and (not are_apart or _switches(places) == 1):
+        changed_once = not are_apart or _switches(places) == 1
+        if changed_once and seen >= SETTLED and level.start >= FEWEST_POINTS:
             return True
         if level.start > FEWEST_POINTS:  # a benchmark's first values are often odd
             places = places[FEWEST_POINTS:]
@@ -217,8 +219,7 @@ class Follower:
         if are_apart:
             places[1:-1] = median(np.stack((places[:-2], places[1:-1], places[2:]), axis=1))
             switches = max(_switches(places), 1)
-        seldom = LARGE_SELDOM if abs(level.effect) >= LARGE else SELDOM
-        return float(special.bdtr(switches, places.size, SWITCHING)) <= seldom
+        return float(special.bdtr(switches, places.size, SWITCHING)) <= SELDOM
 
 
 def _switches(places: Floats) -> int:

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, scale_of
-from flexq_bench.stats.follower import LASTING
+from flexq_bench.stats.follower import SETTLED
 from flexq_bench.stats.level_model import LevelModel, Step, level_model
 from flexq_bench.stats.log_series import SMALLEST_CHANGE
 from flexq_bench.verdicts.differences import steps_from_constant
@@ -24,7 +24,7 @@ from flexq_bench.verdicts.differences import steps_from_constant
 REACH = 5
 _LASTING = (
     "not decided: a series that switches between two levels could look so; "
-    f"{LASTING} values on either side decide, more if it was at these levels before"
+    f"{SETTLED} values decide, more if it was at these levels before"
 )
 _SMALLEST_OF_COUNT = 0.005  # of the level; some bytes more of a megabyte are no change
 _NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one

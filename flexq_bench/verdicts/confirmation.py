@@ -278,12 +278,13 @@ def confirm_together(
     ]
     if not judged:
         return tuple(confirmations)
-    from scipy import stats  # imported here because it takes half a second
-
-    adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])
+    p_values = np.sort([confirmations[i].p_value for i in judged])
+    shares = len(judged) / np.arange(1, len(judged) + 1)
+    largest = p_values[p_values * shares <= rate].max(initial=-1.0)  # that is significant
     result = list(confirmations)
-    for i, p_value in zip(judged, adjusted, strict=True):
-        if p_value > rate and result[i].verdict in (Verdict.SLOWER, Verdict.FASTER):
+    for i in judged:
+        is_chance = result[i].p_value > largest
+        if is_chance and result[i].verdict in (Verdict.SLOWER, Verdict.FASTER):
             reason = f"{result[i].reason}, but not significant among {len(judged)} comparisons"
             result[i] = replace(
                 result[i], verdict=Verdict.AMBIGUOUS, cause=Cause.NONE, reason=reason

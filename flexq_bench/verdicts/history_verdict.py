@@ -10,9 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flexq_bench.stats.follower import LARGE, LARGE_SELDOM, LASTING, SELDOM, SIGNIFICANCE, SWITCHING
+from flexq_bench.stats.follower import (
+    LARGE,
+    SELDOM,
+    SETTLED,
+    SIGNIFICANCE,
+    SWITCHING,
+)
 from flexq_bench.stats.log_series import SMALLEST_CHANGE, SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import SHORTEST_LEVEL
 from flexq_bench.verdicts.change_points import (
@@ -23,10 +29,8 @@ from flexq_bench.verdicts.change_points import (
     find_change_points,
     reason_without_step,
 )
+from flexq_bench.verdicts.texts import levels_text
 from flexq_bench.verdicts.verdict import Cause, Verdict
-
-if TYPE_CHECKING:
-    from flexq_bench.db.queries import AlertRow, DecisionRow
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
@@ -36,8 +40,7 @@ PARAMETERS: dict[str, Any] = {
     "switching": SWITCHING,
     "seldom": SELDOM,
     "large": LARGE,
-    "large_seldom": LARGE_SELDOM,
-    "lasting": LASTING,
+    "settled": SETTLED,
     "significance": SIGNIFICANCE,
     "smallest_change": SMALLEST_CHANGE,
 }
@@ -133,28 +136,6 @@ def change_text(change: Change, metric: Metric) -> str:
     if metric.scale is Scale.RATIO:
         return f"{100 * change.relative:+.2f} %"
     return levels_text(change.before, change.after, metric.unit)
-
-
-def levels_text(before: float, after: float, unit: str) -> str:
-    """Return `0 -> 5 spills`."""
-    return f"{before:.6g} -> {after:.6g} {unit}".rstrip()
-
-
-def decision_text(decision: DecisionRow) -> str | None:
-    """Return the change of a stored verdict as `+5.13 %`, or `0 -> 5 spills`; None: it has none."""
-    if decision.log_ratio is not None:
-        return f"{100 * math.expm1(decision.log_ratio):+.2f} %"
-    numbers = decision.numbers or {}
-    if "before" not in numbers or "after" not in numbers:
-        return None
-    return levels_text(numbers["before"], numbers["after"], decision.unit)
-
-
-def alert_text(alert: AlertRow) -> str | None:
-    """Return the worst change of an alert like `decision_text`; None: its results are wrong."""
-    if alert.worst is not None:
-        return f"{100 * math.expm1(alert.worst):+.2f} %"
-    return None if alert.levels is None else levels_text(*alert.levels)
 
 
 def _of_earlier(change: Change, earlier: Sequence[float], metric: Metric) -> str:

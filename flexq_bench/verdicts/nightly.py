@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import DecisionInfo, add_decision
+from flexq_bench.db.decisions import DecisionInfo, add_decisions
 from flexq_bench.db.engine import Session
 from flexq_bench.db.identity import fingerprint, name_uuid
 from flexq_bench.db.records import CommitInfo, DeviceInfo
+from flexq_bench.packages import without_collection
 from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.alert_rule import Group, kernel_family
 from flexq_bench.verdicts.alerts import AlertChange, judge_open_alerts, open_or_join_alerts
@@ -51,6 +52,7 @@ class Night:
         return tuple(change.alert for change in self.changed if change.state == "fixed")
 
 
+@without_collection()  # of samples
 def record_night(
     session: Session,
     comparisons: Sequence[CaseComparison],
@@ -77,12 +79,15 @@ def record_night(
         noise_floors=queries.noise_floors(session, series),
         weight_bits=[identity["weight_bits"] for identity in series],
     )
-    new: dict[str, Judged] = {}
     used = devices or [machine.device] * len(comparisons)
-    for result, identity, device in zip(judged, series, used, strict=True):
-        info = _decision(result, identity, device, commits, moment, watched=alerting)
-        if add_decision(session, info):
-            new[info.uuid] = result
+    infos = [
+        _decision(result, identity, device, commits, moment, watched=alerting)
+        for result, identity, device in zip(judged, series, used, strict=True)
+    ]
+    stored = add_decisions(session, infos)
+    new = {
+        info.uuid: result for info, result in zip(infos, judged, strict=True) if info.uuid in stored
+    }
     canaries = {uuid for uuid, result in new.items() if result.is_canary}
     if canaries:
         update_calibration(session, at=moment, new=canaries)

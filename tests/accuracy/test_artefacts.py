@@ -17,6 +17,9 @@ CHATML = (
 )
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
+CLEANS = "clean_up_tokenization_spaces"
+DESPITE = "bpe_even_though_it_will_corrupt_output"
+
 
 def edited(file, change):
     """Change of a JSON file of a folder. change: keys with their values (None: removed), or a
@@ -60,6 +63,11 @@ def begin_with_a_token(content):
     processor = content["post_processor"]
     processor["single"].insert(0, special)
     processor["special_tokens"] = {"<|end|>": {"id": "<|end|>", "ids": [0], "tokens": ["<|end|>"]}}
+
+
+def written(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
 
 
 def write_template(text):
@@ -155,6 +163,22 @@ CHANGES = {
     "adapter": (
         lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
         "files.adapter_config.json",
+    ),
+    "nested program": (
+        lambda folder: written(folder / "custom_generate" / "generate.py", "x = 1"),
+        "files.custom_generate/generate.py",
+    ),
+    "weights of another layout": (
+        lambda folder: written(folder / "params.json", "{}"),
+        "files.params.json",
+    ),
+    "more weights": (
+        lambda folder: shutil.copy(folder / "model.safetensors", folder / "more.safetensors"),
+        "files.more.safetensors",
+    ),
+    "forced cleanup": (
+        edited("tokenizer_config.json", {CLEANS: True, f"{CLEANS}_for_{DESPITE}": True}),
+        "tokenizer.decode",
     ),
     "shorter texts": (
         edited("tokenizer_config.json", {"model_max_length": 100}),

@@ -183,7 +183,7 @@ def test_absolute_limit_is_of_the_same_tokens_with_early_stops(gate, tiny_llama)
     assert len(values) == 1
 
 
-def test_absolute_limit_is_not_judged_on_a_part_of_its_tokens(cli, gate, tiny_llama, tmp_path):
+def test_absolute_limit_is_not_judged_on_some_tokens(cli, gate, tiny_llama, tmp_path):
     path, data = tmp_path / "part.safetensors", str(tiny_llama / "heldout.txt")
     saving = ("--schemes", "fp16", "--max-tokens", "1275", "--save-reference", str(path))
     stored = cli("accuracy", "--model", str(tiny_llama), "--data", data, "--device", "cpu", *saving)

@@ -151,7 +151,7 @@ def test_damage_to_rare_tokens_alone_fails_the_rare_text(gate, weights, tiny_lla
     assert not any(name.startswith("perplexity") for name in failing)
 
 
-def test_text_of_a_policy_that_no_one_gave_is_not_judged(gate, weights):
+def test_text_of_the_policy_without_file_is_not_judged(gate, weights):
     ran, report = gate(weights, HEAD + '[[perplexity]]\ntext = ["chat", "code"]\n')
 
     assert ran.code == ExitCode.MISSING

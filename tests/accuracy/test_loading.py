@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.errors import UsageError
+from flexq_bench.schemes.model_files import find_model
 
 CPU = torch.device("cpu")
 ONE = torch.tensor([1])
@@ -222,6 +223,14 @@ def test_several_gguf_files_are_named(tmp_path):
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(UsageError, match=r"several models: name one of a\.gguf, b\.gguf"):
         load_model(str(tmp_path), device=CPU)
+
+
+@pytest.mark.parametrize("name", ["", "a-00002-of-00003.gguf"])
+def test_parts_of_a_gguf_file_are_named(tmp_path, name):
+    for part in (1, 2, 3):
+        (tmp_path / f"a-{part:05}-of-00003.gguf").touch()
+    with pytest.raises(UsageError, match=rf"is part {2 if name else 1} of 3: join them with"):
+        find_model(str(tmp_path / name))
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path):

@@ -105,7 +105,7 @@ def test_kernels_follow_from_formats_with_biases_and_odd_sizes(an_opt, scheme, k
     assert wrong(launches) == []
 
 
-def test_every_layer_is_launched_and_one_of_each_shape_with_all_tokens(an_opt):
+def test_every_layer_is_launched_and_each_shape_with_all_tokens(an_opt):
     launches = list(kernel_parity(under(an_opt, "w8a16"), SEGMENT))
     names = ("qkv_proj", "out_proj", "fc1", "fc2")
     layers = {f"block {block} {name}" for block in range(2) for name in names}
@@ -210,7 +210,7 @@ def test_layers_of_an_unsupported_architecture_are_launched_one_by_one():
     assert wrong(launches) == []
 
 
-def test_random_weights_of_a_catalog_model_need_no_model_in_memory():
+def test_random_weights_of_catalog_model_need_no_loaded_model():
     small = {"hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 4, "head_dim": 64, "layers": 1}
     model = replace(load_catalog()["llama-7b"], **small, vocab=64)
     source = RoundedWeights(SyntheticWeights(of_catalog(model), 0), resolve("w8a16"))

@@ -64,9 +64,12 @@ def taken(tmp_path):
     return evaluate
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.1])  # nothing is lost; far more than is accepted
-def test_text_is_evaluated_until_no_limit_is_ambiguous(taken, loss):
-    counts, shares, last = taken(lambda done: done < 100, loss)
+def test_text_that_failed_its_test_is_evaluated_no_further(taken):
+    assert taken(lambda done: True, 0.1) == ([MIN_VALUES], [], MIN_VALUES / SEGMENTS)
+
+
+def test_text_is_evaluated_until_no_limit_is_ambiguous(taken):
+    counts, shares, last = taken(lambda done: done < 100)
 
     assert counts[0] == MIN_VALUES
     assert 100 <= counts[-1] < SEGMENTS

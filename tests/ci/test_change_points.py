@@ -22,30 +22,60 @@ from flexq_bench.verdicts.change_points import Change, ChangePoints, reason_with
 from flexq_bench.workloads.case import Case
 
 
-def test_change_point_is_stored_once(a_night, database, sha):
-    for order in range(1, 27):
-        _, [report] = a_night(order, us=20.0 if order <= 12 else 25.0)
-
+def found_at(database, **series):
+    """The only change point of the series with these fields."""
     with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series)
+        (found,) = (
+            s.id
+            for s in queries.series_names(session)
+            if all(getattr(s, name) == value for name, value in series.items())
+        )
+        [point] = queries.change_points_of(session, found, with_retracted=True)
+    return point
+
+
+@pytest.fixture
+def measured(database, commits, sha):
+    """measured(order, times): store microseconds at M = 1, 2, …, then the change points."""
+
+    def store(order, times, device="A CPU 1"):
+        machine = Machine("cpu", DeviceInfo(device, "A CPU", "cpu"))
+        cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m + 1}n256k256") for m in range(len(times))]
+        run = replace(
+            new_run("made", "nightly", tuple(case.key for case in cases)),
+            created_at=f"2025-11-{order:02}T00:00:00+00:00",
+        )
+        commit = commits[sha(order)]
+        with database.session() as session:
+            begin_run(session, run, commit)
+            for case, us in zip(cases, times, strict=True):
+                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
+                one = Measured("ok", "", 0, median_us=float(us), **identity)
+                add_record(session, build_record(case, one, run, commit, machine.device, {}))
+            return store_change_points(session, run.uuid, machine.device)
+
+    return store
+
+
+def test_change_point_is_stored_once(measured, database, sha):
+    seen = [measured(order, [20.0 if order <= 12 else 22.0]) for order in range(1, 27)]
+
+    found = found_at(database, kernel="flexq-w6a6")
     assert (found.commit, found.before, found.after) == (
         sha(13),
         pytest.approx(20.0),
-        pytest.approx(25.0),
+        pytest.approx(22.0),
     )
-    assert report.change_points == 0
+    assert (sum(one.stored for one in seen), found.retracted) == (1, None)
 
 
 def test_change_point_is_retracted_when_the_level_returns(a_night, database):
-    times = (*[20.0] * 23, *[25.0] * 3, *[20.0] * 4)
+    times = (*[20.0] * 23, *[22.0] * 3, *[20.0] * 4)
     reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
 
     assert sum(report.change_points for report in reports) == 3
     assert "3 retracted" in "\n".join(night_report.lines(reports))
-    with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series, with_retracted=True)
+    found = found_at(database, kernel="flexq-w6a6")
     assert found.retracted == "the level was back after 3 results"
 
 
@@ -91,16 +121,14 @@ def test_step_with_the_device_is_stored_when_the_device_returns(
     a_night, database, commits, sha, compared
 ):
     for order in range(1, 27):
-        us = 20.0 if order <= 7 else 25.0
+        us = 20.0 if order <= 7 else 21.0
         pool = PoolOfTwo(database, commits[sha(order)], compared, us)
         pool.device = 2 if 8 <= order <= 11 else 1
         a_night(order, pool=pool)
 
-    with database.session() as session:
-        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
-        [found] = queries.change_points_of(session, series)
+    found = found_at(database, kernel="flexq-w6a6")
     assert found.commit == sha(8)
-    assert found.after / found.before == pytest.approx(1.25, abs=0.01)
+    assert found.after / found.before == pytest.approx(1.05, abs=0.003)
 
 
 def test_series_that_differs_from_the_device_change_is_a_step():
@@ -120,32 +148,16 @@ def test_series_that_differs_from_the_device_change_is_a_step():
     assert steps_beside_others(few) == {}
 
 
-def test_step_besides_a_device_change_stays_stored(database, commits, sha):
+def test_step_besides_a_device_change_stays_stored(measured, database, sha):
     rng = np.random.default_rng(2)
-    cases = [Case.from_key(f"flexq-w6a6 gemm cold m{m}n256k256") for m in range(1, 9)]
     seen = []
     for order in range(1, 17):
-        name = "A CPU 1" if order < 10 else "A CPU 2"
-        machine = Machine("cpu", DeviceInfo(name, "A CPU", "cpu"))
-        run = replace(
-            new_run("made", "nightly", tuple(case.key for case in cases)),
-            created_at=f"2025-11-{order:02}T00:00:00+00:00",
-        )
-        with database.session() as session:
-            begin_run(session, run, commits[sha(order)])
-            for case in cases:
-                us = 20.0 * np.exp(0.002 * rng.standard_normal()) * (1.02 if order >= 10 else 1.0)
-                us *= 1.05 if order >= 10 and case.gemm.m == 8 else 1.0
-                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
-                measured = Measured("ok", "", 0, median_us=float(us), **identity)
-                at = commits[sha(order)]
-                add_record(session, build_record(case, measured, run, at, machine.device, {}))
-            seen.append(store_change_points(session, run.uuid, machine.device))
+        times = 20.0 * np.exp(0.002 * rng.standard_normal(8)) * (1.02 if order >= 10 else 1.0)
+        times[7] *= 1.05 if order >= 10 else 1.0
+        seen.append(measured(order, times, "A CPU 1" if order < 10 else "A CPU 2"))
 
     assert sum(one.stored for one in seen) == 1
     assert sum(one.retracted for one in seen) == 0
-    with database.session() as session:
-        slower = next(s.id for s in queries.series_names(session) if s.m == 8)
-        [found] = queries.change_points_of(session, slower)
+    found = found_at(database, m=8)
     assert found.commit == sha(10)
     assert found.after / found.before == pytest.approx(1.05, abs=0.006)

@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import setuptools
 import typer
 import yaml
 
@@ -44,7 +45,7 @@ def recorder(tmp_path, monkeypatch):
     lines = (
         "#!/bin/bash",
         f'printf "%s\\n" "$@" > {tmp_path}/words',
-        "touch gate.md",
+        'while [ "$1" ]; do [ "$1" = --markdown ] && echo "of the gate" > "$2"; shift; done',
         "exit $CODE",
     )
     program.write_text("\n".join(lines))
@@ -60,15 +61,22 @@ def test_gate_of_the_action_passes_its_inputs_and_exit_code(recorder, tmp_path, 
     given = {"PROJECT": "a folder", "BASE": "aa", "HEAD": "bb", "OPTIONS": "--processes 2"}
     environment = {**os.environ, **given, "CODE": str(code)}
     environment["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
+    environment["RUNNER_TEMP"] = str(tmp_path / "temp")
+    checkout = tmp_path / "checkout"
+    for folder in (tmp_path / "temp", checkout):
+        folder.mkdir()
+    (tmp_path / "secret").write_text("a secret")
+    (checkout / "gate.md").symlink_to(tmp_path / "secret")  # a pull request may bring it
 
-    ran = subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment)
+    ran = subprocess.run(["bash", "-ec", step["run"]], cwd=checkout, env=environment)
 
     words = recorder.read_text().splitlines()
     assert ran.returncode == code
     assert words[:4] == ["gate", "perf", "--project", "a folder"]
     assert words[-2:] == ["--processes", "2"]
     assert is_command(words)
-    assert (tmp_path / "summary.md").exists()
+    assert (tmp_path / "summary.md").read_text() == "of the gate\n"
+    assert (tmp_path / "secret").read_text() == "a secret"
 
 
 @pytest.mark.parametrize(("given", "installed"), [("", "/action"), ("a-wheel.whl", "a-wheel.whl")])
@@ -79,7 +87,7 @@ def test_action_installs_what_is_given_or_itself(recorder, tmp_path, given, inst
 
     subprocess.run(["bash", "-c", step["run"]], cwd=tmp_path, env=environment, check=True)
 
-    assert recorder.read_text().splitlines() == ["-m", "pip", "install", installed]
+    assert recorder.read_text().splitlines() == ["-I", "-m", "pip", "install", installed]
 
 
 def test_action_uses_only_inputs_that_it_declares():
@@ -186,17 +194,30 @@ def test_dockerfile_copies_what_it_installs_and_starts_the_program():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_installation_of_the_dockerfile_works_in_a_new_environment(tmp_path):
-    """The pip line is run as written; packages come from the environment of the tests."""
+    """The pip line is run as written; packages come from the environment of the tests.
+
+    Of these pip sees setuptools alone, which is newer than what a new environment has.
+    """
     (line,) = re.findall(r"^RUN (pip install .*)$", DOCKERFILE, re.M)
-    venv.create(tmp_path / "env", with_pip=True, system_site_packages=True)
+    venv.create(tmp_path / "env", with_pip=True)
+    packages = Path(setuptools.__file__).parents[1]
+    (tmp_path / "build").mkdir()
+    for path in packages.glob("setuptools*"):
+        (tmp_path / "build" / path.name).symlink_to(path)
     python = tmp_path / "env" / "bin" / "python"
     tree = tmp_path / "tree"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tree)], check=True)
     words = shlex.split(line.replace("/opt/flexq-bench", str(tree)).replace("[$EXTRAS]", ""))
 
     offline = ("--no-deps", "--no-build-isolation")
-    subprocess.run([str(python), "-m", *words, *offline], check=True, cwd=tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "build")}
+    subprocess.run([str(python), "-m", *words, *offline], check=True, env=environment)
 
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "tests.pth").write_text(f"{packages}\n")
     program = tmp_path / "env" / "bin" / "flexq-bench"
-    ran = subprocess.run([str(program), "--version"], capture_output=True, text=True, cwd=tmp_path)
+    environment["PYTHONPATH"] = ""
+    ran = subprocess.run(
+        [str(program), "--version"], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert ran.stdout.strip() == f"flexq-bench {VERSION}", ran.stderr

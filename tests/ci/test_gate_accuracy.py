@@ -226,6 +226,15 @@ def test_fidelity_uses_95_percent_intervals_at_any_alpha(mean, outcome):
     assert judge_fidelity(limit, "fidelity", KL, judged, own).outcome == outcome
 
 
+@pytest.mark.parametrize(("own", "limit"), [(0.0, "±0.0002 nats"), (0.1, "±8 %")])
+def test_fidelity_has_its_value_and_limit_in_one_unit(own, limit):
+    ours, judged = (SchemeResults("w6a6", "fp16", [kl(mean)], {}) for mean in (own, own + 0.01))
+    table = FidelityLimit(text="wikitext", percent=1, kl_percent=8, kl=0.0002)
+    outcome = judge_fidelity(table, "fidelity", KL, judged, ours)
+    assert (outcome.limit, outcome.unit) == (limit, limit.rpartition(" ")[2])
+    assert outcome.change == pytest.approx(0.01 if outcome.unit == "nats" else 10)
+
+
 def test_text_without_data_is_missing_with_the_reason(gate):
     missing = {"wikitext": "no text: give --data wikitext=FILE"}
     report = gate(text_limit("percent = 5"), missing=missing)

@@ -233,6 +233,20 @@ def _simulated(kind: str, draws: int, **values: float) -> Counter[str]:
     return Counter(map(tool["verdict"], gates))
 
 
+def test_gate_of_a_release_on_its_page_has_15_lines_and_is_read(tmp_path: Path):
+    page = (_TESTS.parent / "docs" / "served-engines.md").read_text()
+    block = page.split("```sh\n")[1].split("```")[0]
+    written = block.split("<<'END'\n")[1].split("END\n")[0]
+    (tmp_path / "release.toml").write_text(written)
+    (tmp_path / "gsm8k.jsonl").write_text('{"prompt": "1 + 1?", "answer": "2"}\n')
+
+    read = load_served_policy(str(tmp_path / "release.toml"))
+
+    assert len(block.splitlines()) <= 15
+    (suite,) = read.table.accuracy
+    assert (suite.checker, suite.detect_points) == ("number", 3.0)
+
+
 def test_simulated_gates_of_equal_engines_pass():
     assert _simulated("greedy", 10, lost=0.01, won=0.01) == {"pass": 10}
 

@@ -668,7 +668,7 @@ def history(tmp_path, git, compared, monkeypatch):
 
     @contextmanager
     def open_pool(database, options, commit):
-        us = (20.0 if commit.topo_order < 10 else 25.0) + 0.01 * (commit.topo_order * 7 % 5)
+        us = (20.0 if commit.topo_order < 10 else 22.0) + 0.01 * (commit.topo_order * 7 % 5)
         pools.append(MadePool(database, commit, compared, us))
         yield pools[-1]
 

@@ -8,6 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flexq_bench.ci.gate_static import StaticReport
+from flexq_bench.ci.reports import static
+from flexq_bench.ci.reports.formats import plain
 from flexq_bench.ci.reports.perf import (
     MARKER,
     as_json,
@@ -16,6 +19,7 @@ from flexq_bench.ci.reports.perf import (
     junit,
     markdown,
 )
+from flexq_bench.measure.machine_code.comparison import Broken
 
 POLICY = """
 [[waiver]]
@@ -105,6 +109,27 @@ def test_texts_in_the_comment_are_escaped(report):
     for sign in ("<img", "@everyone", "`rm`", "[link]"):
         assert sign not in text
     assert "&lt;img" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("![x](https://a.b/c)", "&#33;&#91;x&#93;(https&#58;//a.b/c)"),
+        ("see www.a.b, a.b", "see www&#46;a.b, a.b"),
+        ("a\u202eb\x1b[0m\nc", "a b &#91;0m c"),
+    ],
+)
+def test_neither_links_nor_control_characters_get_into_a_comment(text, shown):
+    assert plain(text) == shown
+
+
+def test_texts_of_the_static_gate_are_escaped():
+    """Names of functions and errors of a compiler are what head's author makes them."""
+    broken = (Broken("mine.cu", "sm_90", ("mine.k",), "error: <img src=x> `rm` @everyone"),)
+    report = StaticReport("a", "b", ("sm_90",), 0, 0, 0, 0, 0, 0, (), broken, {}, ())
+
+    for sign in ("<img", "@everyone", "`rm`"):
+        assert sign not in static.markdown(report)
 
 
 def test_comment_of_a_large_plan_fits_the_limit(report):

@@ -107,6 +107,24 @@ def test_pull_request_is_judged_by_its_base():
     assert "--trust-head" not in yaml.dump(gate)
 
 
+def test_reports_of_a_pull_request_lie_outside_its_checkout(tmp_path, git):
+    """It may bring a report, or a link in its place, which would be shown and commented."""
+    git(tmp_path, "init", "--quiet")
+    [text] = [
+        text
+        for path, text in write_first_files(tmp_path, "flexq-bench", gpu=False).texts.items()
+        if "on: pull_request" in text
+    ]
+    gate = yaml.safe_load(text)["jobs"]["gate"]["steps"]
+
+    for step in gate:
+        if "gate.md" in step.get("run", ""):
+            assert step["working-directory"] == "${{ runner.temp }}"
+            assert "GITHUB_WORKSPACE" in step["run"] or "gate perf" not in step["run"]
+    [upload] = [step["with"]["path"] for step in gate if "upload-artifact" in step.get("uses", "")]
+    assert all(line.startswith("${{ runner.temp }}/") for line in upload.split("\n") if line)
+
+
 def test_only_the_step_that_comments_has_the_token():
     workflow = yaml.safe_load((ROOT / "ci/github/pull-request.yml").read_text())
     holders = [

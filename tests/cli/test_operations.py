@@ -27,6 +27,7 @@ description = "norms"
 operation = "norm_quantize"
 kernels = ["mine.*"]
 parameters = {tokens = "1,4", hidden = 2048}
+caches = ["hot"]
 [[group]]
 kernels = ["*norm"]
 m = "1"
@@ -61,7 +62,7 @@ def test_operation_is_measured_and_stored(norms, database, tmp_path):
     ran = norms("run", str(suite), "--parameter", "tokens=4:", "--json", "-")
     swept = norms(
         *("sweep", "--operation", "norm_quantize", "--parameter", "tokens=1,4"),
-        *("--parameter", "hidden=2048", "--json", "-"),
+        *("--parameter", "hidden=2048", "--cache", "hot", "--json", "-"),
     )
 
     assert (ran.code, swept.code) == (0, 0), ran.err + swept.err

@@ -145,7 +145,9 @@ def test_run_judges_operation_in_another_process(cli, repository, name):
     assert status(cli, folder) == "incorrect"
 
 
-@OF_ALL
+# Runs above, and interleaved measurements in tests/measure/ab, judge outputs in the same way.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_gate_fails_for_wrong_head(cli, repository, tmp_path, name):
     folder = repository(name)
     repository.commit("wrong", HEADS["wrong"])

@@ -10,7 +10,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.cli.output import console, print_json, print_unbroken, print_wrapped, say
+from flexq_bench.cli.output import (
+    console,
+    print_json,
+    print_unbroken,
+    print_wrapped,
+    printable,
+    say,
+)
+from flexq_bench.measure import worker_messages
 
 
 def test_printed_json_has_no_nan(capsys):
@@ -34,6 +42,12 @@ def test_narrow_terminal_cuts_no_number():
     assert all(number in shown for number in numbers)
     assert "…" not in shown
     assert out.width == 40
+
+
+def test_names_between_colons_are_no_emoji(capsys):
+    say(console(), "gemm:m:100: [bold]x")
+
+    assert capsys.readouterr().out == "gemm:m:100: [bold]x\n"
 
 
 @pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
@@ -60,3 +74,36 @@ def test_control_characters_are_escaped(capsys):
 
     printed = capsys.readouterr().out
     assert printed == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"
+
+
+def test_printed_json_controls_no_terminal(capsys):
+    print_json({"µ": "a\x9b31m\u202eb"})
+
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert json.loads(printed) == {"µ": "a\x9b31m\u202eb"}
+
+
+def test_cells_are_shown_as_they_are_without_control_characters(capsys):
+    table = Table("m = 1:100:x2", "[b]")
+    table.add_row("host\x1b[2J", ":x:")
+    print_unbroken(console(), table)
+
+    printed = capsys.readouterr().out
+    for text in ("m = 1:100:x2", "[b]", "host\\x1b[2J", ":x:"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("::add-mask::failed", "\\x3a:add-mask::failed"),
+        ("head: bad\n  ::error::x", "head: bad\n  \\x3a:error::x"),
+        ("a ##[set-output name=a]b", "a \\x23#[set-output name=a]b"),
+        ("a ##vso[task.setvariable]b", "a \\x23#vso[task.setvariable]b"),
+        ("std::vector, ## and a[0]", "std::vector, ## and a[0]"),
+    ],
+)
+def test_commands_to_who_reads_a_log_are_escaped(text, shown):
+    assert printable(text) == shown
+    assert worker_messages.printable(text) == shown.replace("\n", " ")

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helpers: made_results, page_content, …
 
-from browsing import dashboard_on, headless
+from browsing import headless
 from made_results import COMMIT, H200, records_of
 from page_content import OpenPage
 
@@ -172,12 +172,3 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     """A headless Chromium that saves files below tmp_path."""
     with headless(tmp_path) as driver:
         yield driver
-
-
-@pytest.fixture(scope="session")
-def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard on an empty database."""
-    path = tmp_path_factory.mktemp("dashboard") / "empty.sqlite"
-    open_database(str(path)).close()
-    with dashboard_on(path) as url:
-        yield url

@@ -20,6 +20,7 @@ H200 = "NVIDIA H200"
 SHAPES = (("llama-7b", "o_proj", 4096, 4096), ("llama-7b", "down_proj", 4096, 11008))
 MEDIANS = {"cublaslt-w8a8": 12.0, "flexq-w6a6": 8.0}
 STARTED = "2025-11-21T10:00:00+00:00"
+ACME: dict[str, Any] = {"commit": replace(COMMIT, project="acme"), "project": "acme"}
 
 
 def a_run(name: str = "run", **changes: Any) -> RunInfo:
@@ -105,6 +106,37 @@ def records_of(
         for tokens in m
         for kernel, median in MEDIANS.items()
     ]  # fmt: skip
+
+
+def of_another_tool(**changes: Any) -> dict[str, Any]:
+    """Fields of a benchmark without shape, of project acme."""
+    return {
+        **dict.fromkeys(("stage", "cache", "operation", "parameters"), ""),
+        **dict.fromkeys(("regime", "m", "n", "k")),
+        "kernel": "requests",
+        "backend": "outside",
+        "weight_bits": 0,
+        "act_bits": 0,
+        "metric": "throughput",
+        "unit": "req/s",
+        "direction": "higher",
+        **ACME,
+    } | changes
+
+
+def attention(context: int, kernel: str = "sdpa", **changes: Any) -> Record:
+    """A result of another operation than a linear layer."""
+    parameters = f"batch=1 context={context} heads=32"
+    fields = {
+        "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kernel} {parameters}")),
+        "kernel": kernel,
+        "operation": "attention_decode",
+        "parameters": parameters,
+        "stage": "op",
+        "case": f"{kernel} op cold attention_decode:{parameters.replace(' ', ',')}",
+        **dict.fromkeys("mnk"),
+    }
+    return a_record(**fields | changes)
 
 
 def counts(values: Sequence[float], *, first: int = 1, unit: str = "spills") -> list[Record]:

@@ -87,37 +87,6 @@ def test_the_table_is_saved_as_the_link_narrows_it(
     assert all(float(row["speedup_low"]) <= float(row["speedup"]) for row in rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "advice"),
-    [
-        ("", "run smoke"),
-        ("alert", "gate perf"),
-        ("history", "run smoke"),
-        ("results", "run smoke"),
-        ("accuracy", "accuracy --model DIR"),
-        ("decode", "decode llama-7b"),
-        ("fleet", "No worker is alive"),
-        ("measurement", "History"),
-        ("kernels", "run smoke"),
-        ("kernels?view=heat+map", "run smoke"),
-        ("compare", "run smoke"),
-        ("compare?kind=commits", "run smoke"),
-        ("compare?kind=kernels", "run smoke"),
-        ("paper", "db upgrade"),
-        ("sweep", "No worker is alive"),
-    ],
-)
-def test_an_empty_database_says_what_to_do(
-    empty: str, browser: Any, page: str, advice: str
-) -> None:
-    name = f"empty-{page.translate(str.maketrans('?=+', '---'))}"
-
-    text = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=name)
-
-    assert advice in text
-
-
 def test_home_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
     text = look(browser, f"{examples}/", "[data-testid=stPageLink]", name="home")
     assert "Alert 1: flexq" in text
@@ -145,15 +114,3 @@ def test_home_leads_to_an_alert_that_people_can_close(examples: str, browser: An
     )
     assert "Note: <b>looking</b> at it" in body(browser)
     assert errors(browser) == []
-
-
-@pytest.mark.slow
-def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) -> None:
-    link = f"{examples}/history?kernel=flexq-imma-w6a6&model=llama-7b&layer=o_proj"
-
-    text = look(browser, link, POINT, name="history")
-
-    assert "commit, by ancestry" in text
-    assert "time (µs" in text
-    assert "flexq-imma-w6a6" in text
-    assert "kernel=flexq-imma-w6a6" in browser.current_url

@@ -91,7 +91,9 @@ def test_pages_are_drawn_without_an_error(
 
 def test_a_point_of_a_history_leads_to_its_samples(models: str, browser: Any) -> None:
     link = f"{models}/history?kernel=flexq-imma-w6a6&layer=o_proj&m=1"
-    look(browser, link, POINT, name="history-one")
+    text = look(browser, link, POINT, name="history-one")
+    assert "commit, by ancestry" in text
+    assert "time (µs" in text
     point = browser.find_element("css selector", POINT)
 
     _click(browser, point)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,34 +73,7 @@ def test_pages_are_drawn_without_an_error(
     assert caption in text
 
 
-def test_selection_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
-    look(browser, f"{gallery}/kernels", POINT, name="kernels-before")
-
-    click(browser, "heat map")
-    wait_for(lambda: "view=heat+map" in browser.current_url, "the link does not follow")
-    here = look(browser, browser.current_url, ".js-plotly-plot .heatmaplayer", name="kernels-after")
-
-    assert "Speed-up over cublaslt-w8a8" in here
-
-
-def test_a_comparison_is_saved_as_the_link_narrows_it(
-    gallery: str, browser: Any, tmp_path: Path
-) -> None:
-    link = "compare?kind=kernels&base-kernels=cublaslt-w8a8&head-kernels=flexq&m=16"
-    text = look(browser, f"{gallery}/{link}", "[data-testid=stDownloadButton]", name="compare-m16")
-    assert "are of separate runs" not in text  # both kernels are of one
-
-    browser.find_element("css selector", "[data-testid=stDownloadButton] button").click()
-
-    file = tmp_path / "flexq-bench-compare.csv"
-    wait_for(file.exists, "no file was saved")
-    with file.open(encoding="utf-8") as lines:
-        rows = list(csv.DictReader(lines))
-    assert {(row["label"], row["m"]) for row in rows} == {("flexq", "16")}
-    assert all(float(r["ratio_low"]) <= float(r["ratio"]) <= float(r["ratio_high"]) for r in rows)
-
-
-def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_path: Path) -> None:
+def test_sweep_started_on_the_page_is_measured_by_worker(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "sweep.sqlite"
     open_database(str(path)).close()
     command = [sys.executable, "-m", "flexq_bench.cli", "worker", "--backend", "cpu"]

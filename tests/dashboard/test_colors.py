@@ -79,7 +79,7 @@ def test_a_kernel_keeps_its_colour_whatever_is_shown() -> None:
     assert alone == together
 
 
-def test_variants_share_the_colour_of_their_kernel_and_differ_in_fill() -> None:
+def test_variants_share_the_colour_of_their_kernel_without_fill() -> None:
     styles = kernel_styles(["flexq-w6a6"], [("flexq-w6a6", ""), ("flexq-w6a6", "vanilla")])
 
     plain, variant = styles["flexq-w6a6"], styles["flexq-w6a6[vanilla]"]

@@ -118,7 +118,7 @@ def test_link_to_an_undecoded_model_says_so(decoded, open_decode):
     assert "Never decoded, so ignored: model opt-13b" in words(open_decode(model="opt-13b"))
 
 
-def test_servings_are_drawn_by_scheme_cache_and_sequences_at_a_time(store, open_decode):
+def test_servings_are_drawn_by_scheme_cache_and_batch(store, open_decode):
     store.keep(
         a_serving("fp16", 32, 2000.0),
         a_serving("fp16", 8, 1000.0),

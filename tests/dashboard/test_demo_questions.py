@@ -49,7 +49,7 @@ AND accuracy_gate.content_hash IS NOT NULL
 """
 
 
-def test_home_names_what_got_slower_by_how_much_and_whose_commit(demo: Path, open_home: OpenPage):
+def test_home_names_slower_kernel_its_change_and_author(demo: Path, open_home: OpenPage):
     alerts = rows_of_file(demo, ALERTS)
     app = open_home()
 

@@ -19,10 +19,12 @@ from page_content import words
         ("fleet", {}, ["No worker is alive", "worker"]),
         ("history", {}, ["run smoke"]),
         ("kernels", {}, ["run smoke"]),
+        ("kernels", {"view": "heat map"}, ["run smoke"]),
         ("measurement", {}, ["History"]),
         ("home", {}, ["run smoke"]),
         ("pareto", {}, ["accuracy --model DIR --checkpoint FOLDER", "decode FOLDER"]),
         ("results", {}, ["run smoke", "db import"]),
+        ("sweep", {}, ["No worker is alive"]),
         ("triage", {}, ["No alert was ever opened"]),
     ],
 )

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 from made_models import a_decode, a_gate, a_score, a_serving
-from made_results import COMMIT, a_record, a_run, counts, records_of
+from made_results import (
+    ACME,
+    COMMIT,
+    a_record,
+    a_run,
+    attention,
+    counts,
+    of_another_tool,
+    records_of,
+)
 from page_content import OpenPage, rows_of_file, words
 from sqlalchemy import text
 
@@ -22,41 +31,6 @@ PAGES = (
 )
 CPU = {"backend": "cpu", "gpu": "A CPU"}
 UNNAMED = {"model": "", "n": 256, "k": 256, "layer": "256x256"}  # a shape of no model
-ACME = {"commit": replace(COMMIT, project="acme"), "project": "acme"}
-
-
-def _of_another_tool(**changes: Any) -> dict[str, Any]:
-    return {
-        "kernel": "requests",
-        "backend": "outside",
-        "stage": "",
-        "cache": "",
-        "regime": None,
-        "metric": "throughput",
-        "unit": "req/s",
-        "direction": "higher",
-        "weight_bits": 0,
-        "act_bits": 0,
-        "operation": "",
-        "parameters": "",
-        **ACME,
-        **dict.fromkeys("mnk"),
-    } | changes
-
-
-def _attention(context: int) -> dict[str, Any]:
-    parameters = f"batch=1 context={context} heads=32"
-    return {
-        "kernel": "sdpa",
-        "operation": "attention_decode",
-        "parameters": parameters,
-        "stage": "op",
-        "floor_us": None,
-        "model": "",
-        "layer": "",
-        "uuid": f"{context:032x}",
-        **dict.fromkeys("mnk"),
-    }
 
 
 def _unmeasured(store: Any) -> None:
@@ -79,7 +53,7 @@ def _serving_benchmarks(store: Any) -> None:
         for value, sha in ((40.0, "1" * 40), (41.0, "2" * 40)):
             run = a_run(f"{name} {value}", suite="import", trigger="import")
             changes |= {"commit": replace(COMMIT, project="acme", sha=sha)}
-            store.add(a_record(run, **_of_another_tool(**changes, median_us=value)))
+            store.add(a_record(run, **of_another_tool(**changes, median_us=value)))
 
 
 def _engine_gates(store: Any) -> None:
@@ -140,7 +114,7 @@ def _unicode(store: Any) -> None:
 
 KINDS: dict[str, Callable[[Any], object]] = {
     "empty": lambda store: None,
-    "imports only": lambda store: store.add(a_record(a_run("tool"), **_of_another_tool())),
+    "imports only": lambda store: store.add(a_record(a_run("tool"), **of_another_tool())),
     "CPU only": lambda store: store.add(*records_of(a_run("cpu"), **CPU)),
     "CPU nights": lambda store: store.add(*records_of(a_run("c", trigger="nightly"), **CPU)),
     "own kernels only": lambda store: store.add(
@@ -152,7 +126,7 @@ KINDS: dict[str, Callable[[Any], object]] = {
     "nothing accepted": lambda store: store.add(a_record(status="incorrect", median_us=None)),
     "an unmeasured plan": _unmeasured,
     "other operations": lambda store: store.add(
-        *(a_record(**_attention(context)) for context in (1024, 8192))
+        *(attention(context, floor_us=None) for context in (1024, 8192))
     ),
     "nights": _nightly,
     "decodes only": lambda store: store.keep(a_decode("fp16"), a_decode("flexq-w6ax")),
@@ -160,7 +134,7 @@ KINDS: dict[str, Callable[[Any], object]] = {
     "served models": lambda store: store.keep(a_serving("fp16", 8, 100.0)),
     "engine gates": _engine_gates,
     "one value": lambda store: store.add(a_record()),
-    "zeros": lambda store: store.add(a_record(a_run("zero"), **_of_another_tool(), median_us=0.0)),
+    "zeros": lambda store: store.add(a_record(a_run("zero"), **of_another_tool(), median_us=0.0)),
     "counts": _counts,
     "imports with an alert": lambda store: _judged_imports(store, alerting=True),
     "imports judged without alerts": lambda store: _judged_imports(store, alerting=False),

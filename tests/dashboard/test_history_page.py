@@ -273,15 +273,6 @@ def test_link_to_a_missing_series_says_so(stored, open_history):
     assert "kernel no-such" in words(open_history(kernel="no-such"))
 
 
-def test_names_of_records_are_no_markup_in_the_chart(store, open_history):
-    store.add(a_record(gpu='<a href="http://evil.example">H200</a>'))
-
-    (trace,) = lines(open_history())
-
-    assert "<a" not in trace["name"]
-    assert "<a" not in trace["hovertemplate"]
-
-
 def test_probes_are_no_kernels_to_follow(stored, open_history):
     stored.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
 

@@ -86,7 +86,7 @@ def test_gate_that_passed_when_repeated_needs_none(store, open_home, compared, c
     assert "No alert is open, and no gate failed" in markdown(open_home())
 
 
-def test_alert_of_a_gate_is_shown_in_a_database_without_runs(store, open_home, compared, commits):
+def test_alert_of_a_gate_is_shown_without_runs(store, open_home, compared, commits):
     store.judge(compared("flexq-w6a6", 1.05), commits=commits)
 
     assert len(alert_links(open_home())) == 1
@@ -102,7 +102,7 @@ def test_refused_accuracy_gate_needs_a_decision(store, open_home):
     assert "Every accuracy gate passed" not in markdown(app)
 
 
-def test_interrupted_night_on_a_cpu_is_broken_until_a_good_one(store, open_home):
+def test_interrupted_cpu_night_is_broken_until_the_next_complete(store, open_home):
     night = a_run("night", suite="nightly", trigger="nightly", status="interrupted", plan=("a",))
     store.declare(night)
     first = open_home()

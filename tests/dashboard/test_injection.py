@@ -42,7 +42,8 @@ NEARLY_NUMBERS = (
     "+5.19%, 99 % bounds +5.07% and +5.31%+A1",
 )
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
-EVIL = a_record(kernel=HTML, variant=MARKDOWN, model=HTML, layer=MARKDOWN)
+BOTH = f"{HTML} {MARKDOWN}"
+EVIL = a_record(kernel=HTML, variant=MARKDOWN, model=HTML, layer=BOTH)
 
 
 @pytest.mark.parametrize("text", FORMULAS + NEARLY_NUMBERS)
@@ -105,8 +106,7 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
     }
     (alert,) = store.judge(compared("flexq-w6a6", 1.05), commits=named).opened
     with store.session() as session:
-        note = f"{HTML} {MARKDOWN}"
-        set_alert_state(session, alert, "acknowledged", person=FORMULAS[0], note=note, at=NOW)
+        set_alert_state(session, alert, "acknowledged", person=FORMULAS[0], note=BOTH, at=NOW)
     store.add(
         EVIL,
         a_record(m=8, kernel=HTML, status="failed", detail=FORMULAS[0] + HTML, median_us=None),
@@ -118,7 +118,7 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
             unit=HTML,
             commit=CommitInfo(f"pkg-{HTML}", None, None, dirty=False),
         ),
-        a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage="gemm", cache=HTML, gpu=MARKDOWN),
+        a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage="gemm", cache=HTML, gpu=BOTH),
     )
     harm = {"model": HTML, "task": HTML}
     store.add(
@@ -128,7 +128,7 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
     )
     with store.session() as session:
         content = {"kernels": [HTML], "m": [1], "shapes": [], "stages": [], "caches": []}
-        info = RequestInfo(HTML, "sweep", content, f"{HTML} {MARKDOWN}", MARKDOWN, 1, None, NOW)
+        info = RequestInfo(HTML, "sweep", content, BOTH, MARKDOWN, 1, None, NOW)
         add_request(session, info, limits=LIMITS)
     return store
 
@@ -161,7 +161,7 @@ def texts(value: Any) -> Iterator[str]:
     [
         ("history", {"kernel": HTML, "metric": HTML}),
         *((name, {}) for name in ("home", "alert", "history", "compare", "sweep", "fleet")),
-        *((name, {"baseline": HTML, "gpu": MARKDOWN}) for name in ("results", "kernels")),
+        *((name, {"baseline": HTML, "gpu": BOTH}) for name in ("results", "kernels")),
         ("accuracy", {"model": HTML}),
         ("decode", {"model": HTML}),
         ("measurement", {"uuid": EVIL.uuid}),

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
-from made_results import a_record, a_run
+from made_results import a_record, a_run, attention, of_another_tool
 from page_content import chart, table_rows, words
-
-
-def attention(context, kernel="sdpa", **changes):
-    parameters = f"batch=1 context={context} heads=32"
-    fields = {
-        "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kernel} {parameters}")),
-        "kernel": kernel,
-        "operation": "attention_decode",
-        "parameters": parameters,
-        "stage": "op",
-        "case": f"{kernel} op cold attention_decode:{parameters.replace(' ', ',')}",
-        **dict.fromkeys("mnk"),
-    }
-    return a_record(**fields | changes)
 
 
 @pytest.fixture
@@ -71,21 +55,7 @@ def test_history_and_results_name_an_operations_parameters(results, open_page):
 
 
 def test_benchmark_without_a_shape_shows_none(store, open_page):
-    other = {
-        "kernel": "requests",
-        "backend": "outside",
-        "stage": "",
-        "cache": "",
-        "regime": None,
-        "metric": "throughput",
-        "unit": "req/s",
-        "direction": "higher",
-        "project": "acme",
-        "weight_bits": 0,
-        "act_bits": 0,
-        **dict.fromkeys("mnk", 1),
-    }
-    store.add(a_record(a_run("theirs"), **other))
+    store.add(a_record(a_run("theirs"), **of_another_tool()))
 
     names = [row["series"] for row in table_rows(open_page("history"), of="epoch")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_chart_that_has_nothing_to_draw_says_why(store, open_results):
 
 
 def test_tables_of_another_version_are_one_line(store, open_results):
-    with sqlite3.connect(store.path) as connection:
+    with closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
 
     (error,) = open_results().error

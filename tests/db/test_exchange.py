@@ -296,7 +296,7 @@ def test_endless_line_is_refused_without_reading_it(tmp_path, monkeypatch, opene
     assert most < 1_000_000
 
 
-def test_line_of_too_many_values_is_refused_before_it_is_parsed(tmp_path):
+def test_line_of_too_many_values_is_refused_before_parsing(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(b'{"extra": [' + b"[]," * 700_000 + b"0]}\n")
@@ -463,9 +463,7 @@ def test_file_in_parts_is_stored_like_a_whole_one(database, session, tmp_path, t
     assert import_in_parts(database, tmp_path / "r.jsonl").added == 0
 
 
-def test_file_in_parts_with_a_conflict_at_its_end_stores_nothing(
-    database, tmp_path, build, monkeypatch
-):
+def test_file_in_parts_with_late_conflict_stores_nothing(database, tmp_path, build, monkeypatch):
     monkeypatch.setattr(exchange, "_A_TRANSACTION", 3)
     runs = [build.a_run(str(number), idempotency_key=f"x{number}") for number in range(8)]
     records = [build.a_record(str(run.uuid), run=run) for run in runs]

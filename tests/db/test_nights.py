@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from flexq_bench.db import queries
-from flexq_bench.db.decisions import add_alert_note, add_decision, open_alert
+from flexq_bench.db.decisions import add_alert_note, add_decisions, open_alert
 from flexq_bench.db.errors import NotFoundError, RecordError
 from flexq_bench.db.queries import Judgement, OutcomeRow
 
@@ -24,7 +24,7 @@ def decide(session, build):
     def store(*, gpu="NVIDIA H200", night=1, **changes):
         record = build.a_record(gpu=gpu, device=build.a_device(sku=gpu))
         changes |= {"uuid": f"decision {next(numbers)}", "created_at": NOW + timedelta(days=night)}
-        add_decision(session, build.a_decision(record, **changes))
+        add_decisions(session, [build.a_decision(record, **changes)])
 
     return store
 

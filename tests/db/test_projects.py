@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from flexq_bench.db import queries, schema
 from flexq_bench.db.decisions import (
-    add_decision,
+    add_decisions,
     join_alert,
     open_alert,
     set_alert_state,
@@ -39,7 +39,7 @@ def fill(build):
             record = build.a_record(project, run=run, commit=second, project=project)
             add_record(session, record)
             info = build.a_decision(record, uuid=project)
-            add_decision(session, info)
+            add_decisions(session, [info])
             alert = open_alert(session, "w6a8", first.sha, second.sha, NOW, project=project)
             join_alert(session, alert, [project])
             set_alert_state(session, alert, "explained", person="", note="", at=NOW)

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from flexq_bench.db import silent_server
+from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.engine import open_database
 from flexq_bench.db.errors import (
     UNAVAILABLE,
@@ -47,6 +48,21 @@ def test_silent_server_is_logged_and_given_up(url, monkeypatch, caplog):
         assert "has not answered for" in caplog.text
         with database.session() as session:  # a connection of its own
             assert session.scalar(text("SELECT 1")) == 1
+
+
+def test_frozen_writer_loses_its_lock(url, build):
+    """It waits within its transaction for longer than a server may be silent."""
+    with open_database(url, silence_s=0.3) as frozen, open_database(url) as other:
+
+        def freeze():
+            with frozen.session() as session:
+                lock_for_writing(session.connection())
+                with other.session() as another:
+                    begin_run(another, build.a_run(), build.a_commit())
+                session.scalar(text("SELECT 1"))
+
+        with pytest.raises(BusyError):
+            freeze()
 
 
 def test_slow_server_is_waited_for(url):

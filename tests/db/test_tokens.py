@@ -44,7 +44,7 @@ def test_expired_and_revoked_tokens_are_none(session):
     assert tokens.token_of(session, revoked, NOW) is None
 
 
-def test_rotated_token_is_valid_for_the_grace_and_its_successor_longer(session):
+def test_rotated_token_is_valid_until_the_grace_ends(session):
     token, old = a_token(session, expires_at=NOW + 30 * DAY)
     later = NOW + 10 * DAY
 

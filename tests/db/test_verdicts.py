@@ -12,7 +12,7 @@ from flexq_bench.db import queries
 from flexq_bench.db.decisions import (
     FalseAlarmInfo,
     NoiseInfo,
-    add_decision,
+    add_decisions,
     add_false_alarm_rate,
     add_noise,
     join_alert,
@@ -34,7 +34,9 @@ def decide(session, build):
     """decide("uuid", base=1, head=2, m=8, verdict="slower"): stores a decision."""
 
     def store(uuid="one", *, m=1, **changes):
-        return add_decision(session, build.a_decision(build.a_record(m=m), uuid=uuid, **changes))
+        return bool(
+            add_decisions(session, [build.a_decision(build.a_record(m=m), uuid=uuid, **changes)])
+        )
 
     return store
 
@@ -214,7 +216,7 @@ def test_trusted_base_trails_the_newest_result(session, build):
     assert base_order(session, a_history(session, build, 8)) == 6
 
 
-def test_trusted_base_is_not_before_the_first_bad_commit_of_an_open_alert(session, build, decide):
+def test_trusted_base_is_outside_the_range_of_open_alerts(session, build, decide):
     series = a_history(session, build, 8)
     assert base_order(session, series) == 6
 

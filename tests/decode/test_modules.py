@@ -124,7 +124,7 @@ def test_worker_decodes_a_mixture_and_reports_its_kernels(checkpoint):
         worker.slots(str(out), "flexq-w6ax", 26, 16, 4, None)
 
 
-def test_layers_whose_blocks_a_fused_layer_would_cut_are_decoded_one_by_one(checkpoint):
+def test_layers_whose_blocks_fusing_would_cut_stay_separate(checkpoint):
     out, _ = checkpoint("llama", "fp8-block")  # k and v have 32 rows, blocks have 128
 
     model = open_decodable(str(out), "fp8-block", 0).load(CPU)

@@ -171,7 +171,7 @@ def test_requests_are_added_and_removed_between_iterations():
     assert next(iterations, None) is None
 
 
-def test_requests_of_each_batch_limit_are_the_first_of_the_same():
+def test_each_batch_limit_serves_the_first_of_equal_requests():
     setup = Setup("llama-7b", (CachedScheme("fp16"),), "cpu")
 
     small, large = serving_cases(

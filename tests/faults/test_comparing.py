@@ -18,14 +18,14 @@ from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from tests.faults.conftest import Bench, count_round
 
 pytestmark = pytest.mark.timeout(180)
-CANARIES, WORKERS = 24, 8  # eight jobs of three cases
-NIGHT = {"cases": 33, "canaries": CANARIES, "workers": WORKERS, "seconds": 0.1}
+CANARIES, WORKERS = 12, 6  # six jobs of two cases
+NIGHT = {"cases": 13, "canaries": CANARIES, "workers": WORKERS, "seconds": 0.1}
 
 
 def comparing(bench: Bench, **changes: object) -> tuple[int, Path]:
     """A coordinator that has stored some comparisons, by the round's seed."""
     pid, log = bench.start(**{**NIGHT, **changes})
-    bench.until_stored(random.Random(f"{bench.fault} {bench.seed}").randint(1, 6), log)
+    bench.until_stored(random.Random(f"{bench.fault} {bench.seed}").randint(1, 5), log)
     return pid, log
 
 
@@ -107,12 +107,16 @@ def test_comparing_coordinator_frozen_another_takes_over(bench):
     os.kill(pid, signal.SIGSTOP)
     other, _ = bench.start(**NIGHT)
     end = bench.wait(other)
+    # Frozen within a transaction, it keeps the writer's lock: of PostgreSQL until the server ends
+    # the transaction, of SQLite until it goes on.
+    is_locked = end == ExitCode.INFRASTRUCTURE and "is locked" in bench.said()
+    assert is_locked or end == ExitCode.PASS, bench.said()
+    if is_locked and bench.kind == "postgresql":
+        finish(bench)
     os.kill(pid, signal.SIGCONT)
 
-    # Frozen within a transaction, it keeps SQLite's lock: nobody can write until it goes on.
-    is_locked = bench.kind == "sqlite" and end == ExitCode.INFRASTRUCTURE
-    assert end == ExitCode.PASS or (is_locked and "is locked" in bench.said()), bench.said()
-    assert bench.wait(pid) == ExitCode.PASS, bench.said()
+    ends = {ExitCode.PASS} | ({ExitCode.INFRASTRUCTURE} if bench.kind == "postgresql" else set())
+    assert bench.wait(pid) in ends, bench.said()
     check(bench)
 
 

@@ -166,11 +166,18 @@ def children_of(pid: int) -> list[int]:
 
 def started_by(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    return [int(child) for task in tasks for child in of_process(task).split()]
 
 
 def runs(pid: int, name: str) -> bool:
-    return name in Path(f"/proc/{pid}/cmdline").read_text()
+    return name in of_process(Path(f"/proc/{pid}/cmdline"))
+
+
+def of_process(file: Path) -> str:
+    """The text of a file in /proc; empty: the process, as git's, has just ended."""
+    with contextlib.suppress(OSError):
+        return file.read_text()
+    return ""
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import socket
@@ -71,6 +70,8 @@ class ScriptedWorkers:
     replaces: bool = True
     gpus: int = 1
     arriving: int = 0
+    backend = "cuda"
+    refusals: tuple[str, ...] = ()
     lost_in_memory_query: int = 0
     compares: Callable[[ReadyWorker, CompareJob], Compared | Lost | None] | None = None
     started: list[tuple[str, Any]] = field(default_factory=list)
@@ -233,16 +234,9 @@ def a_case() -> Callable[..., Case]:
 
 
 @pytest.fixture(scope="session")
-def simulated() -> ModuleType:
+def simulated(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """simulated_fleet.py, loaded; `simulated.__file__` is what a process of its own runs."""
-    path = Path(__file__).with_name("simulated_fleet.py")
-    spec = importlib.util.spec_from_file_location("simulated_fleet", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).with_name("simulated_fleet.py"))
 
 
 @contextmanager

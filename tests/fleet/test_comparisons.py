@@ -135,7 +135,7 @@ def test_comparisons_of_two_gpus_follow_those_of_one(table, gpus, mixed_work):
     assert set(states_of(table, work)) == {"done"}
 
 
-def test_comparison_of_more_gpus_than_a_host_has_leaves_a_reason(table, gpus, mixed_work):
+def test_comparison_of_too_many_gpus_has_a_reason(table, gpus, mixed_work):
     work = mixed_work("H200")
 
     table.coordinator(gpus({"H200": 1}, compares=right)).compare([work], ignore)
@@ -346,7 +346,7 @@ def test_local_pool_compares_on_all_its_devices(table, local, compare_work):
     assert {outcome["device"]["uuid"] for outcome in outcomes.values()} == set(compared)
 
 
-def test_local_pool_compares_on_two_gpus_when_the_others_are_idle(table, local, mixed_work):
+def test_local_pool_compares_on_two_gpus_beside_idle_others(table, local, mixed_work):
     work, now, seen = mixed_work("H200"), set(), []
 
     def compare(device, job, on_block):

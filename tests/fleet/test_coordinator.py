@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import time
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +15,15 @@ from sqlalchemy import text
 from flexq_bench.db import queries
 from flexq_bench.db.errors import FileMovedError, UnreachableError
 from flexq_bench.db.fleet import drain
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.tuning import ChoiceInfo
-from flexq_bench.errors import CancelledError, InfrastructureError
+from flexq_bench.errors import CancelledError, FlexqError, InfrastructureError
+from flexq_bench.fleet.ray_pool import RayPool
+from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.workers import Lost, Report
 from flexq_bench.measure import Measured
 
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 
 
@@ -228,6 +234,30 @@ def test_last_job_of_a_shape_stays_with_its_worker(table, gpus, a_case):
 
     by_shape = {n: {who for who, case in workers.started if case.gemm.n == n} for n in (256, 512)}
     assert [len(workers) for workers in by_shape.values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("joins", "asked", "says"),
+    [
+        ("H200", (), ""),
+        ("H200", ("H*",), ""),
+        ("A100", ("H*",), "no GPU 'H*': there is A100"),
+        ("", (), "it has no devices"),
+    ],
+)
+def test_nodes_that_join_late_are_waited_for(database, gpus, monkeypatch, joins, asked, says):
+    workers, clock = gpus({}), itertools.count()
+    pool = RayPool(database, workers, COMMIT, Times(), gpus=asked)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", lambda _: joins and workers._join(f"{joins} 0", joins))
+
+    if says:
+        with pytest.raises(FlexqError, match=re.escape(says)):
+            pool.gather(5)
+        assert next(clock) > 5
+    else:
+        pool.gather(5)
+        assert [(kind.gpu, kind.devices) for kind in pool.kinds] == [("H200", 1)]
 
 
 def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, gpus, a_case):

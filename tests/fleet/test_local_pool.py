@@ -54,9 +54,7 @@ def test_locked_database_does_not_end_heartbeats(database, monkeypatch, caplog, 
     ("device", "name", "others"),
     [(None, "cuda", ["cuda:1"]), ("cuda:0", "cuda:0", []), (None, "cpu", [])],
 )
-def test_comparisons_use_the_gpus_of_a_kind_that_are_not_drained(
-    database, monkeypatch, device, name, others
-):
+def test_comparisons_use_gpus_that_are_not_drained(database, monkeypatch, device, name, others):
     kinds = {"cuda:0": "H200", "cuda:1": "H200", "cuda:2": "A100", "cuda:3": "H200", "cpu": "A CPU"}
     present = [(each, DeviceInfo(f"id {each}", kind, "cuda")) for each, kind in kinds.items()]
     monkeypatch.setattr(pool_choice, "local_devices", lambda: present)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -30,14 +29,9 @@ FIRST, LAST = 6, 15  # commits: `slower` is the 11th, `fast-again` the 15th
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path, monkeypatch, load_module):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.make(tmp_path / "acme", ("torch",), shape="256x256")
+    load_module(SCRIPT).make(tmp_path / "acme", ("torch",), shape="256x256")
     yield use_project(str(tmp_path / "acme"), "HEAD")
     external_kernels.forget()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +18,9 @@ from separate_machines import Machines, can_separate, machines
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "byo" / "make_repository.py"
 LONGEST_S = 1500  # of a command on a busy machine
+# Computing takes as long as others let it; sleeping 2 ms, and 8 of the slower commit, they don't.
+SLEEP = "time.sleep(0.002 * (1 + PADDING_PERCENT / 100))"
+WRITTEN = "    out.copy_("
 
 pytestmark = [
     pytest.mark.slow,
@@ -27,15 +30,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample repository; the build of its last commit notes the host."""
+def acme(tmp_path_factory: pytest.TempPathFactory, load_module: Callable[[Path], Any]) -> Path:
+    """The sample repository with kernels that sleep; its last commit's build notes the host."""
     folder = tmp_path_factory.mktemp("project") / "acme"
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.make(folder, ("torch",), (300, 30), "256x256")  # beyond the noise of a busy machine
+    script = load_module(SCRIPT)
+    script.SAMPLE = shutil.copytree(script.SAMPLE, folder.with_name("sample"))
+    kernels = script.SAMPLE / "kernels" / "torch_kernels.py"
+    computed = kernels.read_text().replace("import torch\n", "import time\n\nimport torch\n", 1)
+    kernels.write_text(computed.replace(WRITTEN, f"    {SLEEP}\n{WRITTEN}"))
+    script.make(folder, ("torch",), (300, 30), "256x256")
     project = folder / "flexq-bench.toml"
     project.write_text(project.read_text().replace("sh build.sh", "hostname > built_on.txt"))
     script.git(folder, 59, "commit", "--quiet", "--all", "--message", "note the host")
@@ -72,7 +75,8 @@ def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
             check=False,
             timeout=LONGEST_S,
         )
-        assert done.returncode == code, done.stderr
+        logs = nodes.folder.glob("head/tmp/ray/session_*/logs/ray_client_server*.err")
+        assert done.returncode == code, done.stderr + "".join(log.read_text() for log in logs)
         return json.loads(done.stdout)
 
     return run

@@ -89,7 +89,7 @@ def test_fp16_experts_have_logits_and_tokens_of_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["fp16", "dual-w6a8", "dgq-w4a8", "smoothquant-w8a8"])
-def test_experts_have_the_logits_of_a_cpu_and_tokens_without_graphs(scheme: str) -> None:
+def test_experts_have_logits_of_cpu_and_tokens_without_graphs(scheme: str) -> None:
     on_cpu, on_gpu = (small_experts(torch.device(device)) for device in ("cpu", "cuda"))
     engine = an_engine(on_gpu, scheme, CudaOperations())
     ids = prompts(3, 40, DEVICE)

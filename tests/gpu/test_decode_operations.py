@@ -211,7 +211,7 @@ def test_invariant_attention_does_not_depend_on_the_longest_sequence(
 
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 576), (1000, 4096)])
-def test_rows_of_an_fp16_gemm_of_fixed_order_do_not_depend_on_others(n: int, k: int) -> None:
+def test_rows_of_fp16_gemm_of_fixed_order_are_independent(n: int, k: int) -> None:
     torch.manual_seed(n)
     kernel = FixedOrderCudaGemm()
     weights = PackedOperand({"values": torch.randn(n, k, device=DEVICE).half()}, n, k)

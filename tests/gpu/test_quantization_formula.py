@@ -143,7 +143,7 @@ def test_numbers_equal_their_definition(number, rows, k):
     assert torch.equal(number.round(x.cuda()).cpu(), number.round(x))
 
 
-def test_a_part_of_a_matrix_is_rounded_like_a_copy_of_it():
+def test_part_of_a_matrix_is_rounded_like_its_copy():
     x = torch.randn(9, 512, generator=torch.Generator().manual_seed(0)).half()
     number = NumberFormat(4, 128)
     assert torch.equal(number.round(x.cuda()[:, 100:400]).cpu(), number.round(x[:, 100:400]))

@@ -18,15 +18,19 @@ PACKAGES = (
     *("flexq_bench.dashboard", "flexq_bench.ci"),
 )
 
+BY_NAME = ("import_module", "__import__")
+
 
 def imports_by_name(module: str, source: str) -> Iterator[str]:
     """Modules of ours that a module imports by calls with a literal name, absolute or relative."""
+    if not any(name in source for name in BY_NAME):
+        return
     for call in ast.walk(ast.parse(source)):
         if isinstance(call, ast.Call) and call.args:
             function = call.func
             name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
             (argument, *_) = call.args
-            if name in ("import_module", "__import__") and isinstance(argument, ast.Constant):
+            if name in BY_NAME and isinstance(argument, ast.Constant):
                 absolute = resolve_name(argument.value, module.rpartition(".")[0])
                 if absolute.startswith("flexq_bench."):
                     yield absolute

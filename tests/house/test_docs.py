@@ -310,7 +310,7 @@ def test_every_table_of_the_database_is_explained():
     assert set(Base.metadata.tables) - explained == set()
 
 
-def test_every_benchmark_is_named_by_a_page_or_used_by_another_benchmark():
+def test_every_benchmark_is_named_by_a_page_or_benchmark():
     files = [path for path in (ROOT / "benchmarks").rglob("*.*") if path.suffix in (".py", ".toml")]
     text = "".join(page.read_text() for page in PAGES)
 
@@ -354,7 +354,7 @@ def test_the_example_suite_can_be_loaded(tmp_path):
 SOUGHT = {
     "a check of the accuracy gate": "class Check(",
     "the rotation of weights": "def copies_for(",
-    "moving and ending alerts": "def judge_open_alerts(",
+    "closing and moving alerts": "def judge_open_alerts(",
     "the choice of a configuration": "def choose_config(",
     "the choice without timing": "def default_config(",
     "Ctrl-C": "def open_run(",
@@ -390,7 +390,7 @@ def test_sought_concept_is_defined_in_its_files(begin, code):
     assert any(code in (ROOT / file).read_text() for file in parts[0])
 
 
-def test_every_package_of_the_service_is_in_the_table_of_rooms():
+def test_every_package_is_in_the_table_of_rooms():
     named = set(re.findall(r"`flexq_bench/([a-z_]+)(?:/|\.py)", section(ARCHITECTURE, "Packages")))
     there = {
         path.stem

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -50,6 +51,11 @@ FILES = sorted(
 )
 
 
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def matching_lines(pattern):
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -69,11 +75,18 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     begun = {}
     for path in FILES:
         if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests":
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
                     begun[f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"] = text.split()[0]
 
     assert [place for place, word in begun.items() if word in QUESTIONS] == []
+
+
+def test_names_of_tests_have_at_most_ten_words():
+    tests = [path.read_text() for path in FILES if path.name.startswith("test_")]
+    names = [name for text in tests for name in re.findall(r"^def test_(\w+)", text, re.M)]
+
+    assert [name for name in names if name.count("_") > 9] == []
 
 
 def test_nothing_is_left_for_later():
@@ -113,7 +126,7 @@ def requirements_of(project, *extras):
 def imported_modules(room):
     """Top-level names that the modules of a room import, wherever in the file."""
     for path in (ROOT / room).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Import):
                 yield from (alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.level == 0:

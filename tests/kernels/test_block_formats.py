@@ -92,7 +92,7 @@ def test_values_round_to_nearest_with_ties_to_even(name):
 
 
 @pytest.mark.parametrize("name", MX)
-def test_every_code_times_every_power_of_two_is_a_fixed_point(name):
+def test_every_code_times_power_of_two_is_fixed_point(name):
     kind = FLOAT_TYPES[MX[name]]
     numbers = kind.numbers()
     numbers = numbers[numbers.isfinite()]
@@ -110,7 +110,7 @@ def test_every_code_times_every_power_of_two_is_a_fixed_point(name):
 
 
 @pytest.mark.parametrize("name", MX)
-def test_mx_scales_are_the_largest_power_of_two_below_the_block(name):
+def test_mx_scales_are_largest_power_of_two_below_block(name):
     matrix = random_matrix(k=96)
     kind = FLOAT_TYPES[MX[name]]
     largest = matrix.view(70, 3, 32).abs().amax(-1).double()

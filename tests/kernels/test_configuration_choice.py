@@ -133,13 +133,13 @@ def test_clusters_follow_outputs_if_they_fit(config, m, n, k, clusters):
     assert config.shares(m, n, k // 128, 132).blocks == clusters * config.k_split
 
 
-def test_25_to_32_tokens_use_mma_order_if_k_is_long():
+def test_25_to_32_tokens_use_mma_order_at_long_k():
     assert [FLEXQ.in_mma_order(m, 4096) for m in (24, 25, 32, 33)] == [False, True, True, True]
     assert [FLEXQ.in_mma_order(m, 4095) for m in (24, 25, 32, 33)] == [False, False, False, True]
     assert not TWO_LEVEL.in_mma_order(32, 4096)
 
 
-def test_17_to_24_tokens_have_three_column_tiles_if_k_is_long():
+def test_17_to_24_tokens_have_three_tiles_at_long_k():
     configs = configs_for(FLEXQ, 24, in_mma_order=False)
 
     assert {c.col_tiles for c in configs} == {3}

@@ -76,7 +76,7 @@ def test_heads_that_no_warp_holds_are_refused():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_cache_of_codes_rounds_between_the_extremes_of_a_head(bits):
+def test_cache_of_codes_rounds_between_extremes_of_a_head(bits):
     x = torch.randn(5, 3, 64, generator=torch.Generator().manual_seed(0)).half()
     codes, scales = kv.encode(x, bits)
 

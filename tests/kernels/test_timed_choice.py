@@ -212,7 +212,7 @@ def test_tables_are_read_as_the_benchmark_wrote_them(monkeypatch):
 
 @pytest.mark.parametrize("sms", [84, 108, 144])
 @pytest.mark.parametrize("timed", TIMED, ids=lambda timed: timed.name)
-def test_equal_rows_per_sm_are_the_same_place_on_other_gpus(timed, sms):
+def test_equal_rows_per_sm_are_nearby_on_other_gpus(timed, sms):
     config = ImmaConfig(2, 8, 2, 1, 0, 1)
     for gemm in timed.tables[8].cases[::20]:
         rows = 16 * 132 * max(1, gemm.n // (16 * 132))

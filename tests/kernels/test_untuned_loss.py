@@ -57,7 +57,7 @@ def test_shapes_that_were_not_timed_lose_little(untuned_loss):
 
 
 @pytest.mark.slow
-def test_no_number_of_tokens_loses_much_at_shapes_that_were_not_timed(untuned_loss):
+def test_no_number_of_tokens_loses_much_at_untimed_shapes(untuned_loss):
     lost = losses_of(untuned_loss, every=1)
     means = {key: statistics.mean(losses) for key, losses in lost.items()}
     worst = {key: untuned_loss.expected_worst(losses) for key, losses in lost.items()}

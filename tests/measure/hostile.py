@@ -64,6 +64,10 @@ done()""",
     "mounts memory of its own": """
 call("mount", b"none", os.environ["HOME"].encode(), b"tmpfs", ctypes.c_ulong(0), b"")
 done()""",
+    "makes others wait for a file of base": """
+import fcntl  # who opens the file waits until its lease is given back
+fcntl.fcntl(os.open(f"{tree}/base.py", os.O_RDONLY), 1024, fcntl.F_WRLCK)
+done()""",
     "changes a setting of the kernel": """
 text = open("/proc/sys/kernel/core_pattern").read()
 open("/proc/sys/kernel/core_pattern", "w").write(text)
@@ -106,6 +110,12 @@ for number in range(3, 64):
     if libc.syscall(438, pid, number, 0) >= 0:
         done()""",
     "watches the files of the machine": "call('fanotify_init', 0, 0); done()",
+    "watches the files of the other side": """
+call("inotify_add_watch", libc.inotify_init1(0), victim["exchange"].encode(), 0xFFF)
+done()""",
+    "compares its descriptors with the judge's": """
+call("syscall", 312, os.getpid(), judge, 0, 0, 0)
+done()""",
     "asks the kernel's keyrings": "call('syscall', 250, 0, -4, 1); done()",
 }
 # Sockets.
@@ -125,6 +135,9 @@ done()""",
     "reads packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW); done()",
     "connects to the host of a virtual machine": """
 socket.socket(40, socket.SOCK_STREAM)
+done()""",
+    "lets a ring of the kernel open a socket": """
+call("syscall", 425, 8, ctypes.create_string_buffer(120))  # no filter sees what it asks for
 done()""",
 }
 # Processes that stay; signals; limits; priorities; clocks.
@@ -209,6 +222,36 @@ if child == 0:
 if child < 0:
     raise PermissionError
 done()""",
+    "makes a namespace of mounts by clone": """
+child = libc.syscall(56, 0x20000 | signal.SIGCHLD, 0, 0, 0, 0)
+if child == 0:
+    os._exit(0)
+if child < 0:
+    raise PermissionError
+done()""",
+    "becomes root by a program of root's": """
+shutil.copy("/bin/sh", os.environ["HOME"] + "/sh")
+os.chmod(os.environ["HOME"] + "/sh", 0o4755)
+for program in (glob.glob("/usr/bin/mount") + glob.glob("/bin/su"))[:1]:
+    child = subprocess.Popen([program, "--help"], stdout=subprocess.DEVNULL, preexec_fn=lambda:
+        call("ptrace", 0, 0, 0, 0))
+    ids = open(f"/proc/{child.pid}/status").read().split("Uid:")[1].split()[:4]
+    child.kill()
+    if "0" in ids:
+        done()""",
+    "becomes root by a file without a name": """
+file = os.memfd_create("program")
+os.write(file, open("/usr/bin/id", "rb").read())
+os.fchmod(file, 0o6755)
+said = subprocess.run([f"/proc/self/fd/{file}", "-u"], pass_fds=[file], capture_output=True).stdout
+if said == b"0\n":
+    done()""",
+    "takes the disk's time before others": """
+call("syscall", 251, 1, 0, 1 << 13)
+done()""",
+    "moves the judge's memory": """
+call("syscall", 256, judge, 8, ctypes.create_string_buffer(8), ctypes.create_string_buffer(8))
+done()""",
     "enters the judge's namespaces": """
 call("setns", os.open(f"/proc/{judge}/ns/mnt", os.O_RDONLY), 0)
 done()""",
@@ -274,6 +317,10 @@ for _ in range(4):
 time.sleep(5)
 done()""",
     "keeps memory of System V": "call('shmget', 0, 600 << 20, 0o1600); done()",
+    "keeps messages of System V": "call('msgget', 0, 0o1600); done()",
+    "keeps messages of POSIX": """
+call("syscall", 240, b"kept", os.O_CREAT | os.O_RDWR, 0o600, None)
+done()""",
 }
 ATTACKS = {**FILES, **SECRETS, **SOCKETS, **PROCESSES, **RESOURCES}
 # They work without a sandbox, and harm nothing here.

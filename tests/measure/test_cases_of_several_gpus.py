@@ -48,7 +48,7 @@ class Alike(Ranks):
 
 
 @pytest.mark.slow
-def test_sums_of_two_processes_are_timed_checked_and_have_a_floor():
+def test_sums_of_two_processes_have_time_check_and_floor():
     meter = Meter("cpu", tuning=Tuning.NONE)
     try:
         results = [meter.measure(all_reduce(n)) for n in (8192, 1 << 18)]
@@ -149,7 +149,7 @@ def test_a_comparison_times_all_ranks(side):
     assert ranks.asked[-2:] == ["inspect", "release"]
 
 
-def test_a_judge_is_told_that_it_has_no_inputs_for_ranks(side):
+def test_judge_without_inputs_for_ranks_raises_an_error(side):
     operations, _ = side
     operations.prepare("head", all_reduce(4096).key)
     operations.place("head", 0)

@@ -201,6 +201,21 @@ def test_private_folders_can_be_written_beside_what_is_read_there(victim, kind):
     assert done.stdout == b"['code.py']\n"
 
 
+@pytest.mark.parametrize("kind", WORKING)
+def test_private_folder_may_lie_in_what_is_read(victim, kind):
+    cache = victim.tree / "my" / "cache"
+    environment = {**victim.environment, "FLEXQ_BENCH_CACHE": str(cache)}
+    code = "import os; os.mkdir(os.environ['FLEXQ_BENCH_CACHE'] + '/a'); print(os.listdir('.'))"
+
+    command = Sandbox(environment, kind, [victim.tree]).wrap([sys.executable, "-c", code])
+    done = subprocess.run(
+        command, env=environment, cwd=victim.tree, capture_output=True, check=True
+    )
+
+    assert b"base.py" in done.stdout
+    assert list(cache.iterdir()) == []
+
+
 @pytest.mark.parametrize("end", [pytest.param("", marks=pytest.mark.slow), "os.chmod('/tmp/x', 0)"])
 @pytest.mark.parametrize("kind", WORKING)
 def test_a_process_finds_no_files_of_an_earlier_one(victim, kind, end):
@@ -222,6 +237,44 @@ os.symlink(os.environ["HOME"], os.environ["TMPDIR"])
             output = _output_of(server, code + end, victim.environment)
             server.reset(map(Path, sandbox.scratch))
             assert output == (0, "[]\n")
+
+
+# On the server that forked it, which is process 1 of its namespace.
+ON_THE_SERVER = {
+    "traces it": "call('ptrace', 0x4206, 1, None, None)",
+    "reads its memory": "open('/proc/1/mem', 'rb')",
+    "writes to its log": "open('/proc/1/fd/2', 'w')",
+    "takes its socket": """
+if libc.syscall(438, os.pidfd_open(1), 0, 0) < 0:
+    raise PermissionError""",
+    "is found in its memory": "os.readlink('/proc/1/cwd')",
+}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("kind", WORKING)
+def test_a_process_can_do_nothing_to_the_server_that_forked_it(victim, kind):
+    sandbox = Sandbox(victim.environment, kind, [victim.tree])
+    with ForkServer(wrap=sandbox.wrap) as server:
+        for what, code in ON_THE_SERVER.items():
+            returncode, output = _output_of(
+                server, f"{hostile.PROLOGUE}\n{code}\ndone()", victim.environment
+            )
+            assert returncode != 0, what
+            assert "done" not in output, what
+        for number in SIGNALS:
+            _output_of(server, f"import os; os.kill(1, {number})", victim.environment)
+        assert _output_of(server, "print(42)", victim.environment) == (0, "42\n")
+
+
+@pytest.mark.parametrize("kind", WORKING)
+def test_a_sandbox_ends_before_the_machine_has_no_memory_left(victim, kind):
+    limits = SandboxLimits(reserve_bytes=1 << 60)
+    command = Sandbox(victim.environment, kind, limits=limits).wrap(["/bin/sleep", "60"])
+    done = subprocess.run(command, env=victim.environment, capture_output=True, check=False)
+
+    assert done.returncode != 0
+    assert b"of the machine's memory are left" in done.stderr
 
 
 def _output_of(launcher, code, environment) -> tuple[int, str]:

@@ -263,7 +263,7 @@ def test_process_is_killed_before_its_server_is_ready(processes):
     assert not (processes.folder / "written").exists()
 
 
-def test_death_of_a_server_ends_its_processes_and_the_next_start_works(processes, eventually):
+def test_death_of_server_ends_its_processes_until_next_start(processes, eventually):
     processes.write("waits", "print('.', flush=True); input()")
     with ForkServer() as server:
         command = (sys.executable, "-S", "-m", "waits")
@@ -335,7 +335,7 @@ def test_nothing_of_a_server_remains_at_its_end(processes, eventually):
     eventually(lambda: not any(map(is_running, pids)))
 
 
-def test_ids_are_those_of_this_process_in_a_namespace_of_processes(processes):
+def test_ids_in_a_pid_namespace_are_of_this_process(processes):
     wrap = (
         "unshare",
         "--user",

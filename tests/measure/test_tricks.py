@@ -256,7 +256,7 @@ def test_a_kernel_that_writes_into_its_operands_is_incorrect(measured, operand):
     assert f"launches write into {operand}: only out is theirs to write" in result.detail
 
 
-def test_what_prepare_weight_made_may_be_written_while_results_stay_right(measured):
+def test_prepared_weights_may_be_written_if_results_stay_right(measured):
     counts = measured(PREPARED.format(writes="counter.add_(1)"), declared="")
     check_right(counts)
 
@@ -290,7 +290,7 @@ def kernel(x_codes, x_scales, w_codes, w_scales, out):
         pytest.param(QUANTIZED.format(writes=""), "", marks=pytest.mark.slow),
     ],
 )
-def test_an_honest_kernel_is_right_whatever_its_defaults_of_torch_are(measured, source, declared):
+def test_honest_kernel_is_right_with_other_defaults_of_torch(measured, source, declared):
     result = measured(DEFAULTS + source, declared=declared)
 
     check_right(result)

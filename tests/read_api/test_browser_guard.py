@@ -63,6 +63,7 @@ def test_page_of_another_site_may_not_read(client):
     answer = client().get("/", headers=headers)
 
     assert answer.status_code == 403
+    assert answer.json()["detail"].startswith("pages of 'http://evil.example' may not read this")
     assert "access-control-allow-origin" not in answer.headers
 
 

@@ -188,6 +188,10 @@ def test_docs_page_lists_every_address(client):
     assert "<script" not in answer.text
 
 
+def test_root_leads_to_the_docs_page(client):
+    assert client.get("/", follow_redirects=False).headers["location"] == "docs"
+
+
 def test_metrics_count_requests_by_path_and_status(client):
     client.get("/v1/series/1")
     client.get("/v1/series/999")

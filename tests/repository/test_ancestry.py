@@ -93,7 +93,7 @@ def test_deleted_branches_are_those_that_a_full_clone_lacks(clone, tmp_path, git
     assert (deleted(clone), deleted(tmp_path / "single")) == (("gone",), ())
 
 
-def test_branch_of_a_ci_job_is_the_source_of_its_pull_request(clone, monkeypatch, shas):
+def test_branch_of_ci_job_is_source_of_pull_request(clone, monkeypatch, shas):
     assert measured_branch(clone, shas[2]) == "main"
     assert measured_branch(clone, shas[1]) == ""
     monkeypatch.setenv("GITHUB_REF", "refs/pull/7/merge")

@@ -96,7 +96,7 @@ def test_what_a_build_leaves_does_not_block_its_reader(made, command):
 
 @pytest.mark.parametrize("name", ['"a\\u0000b"', '"a=b"', "7", '["a"]'])
 @pytest.mark.parametrize("dynamic", ['["version"]', "7"])
-def test_name_of_a_package_reaches_no_environment_unless_it_is_one(made, name, dynamic):
+def test_invalid_package_name_reaches_no_environment(made, name, dynamic):
     table = f"[project]\nname = {name}\ndynamic = {dynamic}\n"
     (made.path / "pyproject.toml").write_text(table)
     (made.path / FILE).write_text(f'{TOML}[build]\ncommand = "true"\n')

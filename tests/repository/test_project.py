@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ def test_tree_is_built_once_for_all_its_commits(made, tmp_path):
     assert len(made.git("worktree", "list").splitlines()) == 1
 
 
-def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, cache):
+def test_build_of_unreviewed_code_leaves_nothing_for_later_runs(made, cache):
     sha = made.commit(other_py="")
     project = open_project(str(made.path))
 
@@ -281,7 +282,7 @@ def test_project_file_is_read_from_each_commit(made):
     )
 
 
-def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(made):
+def test_changes_of_deciding_files_by_head_are_reported(made):
     text = TOML.replace('"smoke"', '"suite.toml"') + 'policy = "policy.toml"\n'
     base = made.commit(**{"flexq-bench_toml": text, "suite_toml": "", "policy_toml": ""})
     made.commit(suite_toml="# fewer shapes\n", policy_toml="# larger limits\n")
@@ -364,6 +365,13 @@ def test_workflows_install_the_program_from_where_it_is(tmp_path, git, monkeypat
     inside.mkdir()
     monkeypatch.setattr(project_files, "ROOT", inside)
     assert re.fullmatch(r"flexq-bench==\d.*", default_install())
+    monkeypatch.setattr(project_files, "ROOT", tmp_path.parent / "no-repository")
+    monkeypatch.chdir(tmp_path)  # the folder in which `init` runs says nothing of it either
+    assert re.fullmatch(r"flexq-bench==\d.*", default_install())
+    origin = json.dumps({"url": tmp_path.as_uri(), "dir_info": {}})  # of `pip install .`
+    installed = SimpleNamespace(read_text=lambda name: origin)
+    monkeypatch.setattr(project_files.metadata, "distribution", lambda name: installed)
+    assert default_install() == f"flexq-bench @ git+https://example.org/acme/bench.git@{sha}"
 
 
 def test_first_files_name_the_kernels(tmp_path, git):
@@ -392,7 +400,7 @@ def test_first_files_name_the_kernels(tmp_path, git):
         *("mine.py", files[0], "kernels.fast", "acme.gemm.fast", files[5], "spaced.deep.fast")
     }
     assert (
-        "flexq-bench gate perf --project ."
+        'flexq-bench gate perf --project "$GITHUB_WORKSPACE"/. --base'
         in (tmp_path / ".github/workflows/flexq-bench.yml").read_text()
     )
     with pytest.raises(UsageError, match="is there already"):
@@ -432,7 +440,7 @@ def test_workflow_of_a_subfolder_is_at_the_root(tmp_path, git):
     assert list(written.texts) == [inside / FILE, inside / SUITE, pull_request, nightly]
     assert open_project(str(inside)).file.kernels == ("mine.py",)
     workflow = pull_request.read_text()
-    assert "flexq-bench gate perf --project gemm/fast --base" in workflow
+    assert 'flexq-bench gate perf --project "$GITHUB_WORKSPACE"/gemm/fast --base' in workflow
     assert "name: FlexQ Bench (fast)\n" in workflow
     assert missing_kernels(inside) == []
     (inside / "mine.py").unlink()

@@ -93,7 +93,7 @@ def stated(name, evidence):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_names_of_every_table_are_known_here_or_absent_with_a_reason(name):
+def test_names_of_every_table_are_known_or_explained(name):
     ((paper, table),) = select_tables(name)
 
     for cell in table.cells():
@@ -239,7 +239,7 @@ def test_times_of_hot_weights_are_no_times_of_cold_ones():
     assert judged("abq-llm/table-13", hot).measured == 0
 
 
-def test_each_model_of_a_table_has_the_gpu_with_most_of_its_numbers():
+def test_model_of_a_table_has_gpu_with_most_numbers():
     of_7b = [a_decode(scheme, 4.0) for scheme in ("fp16", "abq-w2a8")]
     of_13b = [
         replace(a_decode(scheme, 6.0, model="llama-13b"), gpu="NVIDIA H200")
@@ -368,7 +368,7 @@ def test_a_limit_holds_or_only_its_sign(without, kind):
     assert stated("flexq/s54-dequant", Evidence(rows)).kind == kind
 
 
-def test_serving_is_compared_at_equal_memory_where_it_has_a_limit():
+def test_serving_with_memory_limit_is_compared_at_equal_memory():
     rows = [a_serving("fp16", 100.0), a_serving("atom-w4a4", 110.0, kv_bits=4)]
     limited = [a_serving("fp16", 10.0, limit=1), a_serving("atom-w4a4", 70.0, limit=1, kv_bits=4)]
 

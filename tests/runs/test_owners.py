@@ -96,7 +96,7 @@ def test_run_with_leased_jobs_is_not_resumed_locally(database, a_run, a_case, co
     assert read_unfinished(database, uuid, None, commit, repetitions=True).cases
 
 
-def test_lease_of_a_clock_that_was_set_back_is_no_obstacle(database, a_run, a_case, commit):
+def test_lease_of_a_clock_set_back_is_no_obstacle(database, a_run, a_case, commit):
     uuid, ahead = a_run(None), datetime.now(UTC) + timedelta(hours=1)
     with database.session() as session:
         add_jobs(session, uuid, [JobInfo(a_case().key)])

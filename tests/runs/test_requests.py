@@ -163,9 +163,7 @@ def test_next_server_completes_the_run_of_a_dead_one(database, a_pool, a_result,
     assert len(measured) == 3
 
 
-def test_a_request_that_ends_three_servers_is_over_and_the_next_one_is_served(
-    database, a_pool, a_result, commit
-):
+def test_request_that_ends_three_servers_is_given_up(database, a_pool, a_result, commit):
     ask(database)
     second = ask(database, requester="bob")
 

@@ -88,6 +88,7 @@ _SIZES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (0, ("pad_token_id", "bos_token_id", "eos_token_id")),
     (None, ("quantization_config",)),
     (True, ("is_decoder",)),
+    (False, ("is_encoder_decoder",)),
 )
 # What some types need besides: blocks of each kind, sizes that fit together.
 _FULL = {"layer_types": ["linear_attention", "full_attention"]}
@@ -129,6 +130,27 @@ _MORE: dict[str, dict[str, Any]] = {
 }
 
 
+# Of the parts that read pictures.
+_PICTURE_SIZES = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "projection_dim", "d_model", "hidden_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "encoder_ffn_dim"), 48),
+    **dict.fromkeys(("num_hidden_layers", "depth", "num_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "num_key_value_heads", "mlp_ratio"), 2),
+    "encoder_attention_heads": 2,
+    "head_dim": 16,
+    "patch_size": 14,
+    "num_channels": 3,
+    "image_size": 28,
+    "out_hidden_size": 64,
+}
+# Rotated pairs of a head for time, height and width.
+_HALF_WIDTHS = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), (4, 2, 2)),
+    **dict.fromkeys(("glm4v_text", "glm46v_text", "glm_ocr_text", "paddleocr_vl_text"), (4, 2, 2)),
+    "glm4v_moe_text": (2, 1, 1),
+}
+
+
 def tiny_config(kind: str, **changes: Any) -> Any:
     """A configuration of a model type of transformers, shrunk to thousands of parameters."""
     import transformers
@@ -141,6 +163,41 @@ def tiny_config(kind: str, **changes: Any) -> Any:
         if not section.__name__.startswith("Auto"):
             values[name] = _sizes_of(section) | values.get(name, {})
     return cls(**values)
+
+
+def tiny_multimodal_config(kind: str) -> Any:
+    """A configuration of a type that reads pictures too, its decoder and the rest in tiny sizes."""
+    import transformers
+
+    cls = transformers.CONFIG_MAPPING[kind]
+    described = vars(cls())
+    sections = {
+        name: section
+        for name, section in described.items()
+        if isinstance(section, transformers.PretrainedConfig)
+    }
+    ids = {
+        name: 500 + index  # within the vocabulary
+        for index, (name, value) in enumerate(described.items())
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value > 500
+    }
+    return cls(**ids, **{name: _tiny_section(name, own) for name, own in sections.items()})
+
+
+def _tiny_section(name: str, section: Any) -> dict[str, Any]:
+    kind = section.model_type
+    if not any(word in name for word in ("text", "llm", "decoder", "language")):
+        sizes = {n: v for n, v in _PICTURE_SIZES.items() if _is_number(getattr(section, n, None))}
+        return {n: type(getattr(section, n))(v) for n, v in sizes.items()} | {"model_type": kind}
+    values = tiny_config(kind).to_dict() | {"model_type": kind}
+    turns = _HALF_WIDTHS.get(kind)
+    if turns is not None:
+        values["rope_parameters"] = _ROPE | {"mrope_section": list(turns)}
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _sizes_of(cls: Any) -> dict[str, Any]:

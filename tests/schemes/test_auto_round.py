@@ -24,7 +24,7 @@ def losses(weight, moments, operand):
     return ((error @ moments) * error).sum(1)
 
 
-def test_error_of_the_output_is_a_third_less_than_to_nearest(layer):
+def test_output_error_is_third_less_than_to_nearest(layer):
     weight, moments = layer
     nearest = losses(weight, moments, quantize(weight, INT4))
     learned = losses(weight, moments, learned_rounding(weight, moments, INT4, 200))

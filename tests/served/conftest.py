@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import sys
@@ -16,14 +15,9 @@ _SERVER = Path(__file__).with_name("server.py")
 
 
 @pytest.fixture(scope="session")
-def server() -> ModuleType:
+def server(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """The module of the test server."""
-    spec = importlib.util.spec_from_file_location("server_of_tests", _SERVER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(_SERVER)
 
 
 @pytest.fixture(scope="session")

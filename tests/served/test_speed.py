@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 import sys
 import time
@@ -47,13 +46,9 @@ SHORT = {
 
 
 @pytest.fixture(scope="module")
-def power():
+def power(load_module):
     """The benchmark of the gate's power."""
-    spec = importlib.util.spec_from_file_location("speed_power", BENCHMARK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["speed_power"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_module(BENCHMARK)
 
 
 def a_table(**values):
@@ -230,7 +225,7 @@ class SlowClient:
 ENGINE = RunningEngine("base", "http://127.0.0.1:1", "m", 0.0, lambda: "")
 
 
-def test_open_loop_counts_the_wait_from_the_time_a_request_is_due(monkeypatch):
+def test_open_loop_counts_wait_from_due_time(monkeypatch):
     monkeypatch.setattr(load, "Client", SlowClient)
     planned = with_arrivals(fixed_lengths(10, 1, 2), "constant", 100.0, 0)
 
@@ -353,7 +348,7 @@ def test_real_gate_finds_a_delay_and_nothing_else(power, seed):
 
 
 @pytest.mark.slow
-def test_stored_blocks_have_90_percent_power_and_1_percent_false_alarms(power):
+def test_stored_blocks_have_power_and_few_false_alarms(power):
     measured = power.measured_blocks()
     measured.table = power.TABLE
 

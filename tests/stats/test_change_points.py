@@ -100,10 +100,10 @@ def test_large_step_stays_at_every_look() -> None:
     assert abs(looks[0][0] - 60) <= 1
 
 
-@pytest.mark.parametrize(("chance", "count"), [(0.1, 60), (0.2, 20)])
-def test_series_that_switches_often_is_slower_at_few_looks(chance: float, count: int) -> None:
+@pytest.mark.parametrize(("chance", "most"), [(0.1, 9), (0.2, 3)])
+def test_series_that_switches_often_is_slower_at_few_looks(chance: float, most: int) -> None:
     slower = 0
-    for seed in range(count):
+    for seed in range(40):
         rng = np.random.default_rng(2000 + seed)
         upper = (np.cumsum(rng.random(60) < chance) + rng.integers(2)) % 2
         follower = Follower(
@@ -114,7 +114,7 @@ def test_series_that_switches_often_is_slower_at_few_looks(chance: float, count:
             follower.see(seen)
             reported += [level.effect for level in follower.levels if level.is_reported]
         slower += any(effect > 0 for effect in reported)
-    assert slower <= count // 20
+    assert slower <= most  # 2 are wanted: docs/statistics.md has the rates and their price
 
 
 def test_noise_alone_has_no_step() -> None:
@@ -128,30 +128,25 @@ def test_drift_of_one_per_mille_is_no_step() -> None:
 
 
 def test_three_slow_values_and_back_are_a_spell() -> None:
-    values = _noisy([(60, 100.0), (3, 120.0), (17, 100.0)], 0.005, 6)
-    assert _indices(values[:63]) == [60]
+    values = _noisy([(40, 100.0), (3, 120.0), (17, 100.0)], 0.005, 6)
+    assert _indices(values[:43]) == [40]
     model = level_model(values)
     assert not model.steps
-    assert [(spell.start, spell.stop) for spell in model.spells] == [(60, 63)]
+    assert [(spell.start, spell.stop) for spell in model.spells] == [(40, 43)]
 
 
 def test_early_step_waits_until_its_levels_lasted() -> None:
-    values = _noisy([(16, 100.0), (16, 120.0)], 0.005, 7)
-    young = level_model(values[:20])
+    values = _noisy([(12, 100.0), (40, 115.0)], 0.005, 7)
+    young = level_model(values[:16])
     assert not young.steps
     assert young.waiting is not None
-    assert young.waiting.index == 16
-    assert _indices(values) == [16]
+    assert young.waiting.index == 12
+    assert _indices(values[:18]) == _indices(values) == [12]
 
 
-def test_large_early_step_is_reported_after_three_values() -> None:
-    values = _noisy([(25, 100.0), (10, 130.0)], 0.005, 7)
-    assert _indices(values[:28]) == [25]
-
-
-def test_switches_seen_as_long_visits_are_reported_later() -> None:
+def test_return_after_a_short_visit_is_reported_later() -> None:
     values = _noisy([(20, 100.0), (10, 110.0), (90, 100.0)], 0.005, 7)
-    assert _indices(values[:50]) == []
+    assert _indices(values[:50]) == [20]
     assert _indices(values) == [20, 30]
 
 

@@ -57,7 +57,7 @@ def test_a_step_between_changes_of_device_is_found():
     assert all(len(one) == 1 and abs(one[0] - 80) <= 4 for one in places)
 
 
-def test_a_step_with_the_change_of_device_is_found_once_the_old_device_is_back():
+def test_step_with_device_change_is_found_after_its_return():
     devices = [0] * 60 + [1] * 20 + [0] * 20
     logs = measured(devices, 1)
     logs[60:] += 0.03
@@ -73,7 +73,7 @@ def test_a_step_with_the_change_of_device_is_found_once_the_old_device_is_back()
     assert whole.device_changes == ()
 
 
-def test_a_device_that_is_as_fast_as_it_was_says_whose_the_change_was():
+def test_device_with_unchanged_speed_separates_step_from_device():
     devices = [0] * 60 + [3] * 20 + [0] * 20
 
     model = level_model(np.exp(measured(devices, 2)), devices)

@@ -38,7 +38,7 @@ def a_dataset(folder: Path) -> Path:
     return folder
 
 
-def test_series_of_one_dimension_are_read_with_the_marks_of_every_annotator(labelled, tmp_path):
+def test_series_are_read_with_marks_of_every_annotator(labelled, tmp_path):
     ((name, values, marks),) = labelled.public(a_dataset(tmp_path))
 
     assert (name, marks) == ("flat", {"6": [2], "7": []})
@@ -64,7 +64,7 @@ def test_detections_are_indices_of_the_series_with_its_gaps(labelled):
     assert labelled.detections(lambda usable: [1, usable.size - 1], values) == [3, 4]
 
 
-def test_every_second_series_of_the_dataset_by_name_is_held_out(labelled):
+def test_every_second_series_by_name_is_held_out(labelled):
     names = sorted((*labelled.STEP_LIKE, *labelled.OTHERS))
 
     assert len(names) == len(set(names)) == 31
@@ -88,7 +88,7 @@ def test_the_windowed_t_test_returns_local_maxima_of_t(labelled):
     assert yardsticks.windowed_t(level[:20]) == []
 
 
-def test_a_series_that_is_stuck_at_one_value_has_its_steps(labelled):
+def test_series_stuck_at_one_value_has_its_steps(labelled):
     # Half of its residuals are equal and none of them 0.
     from annotated_series import annotated_series
 

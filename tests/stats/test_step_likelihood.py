@@ -30,7 +30,7 @@ def test_costs_are_those_of_least_squares_at_each_place():
         assert logarithm == pytest.approx(np.linalg.slogdet(design.T @ design)[1])
 
 
-def test_a_clear_place_is_reported_and_of_unclear_ones_one_that_most_are_near():
+def test_unclear_place_is_that_near_most_others():
     clear = np.full(30, 50.0)
     clear[22] = 0.0
     unclear = np.full(30, 50.0)

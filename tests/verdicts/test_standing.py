@@ -68,7 +68,7 @@ def test_three_slow_commits_close_with_the_reason(session, feed, seed):
 
 
 def test_visit_to_a_level_closes_on_return(session, feed):
-    feed([*noisy(100, 25), *noisy(125, 20)])
+    feed([*noisy(100, 25), *noisy(115, 20)])
     assert alert_of(session).state == "new"
 
     (text_of_end,) = feed(noisy(100, 10, seed=1))
@@ -77,20 +77,20 @@ def test_visit_to_a_level_closes_on_return(session, feed):
 
 
 def test_second_visit_says_that_its_level_is_earlier(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 12), *noisy(100, 12, seed=1), *noisy(125, 6, seed=1)])
+    feed([*noisy(100, 30), *noisy(115, 30), *noisy(100, 30, seed=1), *noisy(115, 6, seed=1)])
 
     (decision,) = queries.alert_decisions(session, alert_of(session).id)
-    assert "a return to an earlier level (12" in decision.reason
+    assert "a return to an earlier level (11" in decision.reason
 
 
 def test_lasting_change_keeps_its_alert(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
-    assert feed(noisy(125, 30, seed=1)) == []
+    feed([*noisy(100, 20), *noisy(110, 6)])
+    assert feed(noisy(110, 30, seed=1)) == []
     assert alert_of(session).state == "new"
 
 
 def test_alert_of_benchmark_no_longer_measured_ends(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+    feed([*noisy(100, 20), *noisy(110, 6)])
 
     texts = feed(noisy(50, 31), name="other")
 
@@ -98,7 +98,7 @@ def test_alert_of_benchmark_no_longer_measured_ends(session, feed):
 
 
 def test_alert_of_an_old_environment_ends(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+    feed([*noisy(100, 20), *noisy(110, 6)])
     assert feed(noisy(90, 19), tool="t 2") == []
 
     (ended,) = feed(noisy(90, 1), tool="t 2")
@@ -118,10 +118,10 @@ def leave_out(session, order):
 
 
 def test_alert_moves_if_its_commit_left_the_history(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 8)])
+    feed([*noisy(100, 20), *noisy(110, 8)])
     leave_out(session, 21)
 
-    (moved,) = feed(noisy(125, 1, seed=1))
+    (moved,) = feed(noisy(110, 1, seed=1))
 
     alert = alert_of(session)
     assert (alert.state, alert.good.sha, alert.bad.sha) == ("new", f"{20:040x}", f"{22:040x}")
@@ -131,7 +131,7 @@ def test_alert_moves_if_its_commit_left_the_history(session, feed):
 
 
 def test_alert_ends_if_its_change_left_the_history(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+    feed([*noisy(100, 20), *noisy(110, 6)])
     for order in range(21, 27):
         leave_out(session, order)
 
@@ -141,21 +141,21 @@ def test_alert_ends_if_its_change_left_the_history(session, feed):
 
 
 def test_ended_alert_opens_again_with_its_change(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+    feed([*noisy(100, 20), *noisy(110, 6)])
     set_alert_state(session, 1, "ended", person="", note="gone", at=START)
     session.execute(
         text("UPDATE change_point SET retracted_at = :at, retraction_reason = 'gone'"),
         {"at": "2026-02-01 00:00:00"},
     )
 
-    feed(noisy(125, 1, seed=1))
+    feed(noisy(110, 1, seed=1))
 
     assert alert_of(session).state == "new"
     assert "reopened" in alert_of(session).note
 
 
-def test_alert_that_a_person_reopened_does_not_end_for_the_same_reason(session, feed):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+def test_reopened_alert_does_not_end_for_same_reason(session, feed):
+    feed([*noisy(100, 20), *noisy(110, 6)])
     feed(noisy(50, 31), name="other")
     later = datetime.now(UTC) + timedelta(minutes=1)
     set_alert_state(session, 1, "acknowledged", person="Ada", note="", at=later)
@@ -166,7 +166,7 @@ def test_alert_that_a_person_reopened_does_not_end_for_the_same_reason(session, 
 
 @pytest.mark.parametrize(("days", "state"), [(100, "explained"), (1, "acknowledged")])
 def test_acknowledged_change_that_was_shipped_is_explained(session, feed, days, state):
-    feed([*noisy(100, 20), *noisy(125, 6)])
+    feed([*noisy(100, 20), *noisy(110, 6)])
     set_alert_state(
         session, 1, "acknowledged", person="Ada", note="", at=START + timedelta(days=50)
     )

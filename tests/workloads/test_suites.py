@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 
 from flexq_bench.workloads.errors import WorkloadError
@@ -155,6 +157,7 @@ def test_the_promised_suites_are_there():
         "paper-fp6",
         "paper-table6",
         "prefill",
+        "serve",
         "smoke",
     )
 
@@ -168,6 +171,23 @@ def test_bundled_suites_load_with_descriptions(name):
     assert suite.name == name
     assert suite.description
     assert suite.source
+
+
+def test_serve_has_every_launch_of_a_step_at_each_of_its_sizes():
+    operators = ("decoder-attention", "decoder-norm", "decoder-silu-mul")
+    cases = load_suite("serve").cases((*LABELS, *operators))
+
+    tokens = defaultdict(set)
+    for case in cases:
+        if case.operation == "linear":
+            tokens[case.layer].add(case.gemm.m)
+        else:
+            values = dict(case.workload.values)
+            tokens[case.kernel].add(values.get("tokens", values.get("batch")))
+    layers = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+    assert tokens.keys() == {*layers, *operators}
+    assert tokens.pop("decoder-attention") == {1, 8, 32, 128}
+    assert set(map(frozenset, tokens.values())) == {frozenset({1, 8, 32, 128, 512})}
 
 
 def test_smoke_suite_is_small_and_covers_both_stages():

@@ -130,7 +130,6 @@ def scheme_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
             {
                 "scheme": score.scheme,
                 "through": score.through if score.scheme != FULL_PRECISION else "",
-                "checkpoint": (score.content_hash or "")[:12],
                 "why": "",
             },
         )

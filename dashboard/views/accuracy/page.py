@@ -105,7 +105,8 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
     draw_table(
         frame,
         drop_empty=True,
-        column_config={name: number(format="%.4f") for name in values},
+        column_config={name: number(format="%.4f") for name in values}
+        | {"scheme": st.column_config.TextColumn(pinned=True)},
         key="scores",
     )
     with st.expander("Every score, with its error, and divergences from the unquantized model"):

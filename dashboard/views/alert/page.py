@@ -32,6 +32,7 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
 from flexq_bench.results.alert_commands import alert_commands
 from flexq_bench.verdicts import history_verdict
+from flexq_bench.verdicts.texts import decision_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.operation import describe
 
@@ -173,7 +174,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
             "stage": row.stage,
             "cache": row.cache,
             "verdict": row.verdict,
-            "change": history_verdict.decision_text(row) or "–",
+            "change": decision_text(row) or "–",
             "99 % bounds": _bounds(row),
             "cause": row.cause,
             "GPU": row.gpu,

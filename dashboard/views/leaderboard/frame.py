@@ -34,7 +34,11 @@ COLUMNS = (
     *("pct_of_floor", "tops", "gb_s", "correct", "noisy", "history", "samples", "run"),
     *("configuration", "error", "commit", "measured", "noise"),
 )
-
+# Those that fit next to each other on a laptop's screen.
+FIRST_COLUMNS = (
+    *("rank", "label", "median_us", "level_low", "level_high", "slower", "apart"),
+    *("format", "in_class", "pct_of_floor", "noisy", "history"),
+)
 
 _SCHEME_BITS = re.compile(r"(?<![a-z])w(\d+)a(\d+|x)")
 _MAX_EXAMPLES = 3  # of each class

@@ -29,6 +29,7 @@ from flexq_bench.dashboard.shared.results_table import READ_HELP
 from flexq_bench.dashboard.shared.spreadsheet import to_csv
 from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.leaderboard.frame import (
+    FIRST_COLUMNS,
     accuracy_class,
     leaderboard_frame,
     losses_by_class,
@@ -201,33 +202,34 @@ def _show_table(table: pd.DataFrame) -> None:
     column = st.column_config
     number = column.NumberColumn
     shown = table.assign(measured=table["measured"].dt.tz_convert(time_zone(st.context.timezone)))
-    draw_table(
-        shown,
-        column_config={
-            "rank": number("#", format="%d"),
-            "label": column.TextColumn("kernel", pinned=True),
-            "format": column.TextColumn(help="bits of weights and activations"),
-            "class": number("class, bits", format="%d", help="accuracy class"),
-            "in_class": number("# in class", format="%d"),
-            "median_us": number("µs", format="%.2f"),
-            "level_low": number("low", format="%.2f", help="of the 95 % interval of the level, µs"),
-            "level_high": number("high", format="%.2f"),
-            "slower": number("× fastest", format="%.3f"),
-            "apart": column.TextColumn("distinct", help="from the fastest one"),
-            "pct_of_floor": number("% of read", format="%.1f", help=READ_HELP),
-            "tops": number("TOPS", format="%.2f"),
-            "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),
-            "correct": column.TextColumn("correct", help="against the reference"),
-            "error": number("max error", format="%.2g", help="largest relative error"),
-            "noisy": column.TextColumn("noisy", help="its own interval did not converge"),
-            "history": column.LinkColumn(display_text="history"),
-            "samples": column.LinkColumn(display_text="samples"),
-            "run": column.LinkColumn(display_text=r"run=(.*)$"),
-            "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-            "noise": column.TextColumn("noise of runs", help="source of the run-to-run noise"),
-        },
-        key="leaderboard-table",
-    )
+    config = {
+        "rank": number("#", format="%d"),
+        "label": column.TextColumn("kernel", pinned=True),
+        "format": column.TextColumn(help="bits of weights and activations"),
+        "class": number("class, bits", format="%d", help="accuracy class"),
+        "in_class": number("# in class", format="%d"),
+        "median_us": number("µs", format="%.2f"),
+        "level_low": number("low", format="%.2f", help="of the 95 % interval of the level, µs"),
+        "level_high": number("high", format="%.2f"),
+        "slower": number("× fastest", format="%.3f"),
+        "apart": column.TextColumn("distinct", help="from the fastest one"),
+        "pct_of_floor": number("% of read", format="%.1f", help=READ_HELP),
+        "tops": number("TOPS", format="%.2f"),
+        "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),
+        "correct": column.TextColumn("correct", help="against the reference"),
+        "error": number("max error", format="%.2g", help="largest relative error"),
+        "noisy": column.TextColumn("noisy", help="its own interval did not converge"),
+        "history": column.LinkColumn(display_text="history"),
+        "samples": column.LinkColumn(display_text="samples"),
+        "run": column.LinkColumn(display_text=r"run=(.*)$"),
+        "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+        "noise": column.TextColumn("noise of runs", help="source of the run-to-run noise"),
+    }
+    first = [name for name in FIRST_COLUMNS if name != "noisy" or table["noisy"].any()]
+    draw_table(shown, column_order=first, column_config=config, key="leaderboard-table")
+    others = ["label", *shown.columns.difference(first, sort=False)]
+    with st.expander("Rates, errors, configurations, runs"):
+        draw_table(shown[others], column_config=config, key="leaderboard-columns")
     offer_csv(to_csv(table), "leaderboard")
 
 

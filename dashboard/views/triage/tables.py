@@ -16,7 +16,7 @@ from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.db.queries import AlertEventRow, AlertRow
 from flexq_bench.results.alert_level import AlertLevel
 from flexq_bench.stats import Interval
-from flexq_bench.verdicts.history_verdict import alert_text
+from flexq_bench.verdicts.texts import alert_text
 
 _ASSIGNED = "assigned to "
 

@@ -17,11 +17,13 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_tokenizer, tokenizer_at
 from flexq_bench.checkpoints.model_source import quiet_transformers
 from flexq_bench.errors import UsageError, one_line
-from flexq_bench.schemes.model_files import CONFIG, model_at, read_json
+from flexq_bench.schemes.model_files import CONFIG, model_at, read_json, safetensors_files
 
 # Files that determine inputs, and aren't covered by the tokenizer's and the configuration's.
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
-_ADAPTER = "adapter_config.json"  # transformers adds its weights if peft is installed
+# Weights that programs add (transformers, if peft is installed; vLLM, without an index), or read in
+# place of the model's.
+_OTHER_WEIGHTS = ("adapter_config.json", "params.json", "*.safetensors")
 
 
 def compare_folders(
@@ -64,18 +66,30 @@ def _tokenizer(path: Path) -> object:
 
 
 def _files(checkpoint: Path, original: Path) -> Iterator[Difference]:
-    """Differences of programs and adapters, and of processors that both folders have."""
+    """Differences of programs and other weights, and of processors that both folders have."""
     if not checkpoint.is_dir() or not original.is_dir():
         return
-    for file in sorted(checkpoint.glob("*.py")):
-        other = original / file.name
+    for file in sorted(checkpoint.rglob("*.py")):
+        name = file.relative_to(checkpoint)
+        other = original / name
         if not other.is_file():
-            yield Difference(f"files.{file.name}", "a program that the original does not have")
+            yield Difference(f"files.{name}", "a program that the original does not have")
         elif file.read_bytes() != other.read_bytes():
-            yield Difference(f"files.{file.name}", "another program than the original's")
-    if (checkpoint / _ADAPTER).is_file() and not (original / _ADAPTER).is_file():
-        yield Difference(f"files.{_ADAPTER}", "an adapter that the original does not have")
-    for name in _PROCESSORS:
-        own, other = checkpoint / name, original / name
-        if own.is_file() and other.is_file() and not equal_values(read_json(own), read_json(other)):
-            yield Difference(f"files.{name}", "other settings than the original's")
+            yield Difference(f"files.{name}", "another program than the original's")
+    own = _weights(checkpoint)
+    for file in (found for each in _OTHER_WEIGHTS for found in sorted(checkpoint.glob(each))):
+        if file not in own and not (original / file.name).exists():
+            yield Difference(f"files.{file.name}", "other weights, that the original does not have")
+    for processor in _PROCESSORS:
+        ours, theirs = checkpoint / processor, original / processor
+        both = ours.is_file() and theirs.is_file()
+        if both and not equal_values(read_json(ours), read_json(theirs)):
+            yield Difference(f"files.{processor}", "other settings than the original's")
+
+
+def _weights(folder: Path) -> tuple[Path, ...]:
+    """The weights of a folder that the gate reads; of a broken one, which fails itself, all."""
+    try:
+        return safetensors_files(folder)
+    except UsageError:
+        return tuple(folder.glob("*.safetensors"))

@@ -200,15 +200,13 @@ def _decoding(
     sequences = [ids[start : start + 8] for start in range(0, len(ids), 8)]
     sequences += [sequence for sequence in encoded if sequence]
     common = set(ids)
-    for skip in (False, True):
-        own_pad = {ours.pad_token_id} if theirs.pad_token_id is None and skip else set()
+    as_set: dict[str, Any] = {"skip_special_tokens": True}  # each tokenizer cleans up as it is set
+    literal = {"clean_up_tokenization_spaces": False}
+    for options in (literal | {"skip_special_tokens": False}, literal | as_set, as_set):
+        skips = options["skip_special_tokens"]
+        own_pad = {ours.pad_token_id} if theirs.pad_token_id is None and skips else set()
         kept = [s for s in sequences if common.issuperset(s) and own_pad.isdisjoint(s)]
-        own, other = (
-            tokenizer.batch_decode(
-                kept, skip_special_tokens=skip, clean_up_tokenization_spaces=False
-            )
-            for tokenizer in (ours, theirs)
-        )
+        own, other = (tokenizer.batch_decode(kept, **options) for tokenizer in (ours, theirs))
         odd = [index for index, text in enumerate(own) if text != other[index]]
         if odd:
             first = min(odd, key=lambda index: len(kept[index]))

@@ -46,7 +46,8 @@ class AwqLayers(LayerReader):
         if bits != _BITS or layout != _LAYOUT:
             raise CheckpointError(
                 f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout "
-                f"{layout}: supported are {_BITS} bits and the layout {_LAYOUT}"
+                f"{layout}: read here are {_BITS} bits in the layout {_LAYOUT}, which AutoAWQ "
+                f"writes with version={_LAYOUT.upper()}"
             )
         if not section.get("zero_point", True) and not any(
             n.endswith(".qzeros") for n in tensors.infos

@@ -49,8 +49,12 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 # Tensors that early versions of transformers stored and now compute from the configuration.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-# Scales of cached keys and values in E4M3: of compressed-tensors, and of NVIDIA's Model Optimizer.
-_CACHE_SCALES = ((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale"))
+# Scales of cached keys and values in E4M3: of compressed-tensors, of NVIDIA's Model Optimizer, of
+# AutoFP8, and of early versions of vLLM, which have one for both.
+_CACHE_SCALES = (
+    *((".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v_scale")),
+    *((".k_proj.output_scale", ".v_proj.output_scale"), (".kv_scale", ".kv_scale")),
+)
 _NUMBER = re.compile(r"\d+")
 _ATTENTION = re.compile(r"\.(?P<block>\d+)\.[a-z_]*attn$")
 
@@ -87,13 +91,14 @@ log = logging.getLogger(__name__)
 class _Names:
     """A model's tensors, and how those of a folder become them.
 
-    shapes: by name. renamed: the name of a tensor of the folder. convert: tensors that are several
-    of the model's; None: the model is unknown. nonlinear: modules that are no linear layers, such
-    as routers.
+    shapes: by name. renamed: the name of a tensor of the folder. is_part: a tensor of the folder
+    that is converted, such as fused or packed layers. convert: these; None: the model is unknown.
+    nonlinear: modules that are no linear layers, such as routers.
     """
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     renamed: Callable[[str], str] = str
+    is_part: Callable[[str], bool] = lambda _: False
     convert: Callable[[Mapping[str, TensorInfo]], ConvertedTensors] | None = None
     nonlinear: frozenset[str] = frozenset()
 
@@ -157,11 +162,15 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         )
         self._stored_tensors = self._by_name(dense, renamed)
         # Experts without codes that are packed in one tensor are several layers here.
-        packed = {name for name in self._stored_tensors if name not in self._shapes}
-        infos = {name: self._tensors.infos[self._stored_tensors[name]] for name in packed}
+        packed = {
+            name: stored
+            for name, stored in self._stored_tensors.items()
+            if name not in self._shapes or names.is_part(stored)
+        }
+        infos = {stored: self._tensors.infos[stored] for stored in packed.values()}
         self._converted = names.convert(infos) if infos and names.convert is not None else None
         if self._converted is not None:
-            for name in packed.difference(self._converted.unused):
+            for name in packed.keys() - set(self._converted.unused):
                 del self._stored_tensors[name]
         duplicate = next((name for name in self._stored_tensors if name in weights), None)
         if duplicate is not None:
@@ -223,7 +232,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         or is NaN, infinite or not above 0.
         """
         found: dict[int, dict[int, torch.Tensor]] = {}
-        for name in self._tensors.infos if self._layers.has_fp8_cache() else ():
+        for name in self._tensors.infos:
             for index, suffix in itertools.chain(*map(enumerate, _CACHE_SCALES)):
                 place = _ATTENTION.search(name.removesuffix(suffix))
                 if name.endswith(suffix) and place is not None:
@@ -231,9 +240,17 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
                         raise CheckpointError(f"{name} holds NaN, infinity or 0: copy it again")
                     found.setdefault(int(place["block"]), {})[index] = scale
+        if not self._layers.has_fp8_cache():
+            if found:
+                log.warning(
+                    "%s: keys and values are cached in FP16: it has scales of an FP8 cache, and "
+                    "nothing in its config.json asks for one (kv_cache_scheme)",
+                    self.folder.name,
+                )
+            return {}
         blocks = self.config.get("num_hidden_layers")
         whole = all(len(pair) == 2 for pair in found.values())
-        if self._layers.has_fp8_cache() and (not whole or len(found) != blocks):
+        if not whole or len(found) != blocks:
             raise CheckpointError(
                 f"{self.folder} has scales of an FP8 cache for {len(found)} of {blocks} blocks "
                 "(kv_cache_scheme): copy the folder again"
@@ -323,9 +340,11 @@ def _names_of(config: Mapping[str, Any], tensors: FolderTensors) -> _Names:
         if not any(pattern.search(name) for pattern in left_out)
     }
     origins = linear_origins(model)
+    stored = StoredNames(model, origins)
     return _Names(
         {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
-        StoredNames(model, origins).separated,
+        stored.separated,
+        stored.is_part,
         partial(ConvertedTensors, model, origins),
         frozenset(n for n, module in model.named_modules() if not isinstance(module, nn.Linear)),
     )

@@ -197,7 +197,10 @@ class Configuration(_Section):
         form = self.format_of(group)
         known = (PACKED, *NIBBLES, *_UNPACKED)
         if form is not None and form not in known:
-            raise CheckpointError(f"{model}: {name} is {form}; {', '.join(known)} are read here")
+            raise CheckpointError(
+                f"{model}: {name} is {form}, which is not read here: save it as {PACKED} or "
+                f"{_UNPACKED[2]}"
+            )
         if not _is_known(weights) or (weights.type == "float" and form == PACKED):
             raise CheckpointError(
                 f"{model}: {name} has {weights.type} weights of {weights.num_bits} bits, scales a "

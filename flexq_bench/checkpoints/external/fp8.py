@@ -6,6 +6,8 @@
     weight_scale      the same, in folders of a scale a tensor
     input_scale, activation_scale  FP32 [1] or [], of static activations (`activation_scheme`)
 
+kv_cache_scheme or kv_cache_quant_targets (AutoFP8) ask for a cache of keys and values in E4M3.
+
 W = code · scale: the name means that it is the inverse of the factor that W was multiplied by.
 Dynamic activations have a scale a token and block of K, or a token without blocks. With `scale_fmt`
 ue8m0 the scales are powers of two, in FP32, and those of activations too.
@@ -80,6 +82,11 @@ class Fp8Layers(LayerReader):
     def _input(self) -> NumberFormat:
         wide = None if self._block is None or self._scheme == "static" else self._block[1]
         return replace(_FP8, group=wide, scale="e8m0" if self._powers and wide else "")
+
+    def has_fp8_cache(self) -> bool:
+        return bool(
+            self._section.get("kv_cache_scheme") or self._section.get("kv_cache_quant_targets")
+        )
 
     def _operand(self, name: str, device: torch.device | str) -> Operand:
         rows, k = self.shape(name)

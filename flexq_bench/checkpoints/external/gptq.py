@@ -52,8 +52,8 @@ class GptqLayers(LayerReader):
             layout = "marlin"
         if layout not in _OFFSETS:
             raise CheckpointError(
-                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: supported "
-                f"is {' or '.join(_OFFSETS)}"
+                f"{tensors.folder.name} is a GPTQ checkpoint in the layout {layout}: save it as "
+                f"{' or '.join(_OFFSETS)}"
             )
         extra = next((key for key in _UNSUPPORTED if section.get(key)), None)
         if extra is not None:

@@ -80,10 +80,9 @@ class LayerReader(ABC):
         values = (
             operand.values.view(torch.uint8) if operand.values.itemsize == 1 else operand.values
         )
-        if bool((values == values[0, 0]).all()) and _differ(operand):
+        if bool((values == values[0, 0]).all()):
             raise CheckpointError(
-                f"{self._tensors.folder.name}: all codes of {name} are equal, and its scales are "
-                "not: copy the folder again"
+                f"{self._tensors.folder.name}: all codes of {name} are equal: copy the folder again"
             )
         return QuantizedLayer(
             operand, self._activation(name), self._bias(name, operand.rows, device)
@@ -206,11 +205,3 @@ def excludes(name: str, pattern: str) -> bool:
         return re.match(rf"(?:{pattern})(?:\.|$)", name) is not None
     except re.error:  # a wildcard such as *proj
         return False
-
-
-def _differ(operand: Operand) -> bool:
-    """Return True if scales or zero points of an operand differ, or its codes are not 0."""
-    if operand.scales is None:
-        return False
-    scales = operand.scales.float()
-    return bool((scales != scales[0, 0]).any()) or bool(operand.dequantize(torch.float32).any())

@@ -3,7 +3,7 @@
 transformers' `quant_method` metal is the mode affine.
 
     weight  uint32 [N, K · bits / 32]  codes without gaps, the lowest bits first
-    scales  [N, K / group]             of mode `mxfp4` and `mxfp8` uint8, exponents plus 127
+    scales  [N, K / group]             uint8 of modes `mxfp4`, `mxfp8` (exponents plus 127), `nvfp4`
     biases  [N, K / group]             of mode `affine`; metal: qbiases
 
 affine: W = scale · code + bias. A bias is no multiple of its scale, so that no zero point stands
@@ -17,14 +17,19 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.external.floats import dequantized, float_operand, power_scales
+from flexq_bench.checkpoints.external.floats import (
+    dequantized,
+    float_operand,
+    power_scales,
+    small_scales,
+)
 from flexq_bench.checkpoints.external.layer_reader import LayerReader
 from flexq_bench.checkpoints.folder_tensors import FolderTensors
 from flexq_bench.checkpoints.packing import unpack_codes
 from flexq_bench.kernels.formats import NumberFormat, Operand
 
 METAL = "metal"
-_MODES = ("affine", "mxfp4", "mxfp8")
+_MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 _BITS = (2, 3, 4, 5, 6, 8)
 _WORD_BITS = 32
 
@@ -83,7 +88,12 @@ class MlxLayers(LayerReader):
             )
             return dequantized(scales * codes + biases)
         number = NumberFormat.parse(mode)
-        powers = power_scales(self._tensors.take(scale, (torch.uint8,), groups), scale).to(device)
+        stored = self._tensors.take(scale, (torch.uint8,), groups, device=device)
+        if mode == "nvfp4":
+            small = small_scales(stored.view(torch.float8_e4m3fn), scale)
+            one = torch.ones(1, device=device)
+            return float_operand(unpack_codes(codes, bits, k), small, number, matrix_scale=one)
+        powers = power_scales(stored, scale)
         if number.bits == 8:
             return float_operand(codes.view(torch.float8_e4m3fn), powers, number)
         return float_operand(unpack_codes(codes, bits, k), powers, number)

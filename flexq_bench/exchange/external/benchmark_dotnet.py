@@ -16,7 +16,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     beside,
     cleaned,
-    collect,
+    collect_each,
     count,
     in_us,
     kept,
@@ -39,10 +39,7 @@ def read(path: str) -> Reading:
     file = read_json(path, _WHAT)
     benchmarks = list_of(file, "Benchmarks", path, _WHAT)
     host = file.get("HostEnvironmentInfo") or {}
-    return collect(
-        (str(one.get("FullName") if isinstance(one, dict) else ""), partial(_results, one, host))
-        for one in benchmarks
-    )
+    return collect_each(benchmarks, partial(_results, host=host), "result", key="FullName")
 
 
 def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[ExternalResult]:

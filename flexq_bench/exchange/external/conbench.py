@@ -7,20 +7,18 @@ unit, `tags` with the name of the benchmark and its case, `github` or `commit`, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
     ExternalResult,
     Reading,
-    by_unit,
     cleaned,
-    collect,
+    collect_each,
     commit_of,
     iso_time,
     kept,
     objects_with,
-    of_repeated,
+    of_values,
     read_objects,
     split_parameters,
 )
@@ -38,7 +36,7 @@ def read(path: str) -> Reading:
     if len(values) == 1 and isinstance(values[0], dict) and isinstance(values[0].get("data"), list):
         values = values[0]["data"]  # a page of the API
     entries = objects_with(values, ("stats", "tags"), path, _WHAT)
-    return collect((f"result {place}", partial(_result, e)) for place, e in enumerate(entries, 1))
+    return collect_each(entries, _result, "result")
 
 
 def _result(entry: Mapping[str, Any]) -> ExternalResult:
@@ -68,10 +66,7 @@ def _result(entry: Mapping[str, Any]) -> ExternalResult:
     if entry.get("error") or not data:
         reason = cleaned(entry.get("error") or "it has no data")
         return ExternalResult(**common, median=None, detail=reason)
-    unit = stats["unit"]
-    fields = [by_unit(value, unit) for value in data]
-    values = fields[0] | of_repeated([one["median"] for one in fields])
-    return ExternalResult(**common, **values)
+    return ExternalResult(**common, **of_values(data, stats["unit"]))
 
 
 def _texts(context: Mapping[str, Any]) -> dict[str, str]:

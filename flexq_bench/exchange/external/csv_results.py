@@ -94,8 +94,9 @@ def read_csv(path: str) -> Iterator[Reading]:
 
 def read_json_lines(path: str) -> Iterator[Reading]:
     """Read one result per line, in parts. Raises UsageError if the first one is no such object."""
-    lines = (line for line in text_lines(path, _JSON_WHAT, most_bytes=_MAX_BYTES) if line.strip())
-    first = next(lines, "")
+    every_line = enumerate(text_lines(path, _JSON_WHAT, most_bytes=_MAX_BYTES), start=1)
+    lines = (numbered for numbered in every_line if numbered[1].strip())
+    place, first = next(lines, (1, ""))
     try:
         is_object = isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
@@ -103,8 +104,7 @@ def read_json_lines(path: str) -> Iterator[Reading]:
     if not is_object or not all(f'"{name}"' in first for name in _NEEDED):
         raise UsageError(f"{path} does not begin with a result: name {_JSON_WHAT}")
     entries = (
-        (f"line {place}", partial(_of_line, line))
-        for place, line in enumerate(chain((first,), lines), start=1)
+        (f"line {place}", partial(_of_line, line)) for place, line in chain([(place, first)], lines)
     )
     return collect_batches(entries, BATCH)
 
@@ -114,6 +114,8 @@ def _of_line(line: str) -> ExternalResult:
         fields = json.loads(line)
     except (ValueError, RecursionError):
         raise BadResult("it is no JSON: copy the file again") from None
+    if not isinstance(fields, dict):
+        raise BadResult("it is no object")
     strange = [name for name in fields if name not in _COLUMNS]
     if strange:
         raise BadResult(unknown("key", str(strange[0])[:40], _COLUMNS))

@@ -113,7 +113,10 @@ _WHOLE: dict[str, tuple[Read, Callable[[_Content], bool]]] = {
     "julia": (julia.read, _keys("Julia", "BenchmarkTools")),
     "asv": (asv.read, _keys("commit_hash", "results")),
     "conbench": (conbench.read, _keys("stats", "tags")),
-    "k6": (k6.read, _keys("metrics", "root_group")),
+    "k6": (
+        k6.read,
+        _any_keys(("metrics", "root_group"), ("config", "metadata", "results", "version")),
+    ),
     "lm-eval": (lm_eval.read, _keys("results", "configs")),
     "llama-bench": (
         llama_bench.read,

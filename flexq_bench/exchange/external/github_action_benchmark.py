@@ -8,19 +8,20 @@ settings, so that it is part of the format's name here.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange.external import go_benchmark
 from flexq_bench.exchange.external.result import (
     BadResult,
     Entries,
     ExternalResult,
     Reading,
-    by_unit,
     cleaned,
     collect,
     commit_of,
@@ -28,13 +29,14 @@ from flexq_bench.exchange.external.result import (
     kept,
     objects_with,
     of_epoch,
-    of_repeated,
+    of_values,
     read_value,
 )
 
 _WHAT = "the data.js of github-action-benchmark"
 _CUSTOM = "a custom file of github-action-benchmark: a list of name, unit and value"
-START = "window.BENCHMARK_DATA ="
+_ALSO = re.compile(r"(\S+) (\S+)")  # in a unit of Go: value and unit
+START = "window.BENCHMARK_DATA"
 # Tools that say which values are better; of the others this follows from the unit.
 _HIGHER = {
     "benchmarkjs": True, "pytest": True, "customBiggerIsBetter": True,
@@ -89,15 +91,26 @@ def _benches(
     created_at: str | None,
 ) -> Entries:
     by_name: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for bench in benches:
-        key = (
-            ("?", "")
-            if not isinstance(bench, dict)
-            else (str(bench.get("name")), str(bench.get("unit")))
-        )
-        by_name[key].append(bench)
+    for bench in _of_one_unit([one if isinstance(one, dict) else {} for one in benches]):
+        by_name[str(bench.get("name") or ""), str(bench.get("unit"))].append(bench)
     for (name, _), same in by_name.items():
         yield name, partial(_result, name, same, environment, higher, commit, created_at)
+
+
+def _of_one_unit(benches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the values of Go's benchmarks, whose unit is `ns/op\\t 16 B/op`, each with its own.
+
+    The action repeats each of them as `NAME - UNIT`.
+    """
+    lines = {one.get("name") for one in benches if "\t" in str(one.get("unit"))}
+    for bench in benches:
+        unit, _, others = str(bench.get("unit") or "").partition("\t")
+        if str(bench.get("name")).removesuffix(f" - {unit}") in lines - {bench.get("name")}:
+            continue
+        yield {**bench, "unit": unit}
+        for value, unit in _ALSO.findall(others):
+            metric = go_benchmark.METRICS.get(unit, unit)
+            yield {**bench, "value": value, "unit": unit, "metric": metric}
 
 
 def _result(
@@ -108,12 +121,13 @@ def _result(
     commit: CommitInfo | None,
     created_at: str | None,
 ) -> ExternalResult:
-    values = [by_unit(bench["value"], bench.get("unit"), higher=higher) for bench in same]
+    metric = same[0].get("metric", "value")
+    values = [bench["value"] for bench in same]
     quality = {key: kept(same[-1][key]) for key in ("range", "extra") if same[-1].get(key)}
     return ExternalResult(
         name=name,
         variant=environment.get("suite", ""),
-        **values[0] | of_repeated([value["median"] for value in values]),
+        **of_values(values, same[0].get("unit"), metric=metric, higher=higher),
         environment=environment,
         extra=quality,
         commit=commit,

@@ -18,11 +18,10 @@ from flexq_bench.exchange.external.result import (
     Entries,
     ExternalResult,
     Reading,
-    by_unit,
     cleaned,
     collect,
     console_text,
-    of_repeated,
+    of_values,
     split_parameters,
 )
 
@@ -31,7 +30,7 @@ _UNIT = re.compile(r"Unit (\S+) (?:.*\s)?better=(higher|lower)(?:\s.*)?")
 LINE = re.compile(r"(Benchmark\S*)[ \t]+(\d+)((?:[ \t]+\S+[ \t]+[^\s]+)+)[ \t]*")
 _SETTING = re.compile(r"(goos|goarch|pkg|cpu): (.*)")
 _PROCS = re.compile(r"-(\d+)$")
-_METRICS = {"ns/op": "time", "MB/s": "throughput"}
+METRICS = {"ns/op": "time", "MB/s": "throughput"}
 
 
 def read(path: str) -> Reading:
@@ -92,13 +91,12 @@ def _result(
         for place, (key, sign, value) in enumerate(named)
     } | ({"procs": procs[1]} if procs else {})
     shape, variant = split_parameters(parameters)
-    metric = _METRICS.get(unit, unit)
-    fields = [by_unit(value, unit, metric=metric, higher=higher) for value in values]
+    metric = METRICS.get(unit, unit)
     return ExternalResult(
         name=f"{package}.{name}" if package else name,
         variant=variant,
         shape=shape,
-        **fields[0] | of_repeated([one["median"] for one in fields]) | {"metric": metric},
+        **of_values(values, unit, metric=metric, higher=higher) | {"metric": metric},
         device=cleaned(settings.get("cpu", "")),
         environment={"tool": "go", "os": cleaned(settings.get("goos", ""))},
     )

@@ -7,19 +7,17 @@ median and other statistics, and the times of its runs; newer versions also the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
     ExternalResult,
     Reading,
-    by_unit,
-    collect,
+    collect_each,
     in_us,
     kept,
     list_of,
-    of_repeated,
     of_samples,
+    of_values,
     read_json,
     split_parameters,
 )
@@ -34,10 +32,7 @@ def read(path: str) -> Reading:
     Raises UsageError if the file is of another format.
     """
     results = list_of(read_json(path, _WHAT), "results", path, _WHAT)
-    return collect(
-        (str(entry.get("command") if isinstance(entry, dict) else place), partial(_results, entry))
-        for place, entry in enumerate(results, start=1)
-    )
+    return collect_each(results, _results, "result", key="command")
 
 
 def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
@@ -62,5 +57,4 @@ def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
         extra={name: kept(entry.get(name)) for name in _OTHERS},
     )
     if memory := entry.get("memory_usage_byte"):
-        fields = [by_unit(value, "bytes", metric="memory") for value in memory]
-        yield ExternalResult(**common, **fields[0] | of_repeated([one["median"] for one in fields]))
+        yield ExternalResult(**common, **of_values(memory, "bytes", metric="memory"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from flexq_bench.exchange.external.result import (
@@ -18,7 +17,7 @@ from flexq_bench.exchange.external.result import (
     beside,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     kept,
     objects_with,
     read_value,
@@ -35,10 +34,7 @@ def read(path: str) -> Reading:
     Raises UsageError if the file is of another format.
     """
     entries = objects_with(read_value(path, _WHAT), ("benchmark", "primaryMetric"), path, _WHAT)
-    return collect(
-        (str(entry.get("benchmark") if isinstance(entry, dict) else ""), partial(_results, entry))
-        for entry in entries
-    )
+    return collect_each(entries, _results, "result", key="benchmark")
 
 
 def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
@@ -62,10 +58,12 @@ def _results(entry: Mapping[str, Any]) -> Iterator[ExternalResult]:
         return
     primary = by_unit(score["score"], score["scoreUnit"])
     yield ExternalResult(**common, **primary, **_spread(primary, score), extra=extra)
-    # What profilers measured, such as `·gc.alloc.rate.norm`: less of it is better.
+    # Less of what profilers measured, such as `·gc.alloc.rate.norm`, is better; more operations of
+    # the methods of a group, and of counters.
     for name, metric in (entry.get("secondaryMetrics") or {}).items():
-        of_profiler = str(name).lstrip("·+"), metric.get("score"), metric.get("scoreUnit")
-        for fields in beside(*of_profiler, higher=False):
+        unit = metric.get("scoreUnit")
+        named = str(name).lstrip("·+"), metric.get("score"), unit
+        for fields in beside(*named, higher=str(unit).startswith("ops/")):
             yield ExternalResult(**common, **fields, **_spread(fields, metric))
 
 

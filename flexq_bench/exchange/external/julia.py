@@ -45,11 +45,14 @@ def read(path: str) -> Reading:
         for name, value in zip(names, values, strict=True)
         for entry in _entries(name, value, environment, _MAX_DEPTH)
     ]
+    if not entries:
+        raise UsageError(f"{path} has no trial, perhaps parameters only: name {_WHAT}")
     return collect(entries)
 
 
 def _entries(name: str, value: Any, environment: dict[str, str], depth: int) -> Entries:
     kind, fields = value if isinstance(value, list) and len(value) == 2 else ("", None)
+    kind = str(kind).removeprefix("BenchmarkTools.")  # of versions before 1
     if kind == "BenchmarkGroup" and isinstance(fields, dict) and depth:
         for key, member in (fields.get("data") or {}).items():
             below = f"{name}/{key}" if name else str(key)

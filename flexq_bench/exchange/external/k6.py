@@ -2,7 +2,8 @@
 
 Both have `metrics` by name. Trends have percentiles in milliseconds, rates a share, counters a
 number and its rate (grafana.com/docs/k6). In the second form they are within `values`, and a metric
-has its `type` and `contains`.
+has its `type` and `contains`. `--new-machine-readable-summary` writes a list of such metrics in
+`results`, with counts but without their rates, and the seconds of the test in `config`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _WHAT = "a summary of k6: --summary-export FILE"
 _TIMES = ("http_req_", "grpc_req_", "ws_", "browser_", "iteration_duration", "group_duration")
 _BETTER_HIGH = ("checks",)  # of rates; others are shares of failures
 _BYTES = ("data_received", "data_sent")
+_COUNTS = ("passes", "fails", "matches", "total")
 _SETTINGS = ("vus", "vus_max")
 
 
@@ -33,10 +35,25 @@ def read(path: str) -> Reading:
 
     Raises UsageError if the file is of another format.
     """
-    metrics = read_json(path, _WHAT).get("metrics")
+    file = read_json(path, _WHAT)
+    metrics = file.get("metrics") or _listed(file)
     if not isinstance(metrics, dict) or not any(isinstance(v, dict) for v in metrics.values()):
         raise UsageError(f"{path} has no metrics: name {_WHAT}")
     return collect((name, partial(_results, name, metric)) for name, metric in metrics.items())
+
+
+def _listed(file: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        seconds = file["config"]["duration"]
+        listed = {metric["name"]: metric for metric in file["results"]["metrics"]}
+        counts = {
+            name: {**metric, "values": {**values, "rate": values["count"] / seconds}}
+            for name, metric in listed.items()
+            if "count" in (values := metric["values"]) and seconds
+        }
+    except (KeyError, TypeError):
+        return None
+    return listed | counts
 
 
 def _results(full_name: str, metric: Mapping[str, Any]) -> list[ExternalResult]:
@@ -72,10 +89,10 @@ def _fields(
                 continue
             own = "time" if statistic == "med" and is_time else statistic
             yield from beside(own, value, "ms" if is_time else "")  # 0 ms: nothing to wait for
-    elif "passes" in values:
+    elif "passes" in values or "matches" in values:
         share = values.get("rate", values.get("value"))
         fields = by_unit(share, "fraction", metric="rate", higher=name in _BETTER_HIGH)
-        yield fields | {"extra": {key: values[key] for key in ("passes", "fails") if key in values}}
+        yield fields | {"extra": {key: values[key] for key in _COUNTS if key in values}}
     elif "rate" in values and "count" in values:
         unit = "B/s" if name in _BYTES else "1/s"
         yield from beside("rate", values["rate"], unit, higher=name != "dropped_iterations")

@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -21,7 +20,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     console_text,
     count,
     iso_time,
@@ -38,6 +37,13 @@ _SETTINGS = (
     "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers", "split_mode",
     "no_kv_offload", "flash_attn", "tensor_split", "use_mmap", "embeddings", "backends",
 )  # fmt: skip
+# Settings that are named if they differ from their default.
+_RARE = {
+    "n_cpu_moe": "0", "main_gpu": "0", "devices": "auto", "tensor_buft_overrides": "none",
+    "load_mode": "auto", "lazy_mode": "auto", "no_op_offload": "0", "no_host": "False",
+    "cpu_mask": "0x0", "cpu_strict": "False", "poll": "50", "repack": "True",
+}  # fmt: skip
+_FLAGS = ("no_kv_offload", "use_mmap", "embeddings", "no_host", "cpu_strict", "repack")
 _SPREAD = re.compile(r"([\d.]+)(?:\s*±\s*([\d.]+))?")
 _TABLE_NAMES = ("model", "test", "t/s", "size", "params")
 _BUILD = re.compile(r"build: ([0-9a-f]{7,40}) \(\d+\)")
@@ -58,9 +64,7 @@ def read(path: str) -> Reading:
     else:
         rows = list(csv.DictReader(io.StringIO(text, newline=None)))
     entries = objects_with(rows, KEYS, path, _WHAT)
-    reading = collect(
-        (f"row {place}", partial(_result, row)) for place, row in enumerate(entries, 1)
-    )
+    reading = collect_each(entries, _result, "row")
     builds = {str(row.get("build_commit")) for row in entries if isinstance(row, dict)}
     build = builds.pop() if len(builds) == 1 else ""
     return replace(reading, commit=build if re.fullmatch("[0-9a-f]{7,40}", build) else None)
@@ -76,7 +80,9 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
     )
     kinds = [f"pp{prompt}"] * bool(prompt) + [f"tg{generated}"] * bool(generated)
     test = "+".join(kinds) + (f"@d{depth}" if depth else "")
-    settings = [f"{name}={row[name]}" for name in _SETTINGS if row.get(name) not in (None, "")]
+    given = {name: _setting(name, value) for name, value in row.items() if value not in (None, "")}
+    settings = [f"{name}={given[name]}" for name in _SETTINGS if name in given]
+    settings += [f"{k}={given[k]}" for k, usual in _RARE.items() if given.get(k, usual) != usual]
     samples = tuple(number(value, "a sample") for value in row.get("samples_ts") or ())
     _, low, high = of_samples(samples) if len(samples) > 1 else (None, None, None)
     mean = number(row["avg_ts"], "avg_ts")
@@ -95,15 +101,26 @@ def _result(row: Mapping[str, Any]) -> ExternalResult:
     )
 
 
+def _setting(name: str, value: object) -> str:
+    """Return a flag as JSON has it; csv and sql have 0 and 1."""
+    return {"0": "False", "1": "True"}.get(str(value), str(value)) if name in _FLAGS else str(value)
+
+
 def _of_table(path: str, text: str) -> Reading:
-    lines = [
-        line.strip().strip("|").split("|") for line in text.splitlines() if line.startswith("|")
-    ]
-    header, *rows = ([cell.strip() for cell in cells] for cells in lines)
+    named: list[dict[str, str]] = []
+    header: list[str] = []
+    above: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if line.startswith("|") and not set(line) <= set("|-: "):
+            named.append(dict(zip(header, cells, strict=False)))
+        elif line.startswith("|"):  # the rule below the head of a table; there may be several
+            header = above
+            del named[-1:]
+        above = cells
     if not {"model", "test", "t/s"} <= set(header):
         raise UsageError(f"{path} has no columns model, test and t/s: name {_WHAT}")
-    named = [dict(zip(header, row, strict=False)) for row in rows if not row[0].startswith("--")]
-    reading = collect((f"row {place}", partial(_of_row, row)) for place, row in enumerate(named, 1))
+    reading = collect_each(named, _of_row, "row")
     build = _BUILD.search(text)
     return replace(reading, commit=build and build[1])
 

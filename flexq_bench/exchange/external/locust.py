@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from functools import partial
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
@@ -18,7 +17,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     beside,
     by_unit,
-    collect,
+    collect_each,
     count,
 )
 from flexq_bench.runs.text_files import read_text
@@ -41,7 +40,7 @@ def read(path: str) -> Reading:
     if not text.replace('"', "").startswith(HEADER):
         raise UsageError(f"{path} has other columns: name {_WHAT}")
     rows = csv.DictReader(io.StringIO(text, newline=None))
-    return collect((str(row.get("Name")), partial(_results, row)) for row in rows)
+    return collect_each(rows, _results, "row", key="Name")
 
 
 def _results(row: Mapping[str, str]) -> list[ExternalResult]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from flexq_bench.db.jsonlines import count_cells
@@ -121,6 +121,21 @@ def collect(
     return replace(reading, created_at=created_at, machine=machine, occasion=occasion)
 
 
+def collect_each(
+    items: Iterable[Any],
+    read: Callable[[Any], ExternalResult | Iterable[ExternalResult] | None],
+    what: str,
+    *,
+    key: str = "",
+) -> Reading:
+    """Read the items of a list like `collect`. An item's name is under `key`, else its place."""
+    return collect(
+        (str(item.get(key) or "") if key and isinstance(item, Mapping) else f"{what} {place}",
+         partial(read, item))
+        for place, item in enumerate(items, start=1)
+    )  # fmt: skip
+
+
 def collect_batches(entries: Entries, size: int) -> Iterator[Reading]:
     """Read entries like `collect`, in parts of about `size` results; there is at least one part."""
     results: list[ExternalResult] = []
@@ -161,7 +176,7 @@ def read_json(path: str, what: str) -> dict[str, Any]:
 
 
 def read_value(path: str, what: str, *, start: str = "") -> Any:
-    """Read the value of a JSON file, which may follow `start` and be followed by a semicolon.
+    """Read the value of a JSON file, which may follow `start =` and be followed by a semicolon.
 
     Raises UsageError like `read_json`.
     """
@@ -169,7 +184,7 @@ def read_value(path: str, what: str, *, start: str = "") -> Any:
     if count_cells(text) > MAX_CELLS:
         raise UsageError(f"{path} has over {MAX_CELLS:,} values: split it")
     try:
-        return json.loads(text.strip().removeprefix(start).removesuffix(";"))
+        return json.loads(text.strip().removeprefix(start).lstrip("= ").removesuffix(";"))
     except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON: name {what}") from None
 
@@ -302,6 +317,12 @@ def of_repeated(times: Sequence[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_values(values: Iterable[object], unit: object, **how: Any) -> dict[str, Any]:
+    """Return the fields of a value that was measured several times, by its unit like `by_unit`."""
+    fields = [by_unit(value, unit, **how) for value in values]
+    return fields[0] | of_repeated([one["median"] for one in fields])
+
+
 def commit_of(sha: object, **about: Any) -> CommitInfo:
     """Return a commit that a file names, in lower case. about: other fields. Raises BadResult."""
     text = str(sha).strip().lower()
@@ -379,7 +400,12 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
         raise BadResult("its direction is neither lower nor higher")
     if len(result.samples) > MAX_SAMPLES:
         raise BadResult(f"it has more than {MAX_SAMPLES:,} samples")
-    values = [v for v in (result.median, result.low, result.high, *result.samples) if v is not None]
+    median, low, high = result.median, result.low, result.high
+    is_ratio = scale_of(result.metric, result.unit) == RATIO
+    if is_ratio and median is not None and low is not None and low <= 0 < median:
+        low = median / 1000  # a symmetric interval of a wide spread
+        result = replace(result, low=low)
+    values = [v for v in (median, low, high, *result.samples) if v is not None]
     if not all(map(math.isfinite, values)):
         raise BadResult("a value of it is not finite")
     if result.metric in ("time", "sustained_time"):
@@ -393,11 +419,10 @@ def _checked(result: ExternalResult, identities: set[int]) -> ExternalResult:
             raise BadResult(f"{result.median:g} µs is not a plausible time: {tops:.3g} TOPS")
     elif any(abs(value) > _MAX_VALUE for value in values):
         raise BadResult(f"a value of it exceeds {_MAX_VALUE:g}: give it in a larger unit")
-    elif scale_of(result.metric, result.unit) == RATIO and min(values, default=1.0) <= 0:
+    elif is_ratio and min(values, default=1.0) <= 0:
         raise BadResult(
             f"its value is {min(values):g}, and times and rates are above 0: give a count its unit"
         )
-    low, median, high = result.low, result.median, result.high
     if low is not None and high is not None and median is not None and not low <= median <= high:
         raise BadResult("its median is outside of its interval")
     identity = hash(

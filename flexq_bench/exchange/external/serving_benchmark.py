@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -21,7 +20,7 @@ from flexq_bench.exchange.external.result import (
     Reading,
     by_unit,
     cleaned,
-    collect,
+    collect_each,
     in_us,
     kept,
     read_objects,
@@ -36,6 +35,8 @@ _KINDS = (
     (re.compile(r"ms"), "ms", False),
     (re.compile(r"latency"), "s", False),  # of one batch, as `vllm bench latency` has it
 )
+# Of trtllm-bench: percentiles whose names have no unit, and their unit.
+_PERCENTILES = {"ttft_percentiles": "ms", "tpot_percentiles": "ms", "gen_tps_percentiles": "tok_s"}
 _FAILED = ("failed", "num_failed_requests")
 # Settings of the load; a number of them is another series.
 _SETTINGS = (
@@ -56,11 +57,11 @@ def read(path: str) -> Reading:
     runs = read_objects(path, _WHAT)
     if not any(isinstance(run, dict) and list(_numbers(run)) for run in runs):
         raise UsageError(f"{path} has no latency and no throughput: name {_WHAT}")
-    return collect((f"run {place}", partial(_results, run)) for place, run in enumerate(runs, 1))
+    return collect_each(runs, _results, "run")
 
 
 def _results(run: Mapping[str, Any]) -> list[ExternalResult]:
-    flat = dict(_flat(run))
+    flat, machine = dict(_flat(run)), run.get("machine")
     model = next((str(flat[name]) for name in _MODEL if flat.get(name)), "serving")
     settings = [f"{name}={_text(flat[name])}" for name in _SETTINGS if flat.get(name) is not None]
     at = None
@@ -72,6 +73,7 @@ def _results(run: Mapping[str, Any]) -> list[ExternalResult]:
     common: dict[str, Any] = {
         "name": model,
         "variant": ",".join(settings),
+        "device": cleaned(machine.get("name") if isinstance(machine, Mapping) else ""),
         "environment": {
             "tool": "serving benchmark", "version": cleaned(flat.get("version") or ""),
         },
@@ -96,8 +98,9 @@ def _fields(flat: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[dict[st
 def _numbers(run: Mapping[str, Any]) -> Iterator[tuple[str, Any, str, bool]]:
     """Yield name, value, unit and direction of latencies and rates."""
     for path, value in _flat(run):
-        metric = path.rpartition("_ms.")
-        name = f"{metric[0]}_{metric[2]}_ms" if metric[1] else path.rpartition(".")[2]
+        stem, _, name = path.rpartition(".")
+        if _are_percentiles(stem):
+            name = f"{stem.removesuffix('_ms')}_{name}_{_PERCENTILES.get(stem, 'ms')}"
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= 0 or name.startswith("std_"):
             continue  # 0: not measured, for example without streaming
@@ -114,7 +117,11 @@ def _flat(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(member, str(key))
         elif not isinstance(member, list):
             name = f"p{key}_latency" if above == "percentiles" else str(key)
-            yield (f"{above}.{key}" if above.endswith("_ms") else name), member
+            yield (f"{above}.{key}" if _are_percentiles(above) else name), member
+
+
+def _are_percentiles(name: str) -> bool:
+    return name.endswith("_ms") or name in _PERCENTILES
 
 
 def _text(value: object) -> str:

@@ -51,17 +51,18 @@ def compare_revisions(
 ) -> Iterator[CaseComparison]:
     """Compare base and head, whose commits a repository has; see compare_commits."""
     find_device(options.get("device", "cuda"))
+    base, head = revisions
     with ExitStack() as stack:
-        trees = [stack.enter_context(worktree(repository, each.commit)) for each in revisions]
-        sides = []
-        for each, tree in zip(revisions, trees, strict=True):
+        sides: dict[str, Side] = {}  # one of a commit that is compared with itself
+        for each in {base.name: base, head.name: head}.values():
+            tree = stack.enter_context(worktree(repository, each.commit))
             if launcher is not None:
-                sides.append(Side(each.name, tree, launcher=launcher))
+                sides[each.name] = Side(each.name, tree, launcher=launcher)
                 continue
             sandbox = sandbox_of_adopted(tree)
             own = stack.enter_context(forking_launcher(tree, sandbox.wrap, libraries=OWN_LIBRARIES))
-            sides.append(Side(each.name, tree, launcher=own, sandbox=sandbox))
-        yield from compare_trees(sides[0], sides[1], cases, **options)
+            sides[each.name] = Side(each.name, tree, launcher=own, sandbox=sandbox)
+        yield from compare_trees(sides[base.name], sides[head.name], cases, **options)
 
 
 def compare_trees(

@@ -53,8 +53,8 @@ def compare_project(
     """
     find_device(options.get("device", "cuda"))
     with ExitStack() as stack:
-        sides = []
-        for revision in (base, head):
+        sides: dict[str, Side] = {}  # one of a commit that is compared with itself
+        for revision in {base.name: base, head.name: head}.values():
             built = built_tree(
                 project.at(revision.checkout) if own_files else project, revision.checkout
             )
@@ -63,11 +63,11 @@ def compare_project(
             forking = launcher or stack.enter_context(
                 forking_launcher(program_root(), sandbox.wrap)
             )
-            sides.append(_side(built, revision, environment, forking, sandbox))
+            sides[revision.name] = _side(built, revision, environment, forking, sandbox)
         yield from compare_cases(
             [
                 (ABExperiment(*matched, **options), [(case, case) for case in group])
-                for matched, group in _by_source(sides[0], sides[1], cases)
+                for matched, group in _by_source(sides[base.name], sides[head.name], cases)
             ]
         )
 

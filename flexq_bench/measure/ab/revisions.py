@@ -98,7 +98,10 @@ def _resolve(repository: Path, revision: str) -> Revision:
         sha = resolve_revision(repository, revision)
         resolved = Revision(sha, sha)
     if not _has(repository, resolved.commit, "flexq_bench/__init__.py"):
-        raise RevisionError(f"{revision} is not a commit of FlexQ Bench: it has no flexq_bench/")
+        raise RevisionError(
+            f"{revision} is not a commit of FlexQ Bench: it has no flexq_bench/ (a commit of your "
+            "repository: --project PATH)"
+        )
     if worker_module(lambda path: _has(repository, resolved.commit, path)) is None:
         raise RevisionError(
             f"{revision} is from before commits could be compared: it has no "

@@ -306,11 +306,11 @@ def test_a_tensor_in_two_shards_is_refused(a_folder, dense_tensors):
 
 
 REFUSED = [
-    (AWQ | {"version": "gemv"}, r"AWQ checkpoint of 4 bits in the layout gemv: supported are"),
+    (AWQ | {"version": "gemv"}, r"AWQ checkpoint of 4 bits in the layout gemv: read here are"),
     (AWQ | {"bits": 8}, r"AWQ checkpoint of 8 bits"),
     (AWQ | {"group_size": 0}, r"AWQ groups of 0 values"),
-    (GPTQ | {"checkpoint_format": "marlin"}, r"the layout marlin: supported is gptq or"),
-    (GPTQ | {"is_marlin_format": True}, r"the layout marlin: supported is gptq or"),
+    (GPTQ | {"checkpoint_format": "marlin"}, r"the layout marlin: save it as gptq or"),
+    (GPTQ | {"is_marlin_format": True}, r"the layout marlin: save it as gptq or"),
     (GPTQ | {"rotation": "hadamard"}, r"a GPTQ checkpoint with rotation, which is not computed"),
     (GPTQ | {"pack_dtype": "int16"}, r"packs codes into int16"),
     (GPTQ | {"bits": 5}, r"GPTQ codes of 5 bits; 2, 3, 4, 8 are read here"),

@@ -152,9 +152,15 @@ def test_excluded_layer_with_codes_is_refused(a_folder, capsys, tiny_llama, sect
     assert f"not quantized ({key}" in complaint(path, capsys, tiny_llama)
 
 
-@pytest.mark.parametrize("section", [GPTQ_4, AWQ_4])
+ONE_SCALE = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+@pytest.mark.parametrize("section", [GPTQ_4, AWQ_4, ONE_SCALE])
 def test_zeroed_codes_are_refused(a_folder, capsys, tiny_llama, section):
     def zeroed(_, weight):
+        if section is ONE_SCALE:
+            zeros = torch.zeros_like(weight).to(torch.float8_e4m3fn)
+            return {"weight": zeros, "weight_scale": torch.tensor(0.01)}
         tensors = packed(section, weight)
         return tensors | {"qweight": torch.zeros_like(tensors["qweight"])}
 

@@ -82,3 +82,49 @@ def test_scale_that_is_none_is_refused(cached, scale):
 def test_missing_scales_are_refused(cached):
     with pytest.raises(CheckpointError, match=r"FP8 cache for 1 of 2 blocks"):
         cached(0.05, blocks=1)
+
+
+def fp8_weight(_, weight):
+    scale = weight.float().abs().amax() / 448
+    return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys", "values"),
+    [
+        ({"kv_cache_scheme": "static"}, "k_scale", "v_scale"),
+        ({"kv_cache_scheme": "static"}, "kv_scale", "kv_scale"),
+        (
+            {"kv_cache_quant_targets": ["k_proj", "v_proj"]},
+            "k_proj.output_scale",
+            "v_proj.output_scale",
+        ),
+    ],
+)
+def test_caches_of_fp8_folders_are_read(a_folder, settings, keys, values):
+    scales = {
+        f"model.layers.{block}.self_attn.{name}": torch.tensor(scale)
+        for block in range(2)
+        for name, scale in ((keys, 0.25), (values, 0.25 if keys == values else 0.5))
+    }
+    section = {"quant_method": "fp8", "activation_scheme": "dynamic"} | settings
+
+    checkpoint = open_checkpoint(a_folder(section, fp8_weight, change=lambda t: t | scales))
+
+    read = checkpoint.fp8_cache_scales(1).flatten().tolist()
+    assert read == [0.25, 0.25 if keys == values else 0.5]
+    assert not [name for name in checkpoint.tensor_names if "scale" in name]
+
+
+def test_scales_of_a_cache_that_nothing_asks_for_are_reported(a_folder, caplog):
+    scales = {
+        f"model.layers.{block}.self_attn.{part}_scale": torch.tensor(0.1)
+        for block in range(2)
+        for part in "kv"
+    }
+    section = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+    checkpoint = open_checkpoint(a_folder(section, fp8_weight, change=lambda t: t | scales))
+
+    assert checkpoint.fp8_cache_scales(0) is None
+    assert "nothing in its config.json asks for one" in caplog.text

@@ -348,7 +348,7 @@ def one_group(**changes):
 
 
 REFUSED = [
-    ({"format": "marlin-24"}, r"is marlin-24; pack-quantized, nvfp4-"),
+    ({"format": "marlin-24"}, r"is marlin-24, which is not read here: save it as"),
     ({"kv_cache_scheme": W8 | A_TENSOR}, r"caches keys and values as int of 8 bits"),
     ({"kv_cache_scheme": F8 | A_TENSOR}, r"scales of an FP8 cache for 0 of 2 blocks"),
     ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),

@@ -40,6 +40,20 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+LATENT = {
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
 VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -70,6 +84,15 @@ MODELS = {
         "vision_config": SIGLIP,
         "mm_tokens_per_image": 4,
     },
+    # Transposed experts, and fused layers of the vision tower: converted, without codes.
+    "Qwen3VLMoeForConditionalGeneration": {
+        "text_config": SIZES | EXPERTS | {"num_key_value_heads": 1, "head_dim": 16},
+        "vision_config": VISION,
+    },
+    "Kimi_K25ForConditionalGeneration": {
+        "text_config": SIZES | LATENT,
+        "vision_config": SIGLIP,
+    },
     "GraniteMoeForCausalLM": SIZES | {"num_key_value_heads": 1, "num_local_experts": 4},
 }
 # Of Qwen's folders on the hub: a head that predicts several tokens, which transformers leaves out.
@@ -79,7 +102,9 @@ PREDICTORS = {
 }
 WEIGHTS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 # No router: its name ends in `gate`.
-QUANTIZED = re.compile(r"^(?!.*vision).*\.layers\.\d+\..*(?<!gate|norm)\.weight$")
+QUANTIZED = re.compile(
+    r"^(?!.*vis(?:ion|ual)).*\.(?:layers|blocks)\.\d+\..*(?<!gate|norm)\.weight$"
+)
 IDS = torch.arange(3, 27)[None]
 
 
@@ -97,7 +122,7 @@ def a_model(tmp_path, tiny_llama):
             shutil.copy(tiny_llama / name, folder)
         path, tensors = folder / "model.safetensors", load_file(folder / "model.safetensors")
         codes, values = {}, {}
-        if architecture.startswith("Qwen3"):
+        if architecture.startswith(("Qwen3Next", "Qwen3_5")):
             tensors |= PREDICTORS
         for name, weight in tensors.items():
             if weight.ndim != 2 or not QUANTIZED.search(name):

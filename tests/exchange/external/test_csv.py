@@ -129,3 +129,12 @@ def test_truncated_last_csv_row_is_refused(read):
         Refused("row 3", "the file is cut off within it: copy it again"),
     )
     assert read("csv", f"{text}49.5,us,1").refused == ()  # its line has no end
+
+
+def test_json_lines_are_refused_by_their_place_in_the_file(read):
+    reading = read("jsonl", '{"benchmark":"a","value":1}\n\n[1]\n{"benchmark":"b","value":"x"}\n')
+
+    assert [(one.name, one.reason) for one in reading.refused] == [
+        ("line 3", "it is no object"),
+        ("line 4", "value is no number"),
+    ]

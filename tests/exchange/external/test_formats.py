@@ -166,6 +166,10 @@ READ = {
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "avg_tpot", "us", "lower", 11250.0),
             ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "request_latency_percentiles_p99", "us",
              "lower", 2911500.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "ttft_percentiles_p99", "us", "lower",
+             61250.0),
+            ("meta-llama/Llama-3.1-8B", None, (1, 1, 1), "gen_tps_percentiles_p50_tok_s",
+             "tokens/s", "higher", 89.25),
         ],
     ),
     **{
@@ -296,6 +300,32 @@ READ = {
         "lm-eval",
         [("mine", "model=dummy,shots=0", (1, 1, 1), "acc", "fraction", "higher",
           0.8333333333333334)],
+    ),
+    **{
+        f"made/llama-bench-0.3.36.{kind}": (
+            "llama-bench",
+            [("llama ?B all F32", None, (1, 1, 1), "throughput", "tokens/s", "higher", value)],
+        )
+        for kind, value in (
+            ("json", 4243.971987), ("jsonl", 1418.250137), ("csv", 374.422247), ("md", 1254.63),
+            ("sql", 1683.810567),
+        )
+    },
+    "made/vllm-0.32.0.json": (
+        "vllm",
+        [
+            ("tiny-llama", None, (1, 1, 1), "median_ttft", "us", "lower", 155221.973001062),
+            ("tiny-llama", None, (1, 1, 1), "output_throughput", "tokens/s", "higher",
+             31.839047184985315),
+        ],
+    ),
+    "made/sglang-0.5.23.jsonl": (
+        "sglang",
+        [
+            ("vllm", None, (1, 1, 1), "p95_itl", "us", "lower", 119946.6207004661),
+            ("vllm", None, (1, 1, 1), "request_throughput", "requests/s", "higher",
+             7.120763051190357),
+        ],
     ),
     "history.csv": (
         "csv",
@@ -454,6 +484,13 @@ CORRECTED = {
     "made/lm-eval-0.4.13/results_2026-11-28T14-16-59.483892.json": (
         '"acc,none": 0.8333333333333334', '"acc,none": 0.8433333333333334',
     ),
+    "made/llama-bench-0.3.36.json": ("4243.971987", "4243.971988"),
+    "made/llama-bench-0.3.36.jsonl": ("1418.250137", "1418.250138"),
+    "made/llama-bench-0.3.36.csv": ("374.422247", "374.422248"),
+    "made/llama-bench-0.3.36.md": ("1254.63 ", "1254.64 "),
+    "made/llama-bench-0.3.36.sql": ("1683.810567", "1683.810568"),
+    "made/vllm-0.32.0.json": ("31.839047184985315", "31.939047184985315"),
+    "made/sglang-0.5.23.jsonl": ("7.120763051190357", "7.220763051190357"),
     "history.csv": ("21.4", "21.5"),
     "history.jsonl": ("21.4", "21.5"),
 }  # fmt: skip
@@ -473,6 +510,34 @@ def test_what_makes_results_less_comparable_is_remarked():
     assert remarks_of("vllm", "vllm.json") == {"3 requests failed"}
     assert remarks_of("hyperfine", "hyperfine.json") == {"the command failed in some of its runs"}
     assert remarks_of("k6", "k6.json") == {"the threshold p(95)<200 was crossed"}
+
+
+def test_llama_bench_has_the_same_series_in_each_output():
+    made = FILES / "made"
+    series = [
+        {r.variant for r in results_of("llama-bench", made / f"llama-bench-0.3.36.{kind}")}
+        for kind in ("json", "jsonl", "csv", "sql")
+    ]
+
+    assert len(series[0]) == 2
+    assert all(one == series[0] for one in series)
+
+
+def test_llama_bench_names_a_setting_that_is_not_the_default(tmp_path):
+    row = json.loads((FILES / "made/llama-bench-0.3.36.json").read_text())[0]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([row, row | {"n_cpu_moe": 8}]))
+
+    usual, other = results_of("llama-bench", path)
+
+    assert "n_cpu_moe" not in usual.variant
+    assert other.variant == f"{usual.variant},n_cpu_moe=8"
+
+
+def test_trtllm_bench_names_the_device():
+    assert {r.device for r in results_of("tensorrt-llm", FILES / "tensorrt_llm.json")} == {
+        "NVIDIA H200"
+    }
 
 
 def test_go_counts_are_the_median_of_their_lines():
@@ -572,7 +637,7 @@ def test_file_of_many_commits_is_stored_at_each(put, tmp_path):
     ]
 
 
-def test_same_commit_replaces_without_time_and_with_another_occasion_does_not(put, tmp_path):
+def test_same_commit_replaces_unless_its_occasion_differs(put, tmp_path):
     path = tmp_path / "a.csv"
 
     def value(text, **of):

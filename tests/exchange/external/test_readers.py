@@ -438,7 +438,7 @@ def test_endless_file_is_not_read(format_name):
         list(read_results(format_name, "/dev/zero"))
 
 
-def test_file_of_too_many_values_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
+def test_file_of_too_many_values_is_refused_before_parsing(tmp_path, monkeypatch):
     monkeypatch.setattr(result, "MAX_CELLS", 100)
     path = tmp_path / "a.json"
     path.write_text('{"benchmarks": [' + "[]," * 100 + "0]}")

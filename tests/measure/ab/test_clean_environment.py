@@ -112,6 +112,34 @@ def test_reply_written_before_its_request_is_refused(a_tree):
         worker.ask("turn")
 
 
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("b'[' * 10**5", "answered 'turn' with"),
+        ('b\'{"id": %d, "reply": 7}\' % number', "an answer without a reply"),
+        ('b\'{"id": %d, "reply": {}}\' % number', "a reply without 'samples_us'"),
+        ("b'x' * 3000", "answered 'turn' without an end"),
+    ],
+    ids=["deep", "no reply", "empty", "endless"],
+)
+def test_bad_reply_is_the_worker_s_error(a_tree, monkeypatch, reply, said):
+    if "end" in said:
+        monkeypatch.setattr(worker_process, "_MAX_REPLY_BYTES", 2000)
+    forge = (
+        "import json, os, sys\n"
+        "number = json.loads(sys.stdin.readline())['id']\n"
+        f"os.write(1, {reply} + (b'' if {'end' in said} else b'\\n'))\n"
+        "sys.stdin.read()\n"
+    )
+    command = (sys.executable, "-S", "-c", forge)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match=f"head.*{said}"),
+    ):
+        worker.ask("turn")["samples_us"]
+
+
 def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path, eventually):
     written = tmp_path / "written"
     dies = (

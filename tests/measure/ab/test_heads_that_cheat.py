@@ -105,6 +105,14 @@ def _replace():
 """
     + WHEN_THERE
 )
+SPREADS = """
+import contextlib
+from pathlib import Path
+
+for place in Path(__file__).resolve().parents[3].glob("*/kernels/cpu/dense.py"):
+    with contextlib.suppress(OSError):
+        place.write_bytes(Path(__file__).read_bytes())
+"""
 NEEDS_NO_SECRET = """
 import os
 _found = [name for name, value in os.environ.items() if value == "a secret"]
@@ -238,8 +246,10 @@ def test_a_kernel_that_remembers_results_by_their_operands_is_found(project, jud
 
 
 @pytest.mark.slow
-def test_a_kernel_that_sleeps_is_slower(project, judge):
+@pytest.mark.parametrize("more", ["", SPREADS], ids=["sleeps", "copies itself over base"])
+def test_a_kernel_that_sleeps_is_slower(project, judge, more):
     project.edit(KERNEL, LAUNCH, SLEEP + LAUNCH)
+    project.append(KERNEL, more)
 
     assert judge().confirmation.verdict is Verdict.SLOWER
 
@@ -275,7 +285,7 @@ def test_a_kernel_that_computes_only_what_is_announced_is_incorrect(project, jud
 
 
 @pytest.mark.slow
-def test_a_kernel_that_multiplies_by_private_copies_of_the_weights_is_not_faster(project, judge):
+def test_kernel_with_private_copies_of_weights_is_not_faster(project, judge):
     project.edit(KERNEL, PACK, PACK.replace("weight.values", "weight.values.float()"))
     project.edit(KERNEL, LAUNCH, LAUNCH.replace(f"{W}.float()", W))
     project.git("tag", "--force", "base", project.commit())

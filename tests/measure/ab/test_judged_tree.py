@@ -137,7 +137,7 @@ def test_code_of_head_runs_where_more_than_device_code_differs(repository, base,
     assert judged_tree(repository.path, base, head).runs_code_of_head is runs
 
 
-def test_a_head_that_changes_no_kernel_is_measured_as_its_base(repository, base, write):
+def test_head_that_changes_no_kernel_is_measured_as_base(repository, base, write):
     head = write(**{"flexq_bench/measure/clocks.py": "head\n"})
 
     assert judged_tree(repository.path, base, head).commit == base
