@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.cli.verbs import VERBS, keep_typed_values, verb_group
+from flexq_bench.cli.verbs import VERBS, verb_group
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
@@ -120,9 +120,7 @@ def _described_installed() -> Iterable[LinearKernel]:
 @cache
 def _command() -> Callable[..., int | None]:
     """Return the parser of all verbs; it takes 0.2 s to build from their signatures."""
-    command = typer.main.get_command(app)
-    keep_typed_values(command)
-    return command
+    return typer.main.get_command(app)
 
 
 def _run(arguments: list[str]) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -12,8 +10,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from flexq_bench.packages import without_collection
-
-_CONVERTER = "get_runtime_param"  # of a parameter of typer
 
 
 class Verb(NamedTuple):
@@ -210,50 +206,9 @@ def _command_of(name: str, verb: Verb) -> Any:
         module = import_module(f"flexq_bench.cli.{verb.module}")
     member = getattr(module, verb.name)
     if isinstance(member, typer.Typer):
-        group = typer.main.get_group(member)
-        group.name = name
-        for command in (group, *group.commands.values()):
-            keep_typed_values(command)
-        return group
+        command = typer.main.get_group(member)
+        command.name = name
+        return command
     alone = typer.Typer(add_completion=False)
     alone.command(name)(member)
-    command = typer.main.get_command(alone)
-    keep_typed_values(command)
-    return command
-
-
-def keep_typed_values(command: Any) -> None:
-    """Let a command use defaults, and text for a parameter of type str, as they are.
-
-    Typer converts each value, with pydantic, whose import takes a fifth of a short command's time.
-    """
-    parameters = command.get_params
-
-    def get_params(context: typer.Context) -> list[Any]:
-        found: list[Any] = parameters(context)
-        for parameter in found:
-            # a method since typer 0.27
-            if hasattr(parameter, _CONVERTER) and _CONVERTER not in vars(parameter):
-                vars(parameter)[_CONVERTER] = partial(_TypedValues, getattr(parameter, _CONVERTER))
-        return found
-
-    command.get_params = get_params
-
-
-@dataclass(frozen=True, slots=True)
-class _TypedValues:
-    """Conversion of a parameter's values, except those that have its type."""
-
-    converter: Callable[[], Any]
-
-    def coerce(self, value: Any, param: Any, ctx: typer.Context) -> Any:
-        is_single = param.nargs == 1 and not param.multiple
-        if value is None:
-            return None if is_single else ()
-        source = ctx.get_parameter_source(param.name)
-        declared = param.type_descriptor
-        is_text = declared.annotation is str and declared.parameter_info.parser is None
-        is_default = source is not None and source.name == "DEFAULT"
-        if is_single and (is_default or (is_text and isinstance(value, str))):
-            return value
-        return self.converter().coerce(value, param=param, ctx=ctx)
+    return typer.main.get_command(alone)

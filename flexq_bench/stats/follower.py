@@ -73,11 +73,13 @@ class Follower:
     """Follows a series value by value. A decision depends only on the values seen by then.
 
     values: [n], of which only those that were seen count. smallest: step that counts, in their
-    unit. Call `see` for every number of values from 8 on.
+    unit. large: step that is no switch between two levels, likewise; the default is of logarithms.
+    Call `see` for every number of values from 8 on.
     """
 
     values: Floats
     smallest: float
+    large: float = LARGE
     plain: list[float] = field(init=False)
     first: int = 0  # of the present level
     excluded: list[tuple[int, int]] = field(default_factory=list)
@@ -204,7 +206,7 @@ class Follower:
         """Return True if a series that switches would seldom have stayed at its levels so long."""
         if seen - level.start < SHORTEST_LEVEL:
             return False
-        if abs(level.effect) >= LARGE:
+        if abs(level.effect) >= self.large:
             return True
         values = self.values[:seen]
         noise = _DIFFERENCE * float(np.median(np.abs(np.diff(values))))
@@ -231,16 +233,16 @@ def _switches(places: Floats) -> int:
     return int(np.count_nonzero(upper[1:] != upper[:-1]))
 
 
-def follow(values: Floats, smallest: float = 0.0) -> History:
+def follow(values: Floats, smallest: float = 0.0, large: float = LARGE) -> History:
     """The steps of values [n], all finite, decided value by value.
 
-    smallest: step that counts, in their unit. The result for the first k values never depends on
+    smallest, large: as of Follower. The result for the first k values never depends on
     later ones, and a step stays unless its level ends within 6 values by a return to the one
     before. Values that are equal, or fewer than 8, have no step.
     """
     if values.size < FEWEST_POINTS or np.ptp(values) <= SAME_VALUE * np.abs(values).max():
         return History()
-    follower = Follower(values, smallest)
+    follower = Follower(values, smallest, large)
     for seen in range(FEWEST_POINTS, values.size + 1):
         follower.see(seen)
     return follower.history

@@ -91,7 +91,7 @@ def test_scheme_that_fails_undamaged_does_not_count_as_caught(
     assert verdicts.is_wrong(row | {"must_be_caught": must}) == wrong
 
 
-def test_change_of_a_text_is_of_the_segments_that_both_have(gate_errors):
+def test_change_of_a_text_is_of_segments_both_have(gate_errors):
     corruptions = importlib.import_module("corruptions")
     undamaged = corruptions.Undamaged({"a": [2.0, 3.0], "b": [2.0]}, frozenset())
     changes = undamaged.changes({"a": [2.01, 3.01, 9.0], "b": []})

@@ -137,6 +137,7 @@ OF_ALL = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @OF_ALL
 def test_run_judges_operation_in_another_process(cli, repository, name):
     folder = repository(name)

@@ -87,6 +87,7 @@ def test_the_table_is_saved_as_the_link_narrows_it(
     assert all(float(row["speedup_low"]) <= float(row["speedup"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_home_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
     text = look(browser, f"{examples}/", "[data-testid=stPageLink]", name="home")
     assert "Alert 1: flexq" in text

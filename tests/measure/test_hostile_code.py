@@ -253,7 +253,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.
 
 
 @pytest.mark.parametrize("kind", WORKING)
-def test_a_process_can_do_nothing_to_the_server_that_forked_it(victim, kind):
+def test_process_can_do_nothing_to_the_server_that_forked_it(victim, kind):
     sandbox = Sandbox(victim.environment, kind, [victim.tree])
     with ForkServer(wrap=sandbox.wrap) as server:
         for what, code in ON_THE_SERVER.items():

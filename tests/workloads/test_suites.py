@@ -173,7 +173,7 @@ def test_bundled_suites_load_with_descriptions(name):
     assert suite.source
 
 
-def test_serve_has_every_launch_of_a_step_at_each_of_its_sizes():
+def test_serve_has_every_launch_of_a_step_at_each_size():
     operators = ("decoder-attention", "decoder-norm", "decoder-silu-mul")
     cases = load_suite("serve").cases((*LABELS, *operators))
 

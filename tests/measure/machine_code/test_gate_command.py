@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 
@@ -38,7 +39,7 @@ def test_spill_is_a_regression_in_every_report(repository, gate, tmp_path):
     assert {c["function"]["target"] for c in spills} == {"sm_86", "sm_90"}
     assert all(c["verdict"] == "worse" and c["head"] > c["base"] == 0 for c in spills)
     assert found["exit_code"] == 1
-    for text in (printed.out, comment.read_text()):
+    for text in (printed.out, html.unescape(comment.read_text())):
         assert "1 regression of the machine code" in text
         assert "sm_86, sm_90" in text
         assert "tiny-w6a6" in text
