@@ -236,9 +236,9 @@ def _switches(places: Floats) -> int:
 def follow(values: Floats, smallest: float = 0.0, large: float = LARGE) -> History:
     """The steps of values [n], all finite, decided value by value.
 
-    smallest, large: as of Follower. The result for the first k values never depends on
-    later ones, and a step stays unless its level ends within 6 values by a return to the one
-    before. Values that are equal, or fewer than 8, have no step.
+    smallest, large: as of Follower. The result for the first k values never depends on later ones,
+    and a step stays unless its level ends within 6 values by a return to the one before. Values
+    that are equal, or fewer than 8, have no step.
     """
     if values.size < FEWEST_POINTS or np.ptp(values) <= SAME_VALUE * np.abs(values).max():
         return History()

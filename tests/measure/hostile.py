@@ -140,6 +140,13 @@ done()""",
 call("syscall", 425, 8, ctypes.create_string_buffer(120))  # no filter sees what it asks for
 done()""",
 }
+_CLONE = """
+child = libc.syscall(56, {} | signal.SIGCHLD, 0, 0, 0, 0)
+if child == 0:
+    os._exit(0)
+if child < 0:
+    raise PermissionError
+done()"""
 # Processes that stay; signals; limits; priorities; clocks.
 PROCESSES = {
     "leaves a process in another session": """
@@ -215,20 +222,8 @@ os.setuid(0)
 open("/etc/shadow").read()
 done()""",
     "makes a user namespace": "call('unshare', 0x10000000); done()",
-    "makes one by clone": """
-child = libc.syscall(56, 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
-if child == 0:
-    os._exit(0)
-if child < 0:
-    raise PermissionError
-done()""",
-    "makes a namespace of mounts by clone": """
-child = libc.syscall(56, 0x20000 | signal.SIGCHLD, 0, 0, 0, 0)
-if child == 0:
-    os._exit(0)
-if child < 0:
-    raise PermissionError
-done()""",
+    "makes one by clone": _CLONE.format("0x10000000"),
+    "makes a namespace of mounts by clone": _CLONE.format("0x20000"),
     "becomes root by a program of root's": """
 shutil.copy("/bin/sh", os.environ["HOME"] + "/sh")
 os.chmod(os.environ["HOME"] + "/sh", 0o4755)
