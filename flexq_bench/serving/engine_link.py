@@ -56,10 +56,15 @@ class _Failure:
 
 
 class LinkedEngine:
-    """The engine's end: gives its requests to an EngineThread, and sends back what they become."""
+    """The engine's end: gives its requests to an EngineThread, and sends back what they become.
 
-    def __init__(self, link: socket.socket) -> None:
+    settings: the first message, sent by `receive`: it has the vocabulary, which is larger than a
+    socket's buffer, so that sending it takes as long as the HTTP server takes to start.
+    """
+
+    def __init__(self, link: socket.socket, settings: object) -> None:
         self._link, self._file, self._lock = link, link.makefile("rb"), threading.Lock()
+        self._settings = settings
         self._rows: list[_Row] = []
         self._numbers: dict[int, int] = {}  # the thread's, by those of the HTTP server
 
@@ -83,7 +88,8 @@ class LinkedEngine:
             self.send(rows)
 
     def receive(self, engine: EngineThread) -> None:
-        """Give requests to the engine until the HTTP server ends."""
+        """Send the settings, then give requests to the engine until the HTTP server ends."""
+        self.send(self._settings)
         while (message := self._next()) is not None:
             if isinstance(message, _Add):
                 receive = partial(self._take, message.number)

@@ -109,13 +109,13 @@ def linked_engine(
         link.fail(error)
         on_failure()
 
-    with ours, theirs, closing(LinkedEngine(ours)) as link:
-        vocabulary_size = engine.model.architecture.dimensions.vocab
-        model = ServedModel(name, vocabulary, vocabulary_size, prepared.content_hash)
-        facts = EngineFacts(engine.slots, engine.slots + options.max_waiting, engine.capacity)
+    vocabulary_size = engine.model.architecture.dimensions.vocab
+    model = ServedModel(name, vocabulary, vocabulary_size, prepared.content_hash)
+    facts = EngineFacts(engine.slots, engine.slots + options.max_waiting, engine.capacity)
+    settings = HttpSettings(model, facts, hosts)
+    with ours, theirs, closing(LinkedEngine(ours, settings)) as link:
         thread = EngineThread(engine, options.step_tokens, on_pass=link.flush, on_failure=failed)
         with closing(thread):
-            link.send(HttpSettings(model, facts, hosts))
             yield thread, link, theirs
 
 

@@ -80,13 +80,15 @@ def start(model: Path) -> Iterator[Callable[..., Served]]:
     """start(slots=8, max_waiting=64): start a server; it ends with the session."""
     with ExitStack() as stack:
 
-        def started(*, slots: int = 32, max_waiting: int = 64, folder: Path = model) -> Served:
+        def started(
+            *, slots: int = 32, max_waiting: int = 64, folder: Path = model, name: str = "tiny"
+        ) -> Served:
             setup = Setup(str(folder), (CachedScheme("fp16"),), "cpu")
             options = EngineOptions(slots, None, 2048, 64, max_waiting)
             prepared = stack.enter_context(prepared_engine(setup, Tuning.NONE, options))
             vocabulary = load_vocabulary(folder)
             listening = stack.enter_context(listening_socket("127.0.0.1", 0))
-            linked = linked_engine(prepared, "tiny", vocabulary, ("localhost",))
+            linked = linked_engine(prepared, name, vocabulary, ("localhost",))
             thread, link, theirs = stack.enter_context(linked)
             serving = threading.Thread(target=lambda: asyncio.run(serve(theirs, listening)))
             receiving = threading.Thread(target=link.receive, args=(thread,))

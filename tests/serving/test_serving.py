@@ -50,6 +50,13 @@ def test_answer_ends_at_an_end_token_of_the_generation_config(
     assert answer.usage.completion_tokens == count + 1
 
 
+def test_server_starts_with_settings_beyond_a_socket_buffer(start):
+    name = "large" * 200_000
+
+    with start(slots=1, name=name).client() as client:
+        assert [model.id for model in client.models.list()] == [name]
+
+
 def test_clients_at_once_get_what_each_gets_alone(served):
     alone = [served.complete(prompt).choices[0].text for prompt in PROMPTS]
 
