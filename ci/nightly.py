@@ -31,14 +31,8 @@ from flexq_bench.ci.report_data import MAX_CANDIDATES, KindReport, NightOutcome
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.engine import Database, Session
-from flexq_bench.db.fleet import (
-    COMPARE,
-    OPEN_JOB_STATES,
-    UNFINISHED_JOB_STATES,
-    JobInfo,
-    add_jobs,
-    reopen_comparisons,
-)
+from flexq_bench.db.fleet import JobInfo, add_jobs, reopen_comparisons
+from flexq_bench.db.leases import COMPARE, OPEN_JOB_STATES, UNFINISHED_JOB_STATES
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import FlexqError, UsageError, one_line

@@ -17,17 +17,16 @@ from sqlalchemy.orm import Session
 
 from flexq_bench.db.dialects import lock_for_writing
 from flexq_bench.db.encoding import canonical
-from flexq_bench.db.leases import JOB_LEASES
+from flexq_bench.db.leases import (
+    COMPARE,
+    JOB_LEASES,
+    LIVE_WORKER_STATES,
+    MEASURE,
+    OPEN_JOB_STATES,
+)
 from flexq_bench.db.records import DeviceInfo, Record
 from flexq_bench.db.tables import DeviceOffset, Drain, Job, Measurement, Worker
 from flexq_bench.db.writer import Writer, stored_run_id
-
-# The other states are final: done; quarantined (too many workers died on it); refused (the commits
-# can't be compared); no-device (no GPU of the pool could run it; queued again when there is one).
-OPEN_JOB_STATES = ("queued", "leased")
-UNFINISHED_JOB_STATES = (*OPEN_JOB_STATES, "no-device")
-MEASURE, COMPARE = "measure", "compare"  # kinds of jobs
-LIVE_WORKER_STATES = ("idle", "measuring")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,12 @@ from sqlalchemy.orm import Session
 from flexq_bench.db.tables import Job, Request
 
 QUEUED = "queued"
+# The other states are final: done; quarantined (too many workers died on it); refused (the commits
+# can't be compared); no-device (no GPU of the pool could run it; queued again when there is one).
+OPEN_JOB_STATES = ("queued", "leased")
+UNFINISHED_JOB_STATES = (*OPEN_JOB_STATES, "no-device")
+MEASURE, COMPARE = "measure", "compare"  # kinds of jobs
+LIVE_WORKER_STATES = ("idle", "measuring")
 _MAX_LEASE_RATIO = 4  # holders may have other times than we have
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
-from flexq_bench.db.fleet import COMPARE, LIVE_WORKER_STATES, MEASURE
+from flexq_bench.db.leases import COMPARE, LIVE_WORKER_STATES, MEASURE
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import DeviceInfo
 from flexq_bench.db.tables import (

@@ -13,8 +13,7 @@ from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.errors import AmbiguousError, NotFoundError
-from flexq_bench.db.fleet import UNFINISHED_JOB_STATES
-from flexq_bench.db.leases import JOB_LEASES
+from flexq_bench.db.leases import JOB_LEASES, UNFINISHED_JOB_STATES
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
 from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of

@@ -12,13 +12,13 @@ from flexq_bench.cli.options import case_option, commits_option
 from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.workloads.patterns import select
-from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
     from flexq_bench.measure.ab import JudgedProject
     from flexq_bench.measure.external_kernels import Adopted
     from flexq_bench.repository.project import Project, ProjectRevision
+    from flexq_bench.workloads.suite import Suite
 
 _STATE_MODULE = "flexq_bench.measure.external_kernels"
 _UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"

@@ -18,15 +18,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError, FileMovedError
-from flexq_bench.db.fleet import (
-    COMPARE,
-    MEASURE,
-    OPEN_JOB_STATES,
-    Beat,
-    ComparisonOutcome,
-    WorkerInfo,
-)
-from flexq_bench.db.leases import is_current
+from flexq_bench.db.fleet import Beat, ComparisonOutcome, WorkerInfo
+from flexq_bench.db.leases import COMPARE, MEASURE, OPEN_JOB_STATES, is_current
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.db.store import add_record
 from flexq_bench.db.tuning import ChoiceInfo, choices_of

@@ -23,8 +23,6 @@ from flexq_bench.db.dialects import database_time, lock_for_writing
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
 from flexq_bench.db.fleet import (
-    COMPARE,
-    OPEN_JOB_STATES,
     Beat,
     ComparisonOutcome,
     WorkerInfo,
@@ -35,6 +33,7 @@ from flexq_bench.db.fleet import (
     register_worker,
     return_jobs,
 )
+from flexq_bench.db.leases import COMPARE, OPEN_JOB_STATES
 from flexq_bench.db.records import DeviceInfo, Record, RunInfo
 from flexq_bench.errors import UsageError, one_line
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob, ComparisonWork

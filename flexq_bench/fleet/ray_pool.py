@@ -15,13 +15,8 @@ from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
-from flexq_bench.db.fleet import (
-    MEASURE,
-    JobInfo,
-    add_jobs,
-    forget_silent_workers,
-    reopen_jobs,
-)
+from flexq_bench.db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
+from flexq_bench.db.leases import MEASURE
 from flexq_bench.db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.compare_jobs import ComparisonWork

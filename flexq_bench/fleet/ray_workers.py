@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from flexq_bench.db.fleet import COMPARE
+from flexq_bench.db.leases import COMPARE
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob

@@ -15,7 +15,8 @@ from pathlib import Path
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.errors import DatabaseError
-from flexq_bench.db.fleet import COMPARE, abandon_jobs, add_jobs
+from flexq_bench.db.fleet import abandon_jobs, add_jobs
+from flexq_bench.db.leases import COMPARE
 from flexq_bench.db.queries import JobRow
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError

@@ -9,7 +9,7 @@ from datetime import datetime
 from flexq_bench.db import queries
 from flexq_bench.db.dialects import database_time
 from flexq_bench.db.engine import Session
-from flexq_bench.db.fleet import COMPARE, MEASURE, UNFINISHED_JOB_STATES
+from flexq_bench.db.leases import COMPARE, MEASURE, UNFINISHED_JOB_STATES
 from flexq_bench.runs.owner_process import is_dead
 
 # Twice the time limit of a case (flexq_bench.fleet.timeouts).

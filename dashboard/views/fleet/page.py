@@ -28,7 +28,7 @@ from flexq_bench.dashboard.views.fleet.tables import (
 )
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
-from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.leases import LIVE_WORKER_STATES
 from flexq_bench.db.queries import OffsetRow, WorkerRow
 from flexq_bench.results.device_offsets import offsets_of_imported
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
 from flexq_bench.dashboard.shared.formatting import as_age, in_gib, local_time
-from flexq_bench.db.fleet import LIVE_WORKER_STATES
+from flexq_bench.db.leases import LIVE_WORKER_STATES
 from flexq_bench.db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
 
 SILENT_AFTER = timedelta(minutes=2)  # many times the heartbeat interval
