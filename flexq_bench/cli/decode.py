@@ -49,11 +49,19 @@ class BatchOptions:
         str, typer.Option(metavar="RANGES", help="Numbers of tokens to decode: 128,1024.")
     ] = "128"
 
+    def sizes(self) -> tuple[tuple[int, ...], ...]:
+        """Parse batch sizes, numbers of tokens of prompts, and of tokens to decode."""
+        sizes = (split_sizes(text) for text in (self.batch, self.prompt, self.new))
+        return tuple(values or () for values in sizes)
+
 
 @dataclass(frozen=True)
 class ServingOptions:
     """Requests that are served with --serve."""
 
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve requests by continuous batching instead.")
+    ] = False
     batch_limit: Annotated[
         str,
         typer.Option(metavar="RANGES", help="With --serve: maximum number of concurrent requests."),
@@ -146,9 +154,6 @@ def decode(
             "more than 512 new tokens), 1 on a CPU.",
         ),
     ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve requests by continuous batching instead.")
-    ] = False,
     serving: ServingOptions,
     gpus: Annotated[
         int,
@@ -195,30 +200,19 @@ def decode(
 
     from flexq_bench.cli import decoding
     from flexq_bench.decode.case import Setup
-    from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.measurement import cases_of
     from flexq_bench.decode.runs import serving_cases
     from flexq_bench.schemes.model_files import is_there
 
     # Input errors are reported before a model is quantized, which takes minutes.
     use_own_schemes(schemes_from)
-    if serve and (excluded := given_options(context, _names(BatchOptions))):
-        raise UsageError(f"{', '.join(excluded)}: not with --serve, leave one of them out")
-    if not serve and (excluded := given_options(context, _names(ServingOptions))):
-        raise UsageError(f"{', '.join(excluded)}: only with --serve, add it or leave them out")
-    if serve and gpus > 1:
-        raise UsageError("--serve runs on one GPU: leave --gpus out")
-    if invariant and (serve or gpus > 1):
-        raise UsageError("--invariant is for batches on one GPU: leave --serve and --gpus out")
+    _check_together(context, serve=serving.serve, gpus=gpus, invariant=invariant)
     if not is_there(Path(model)):
         model = get_model(model).name  # raises with the known names
     with open_database(db, create=resume is None) as database, database.session() as session:
         if resume is not None:
             run_by_uuid_prefix(session, resume)
-    plan = calibrating.plan()  # reports a wrong path even if no scheme needs the text
-    text = None
-    if plan is not None and calibrating.calibration is not None:
-        text = CalibrationText(calibrating.calibration, plan.segments, plan.length)
+    text = calibrating.text()  # reports a wrong path even if no scheme needs it
     schemes = decoding.requested_schemes(model, scheme, kv_bits, calibrated=text is not None)
     files = ResultFiles(as_json)
     device = place.device_name()
@@ -235,19 +229,30 @@ def decode(
         invariant=invariant,
         brief=brief,
     )
-    if serve:
+
+    def setup_of(capacity: int) -> Setup:
+        checkpoints = decoding.quantized(model, schemes, device, seed, text, capacity=capacity)
+        return replace(setup, checkpoints=checkpoints)
+
+    if serving.serve:
         servings = serving_cases(setup, serving.as_serving())
-        capacity = servings[0].capacity
-    else:
-        sizes, tokens = split_sizes(batches.batch) or (), split_sizes(batches.new) or ()
-        prompts = split_sizes(batches.prompt) or ()
-        decodes = cases_of(setup, sizes, prompts, tokens)
-        capacity = min(case.capacity for case in decodes)
-    checkpoints = decoding.quantized(model, schemes, device, seed, text, capacity=capacity)
-    setup = replace(setup, checkpoints=checkpoints)
-    if serve:
+        setup = setup_of(servings[0].capacity)
         raise typer.Exit(decoding.serve(setup, servings, resume, db, files))
+    decodes = cases_of(setup, *batches.sizes())
+    setup = setup_of(min(case.capacity for case in decodes))
     raise typer.Exit(decoding.decode(setup, decodes, resume, db, files))
+
+
+def _check_together(context: typer.Context, *, serve: bool, gpus: int, invariant: bool) -> None:
+    """Raise UsageError for options that exclude each other."""
+    if serve and (excluded := given_options(context, _names(BatchOptions))):
+        raise UsageError(f"{', '.join(excluded)}: not with --serve, leave one of them out")
+    if not serve and (excluded := given_options(context, _names(ServingOptions))):
+        raise UsageError(f"{', '.join(excluded)}: only with --serve, add it or leave them out")
+    if serve and gpus > 1:
+        raise UsageError("--serve runs on one GPU: leave --gpus out")
+    if invariant and (serve or gpus > 1):
+        raise UsageError("--invariant is for batches on one GPU: leave --serve and --gpus out")
 
 
 def _names(group: type[BatchOptions | ServingOptions]) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,15 +22,16 @@ from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
 from flexq_bench.db.engine import open_database
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
-from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.sweeps.text import split_names
 
+if TYPE_CHECKING:
+    from flexq_bench.ci.accuracy_gate.gate import AccuracyReport
 
-@takes_option_groups
-def accuracy(
-    *,
-    evaluated: EvaluatedModelOptions,
-    policy: PolicyOption = "default",
+
+@dataclass(frozen=True)
+class JudgedOptions:
+    """Judged schemes or model, and what they are compared with."""
+
     schemes: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +40,7 @@ def accuracy(
             help="Comma-separated. Default: the policy's, or none with a checkpoint or a "
             "reference.",
         ),
-    ] = None,
+    ] = None
     reference: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +50,7 @@ def accuracy(
             "checkpoint) or a file of accuracy --save-reference. Default: compare with "
             "--model.",
         ),
-    ] = None,
+    ] = None
     base: Annotated[
         str | None,
         typer.Option(
@@ -56,7 +58,7 @@ def accuracy(
             metavar="SCHEME",
             help="Scheme to compare with. Default: the policy's, or fp16.",
         ),
-    ] = None,
+    ] = None
     approved: Annotated[
         Path | None,
         typer.Option(
@@ -64,7 +66,7 @@ def accuracy(
             metavar="FILE",
             help="Judge the checkpoint's fidelity by an approved reference.",
         ),
-    ] = None,
+    ] = None
     approve: Annotated[
         Path | None,
         typer.Option(
@@ -72,11 +74,16 @@ def accuracy(
             metavar="FILE",
             help="Write the checkpoint's results as an approved reference, whatever the outcome.",
         ),
-    ] = None,
+    ] = None
     approver: Annotated[
         str, typer.Option("--approver", metavar="NAME", help="Who approves it.")
-    ] = "",
-    calibrating: CalibrationOptions,
+    ] = ""
+
+
+@dataclass(frozen=True)
+class EffortOptions:
+    """Extent of the evaluation and of what is printed."""
+
     diagnosis: Annotated[
         bool,
         typer.Option(
@@ -84,7 +91,7 @@ def accuracy(
             help="Locate the loss of failing schemes, by evaluating a part of the text once per "
             "layer.",
         ),
-    ] = True,
+    ] = True
     quick: Annotated[
         bool,
         typer.Option(
@@ -92,13 +99,23 @@ def accuracy(
             help="A first opinion on a few segments, which is not stored: what does not fail on "
             "them is not judged, so the exit code is 1 or 4.",
         ),
-    ] = False,
+    ] = False
     details: Annotated[
         bool,
         typer.Option(
             "--details", help="Show a line for each text of a check, and the details of all checks."
         ),
-    ] = False,
+    ] = False
+
+
+@takes_option_groups
+def accuracy(
+    *,
+    evaluated: EvaluatedModelOptions,
+    policy: PolicyOption = "default",
+    judged: JudgedOptions,
+    calibrating: CalibrationOptions,
+    effort: EffortOptions,
     output: JunitReportOptions,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -117,17 +134,16 @@ def accuracy(
 
     from flexq_bench.ci.accuracy_gate.policy import load_accuracy_policy
     from flexq_bench.ci.accuracy_gate.run import GateRequest, run_gate
-    from flexq_bench.ci.reports import accuracy as reports
 
     use_own_schemes(evaluated.schemes_from)
     output.check()
     request = GateRequest(
         evaluated.model,
         evaluated.texts(),
-        schemes=split_names(schemes) or (),
+        schemes=split_names(judged.schemes) or (),
         checkpoint=evaluated.checkpoint,
-        reference=reference,
-        base=base,
+        reference=judged.reference,
+        base=judged.base,
         task_data=evaluated.task_folder,
         batch=evaluated.batch,
         calibration=calibrating.plan(),
@@ -135,9 +151,9 @@ def accuracy(
         through=evaluated.implementation(),
         device=device,
         dtype=evaluated.dtype,
-        approved=approved,
-        approve=approve,
-        approver=approver,
+        approved=judged.approved,
+        approve=judged.approve,
+        approver=judged.approver,
     )
     rules = load_accuracy_policy(policy)
     with open_database(db) as database, ended_by_terminate():
@@ -145,13 +161,22 @@ def accuracy(
             *(rules, request, database),
             loading=shown_progress(f"loading {evaluated.model}"),
             progress=segment_progress,
-            diagnose=diagnosis,
-            quick=quick,
+            diagnose=effort.diagnosis,
+            quick=effort.quick,
         )
+    show_report(report, output, every=effort.details)
+
+
+def show_report(
+    report: AccuracyReport, output: JunitReportOptions, *, every: bool = False
+) -> NoReturn:
+    """Write and print the report of a gate, and exit. every: print all texts and details."""
+    from flexq_bench.ci.reports import accuracy as reports
+
     output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
-    out = console(stderr=STDOUT in output.paths().values())
+    out = console(stderr=output.use_stdout)
     say(out, reports.headline(report))
-    print_wrapped(out, reports.terminal(report, every=details))
-    for line in (*reports.reasons(report, every=details), *reports.notes(report, every=details)):
+    print_wrapped(out, reports.terminal(report, every=every))
+    for line in (*reports.reasons(report, every=every), *reports.notes(report, every=every)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))

@@ -5,28 +5,112 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flexq_bench.cli.gate_accuracy import show_report
 from flexq_bench.cli.option_groups import takes_option_groups
 from flexq_bench.cli.options import DbOption, SeedOption
-from flexq_bench.cli.output import console, print_wrapped, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.cli.reports import JunitReportOptions, PolicyOption
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.packages import require_extra
-from flexq_bench.runs.result_files import STDOUT
 
 if TYPE_CHECKING:
+    from flexq_bench.ci.gate_served import ServedPolicy
     from flexq_bench.db.records import CommitInfo
     from flexq_bench.repository.project import Project
     from flexq_bench.served.engines import EngineSpec
 
 _KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """Questions and the reference, in place of the policy's."""
+
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|TASK",
+            help="JSON lines of prompt and answer, or a task of lm-eval (name or .yaml), in place "
+            "of the policy's suites. Repeatable.",
+        ),
+    ] = None
+    checker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of lines of --suite that name none: exact, number, choice, regex, code.",
+        ),
+    ] = None
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="Judge the KL divergence from our own evaluation of it, in place of base's.",
+        ),
+    ] = None
+
+    def of_policy(self, policy: str) -> ServedPolicy:
+        """Load a policy with these in place of its own."""
+        from flexq_bench.ci.gate_served import load_served_policy
+
+        rules = load_served_policy(policy).with_suites(self.suite or (), self.checker)
+        return rules.with_reference(self.reference)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Places and names of both engines."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Model to ask for. Default: the first of /v1/models."),
+    ] = None
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="0: engines take turns on that GPU; 0,1: both run. Default: they take turns.",
+        ),
+    ] = None
+    project: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="BASE and HEAD are revisions of this project, whose [serve] starts its engine.",
+        ),
+    ] = None
+    alert: Annotated[
+        bool,
+        typer.Option("--alert", help="With --project: open alerts for slower commits."),
+    ] = False
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="N",
+            help="Of base, if started here; head has the next. Default: free.",
+        ),
+    ] = None
+    ready: Annotated[
+        float,
+        typer.Option(
+            "--ready-within", min=0.1, metavar="S", help="Time for an engine to get ready."
+        ),
+    ] = 900.0
+    base_label: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of base in results. Default: as given.")
+    ] = ""
+    head_label: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of head in results. Default: as given.")
+    ] = ""
 
 
 @takes_option_groups
@@ -42,71 +126,8 @@ def served(
     ],
     head: Annotated[str, typer.Option(metavar="CMD|URL", help="Engine to judge.")],
     policy: PolicyOption = "default",
-    suite: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE|TASK",
-            help="JSON lines of prompt and answer, or a task of lm-eval (name or .yaml), in place "
-            "of the policy's suites. Repeatable.",
-        ),
-    ] = None,
-    checker: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Of lines of --suite that name none: exact, number, choice, regex, code.",
-        ),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CHECKPOINT",
-            help="Judge the KL divergence from our own evaluation of it, in place of base's.",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Model to ask for. Default: the first of /v1/models."),
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="0: engines take turns on that GPU; 0,1: both run. Default: they take turns.",
-        ),
-    ] = None,
-    project: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="BASE and HEAD are revisions of this project, whose [serve] starts its engine.",
-        ),
-    ] = None,
-    alert: Annotated[
-        bool,
-        typer.Option("--alert", help="With --project: open alerts for slower commits."),
-    ] = False,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=65535,
-            metavar="N",
-            help="Of base, if started here; head has the next. Default: free.",
-        ),
-    ] = None,
-    ready: Annotated[
-        float,
-        typer.Option(
-            "--ready-within", min=0.1, metavar="S", help="Time for an engine to get ready."
-        ),
-    ] = 900.0,
-    base_label: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of base in results. Default: as given.")
-    ] = "",
-    head_label: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of head in results. Default: as given.")
-    ] = "",
+    questions: QuestionOptions,
+    engines: EngineOptions,
     output: JunitReportOptions,
     seed: SeedOption = 0,
     db: DbOption = None,
@@ -119,38 +140,33 @@ def served(
     """
     require_extra("served", "gate served")
 
-    from flexq_bench.ci.gate_served import ServedRequest, load_served_policy, run_served_gate
-    from flexq_bench.ci.reports import accuracy as reports
+    from flexq_bench.ci.gate_served import ServedRequest, run_served_gate
     from flexq_bench.served.turns import Places, gpus_of
 
     output.check()
-    if alert and project is None:
+    if engines.alert and engines.project is None:
         raise UsageError("--alert goes with --project: only commits have alerts")
-    engines, commits, opened = _engines(base, head, project, port)
-    if opened is not None and opened.file.serve is not None and policy == "default":
-        policy = str(opened.root / opened.inside / opened.file.serve.policy)
-    rules = load_served_policy(policy).with_suites(suite or (), checker)
-    rules = rules.with_reference(reference)
-    shas = {side: one.sha[:10] for side, one in commits.items()}
+    both, commits, project = _engines(base, head, engines.project, engines.port)
+    if project is not None and project.file.serve is not None and policy == "default":
+        policy = str(project.root / project.inside / project.file.serve.policy)
+    rules = questions.of_policy(policy)
+    shas = {side: commit.sha[:10] for side, commit in commits.items()}
     request = ServedRequest(
-        *engines,
-        Places(gpus_of(gpus), model, ready),
-        labels=(base_label or shas.get("base", ""), head_label or shas.get("head", "")),
+        *both,
+        Places(gpus_of(engines.gpus), engines.model, engines.ready),
+        labels=(
+            engines.base_label or shas.get("base", ""),
+            engines.head_label or shas.get("head", ""),
+        ),
         seed=seed,
         key=os.environ.get(_KEY) or None,
-        project="" if opened is None else opened.name,
+        project="" if project is None else project.name,
         commits=commits,
-        alerting=alert,
+        alerting=engines.alert,
     )
     with open_database(db) as database, ended_by_terminate():
         report = run_served_gate(rules, request, database, progress=_progress)
-    output.write(report, markdown=reports.markdown, junit=reports.junit, json=reports.as_json)
-    out = console(stderr=STDOUT in output.paths().values())
-    say(out, reports.headline(report))
-    print_wrapped(out, reports.terminal(report))
-    for line in (*reports.reasons(report), *reports.notes(report)):
-        say(out, line)
-    raise typer.Exit(int(report.exit_code))
+    show_report(report, output)
 
 
 def _engines(
@@ -170,10 +186,10 @@ def _engines(
     opened = open_project(project)
     revisions = {side: revision(opened, text) for side, text in (("base", base), ("head", head))}
     mine, other = (
-        replace(engine_of_commit(opened, one.checkout, side), port=own)
-        for (side, one), own in zip(revisions.items(), ports, strict=True)
+        replace(engine_of_commit(opened, commit.checkout, side), port=own)
+        for (side, commit), own in zip(revisions.items(), ports, strict=True)
     )
-    return (mine, other), {side: one.commit for side, one in revisions.items()}, opened
+    return (mine, other), {side: read.commit for side, read in revisions.items()}, opened
 
 
 @contextmanager

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flexq_bench.accuracy.plan import CalibrationPlan
     from flexq_bench.accuracy.results import Through
     from flexq_bench.accuracy.texts import Text
+    from flexq_bench.decode.checkpoint_cache import CalibrationText
 
 # Panels of --help, which group the options.
 model_option = partial(typer.Option, rich_help_panel="Model and texts")
@@ -159,6 +160,15 @@ class CalibrationOptions:
             return None
         text = read_text(self.calibration)
         return CalibrationPlan(text, self.calibration_segments, self.calibration_length)
+
+    def text(self) -> CalibrationText | None:
+        """Return the text as `plan` does, by its path."""
+        from flexq_bench.decode.checkpoint_cache import CalibrationText
+
+        plan = self.plan()
+        if plan is None or self.calibration is None:
+            return None
+        return CalibrationText(self.calibration, plan.segments, plan.length)
 
 
 def use_own_schemes(files: list[str] | None) -> None:

@@ -28,6 +28,7 @@ from flexq_bench.workloads.models import get_model, load_catalog, spelled
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.model_source import ModelSource
+    from flexq_bench.checkpoints.quantizing import WrittenCheckpoint
     from flexq_bench.schemes import Calibration, Scheme
     from flexq_bench.schemes import Progress as OnBlock
 
@@ -130,9 +131,12 @@ def quantize(
     if as_json:
         facts = {"folder": str(written.folder), "bits_per_weight": written.bits_per_weight}
         print_json(asdict(written) | facts)
-        return
+    else:
+        _show(written, ", of random weights" if source.is_synthetic else "")
+
+
+def _show(written: WrittenCheckpoint, weights: str) -> None:
     to = console()
-    weights = ", of random weights" if source.is_synthetic else ""
     say(to, f"checkpoint: {written.folder}{weights}")
     say(to, f"content hash: {written.content_hash}")
     say(

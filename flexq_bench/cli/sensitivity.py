@@ -49,6 +49,70 @@ class FewCalibrationOptions(CalibrationOptions):
     calibration_segments: SegmentCountOption = 16
 
 
+@dataclass(frozen=True)
+class TriedOptions:
+    """Evaluated settings: bits of each kind of layer, and a budget of 8-bit activations."""
+
+    bits: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Settings to evaluate for each kind of layer, or own schemes; none: skip this.",
+        ),
+    ] = "w6a6,w4a4"
+    group: Annotated[
+        int,
+        typer.Option(min=1, max=MAX_COUNT, help="Values along K that share a scale."),
+    ] = 128
+    a8_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            callback=finite,
+            help="Give 8-bit activations to this share of the layers, chosen on --calibration.",
+        ),
+    ] = None
+    a8_cost: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help="Unit of the budget: layers (q, k and v are one), matrices, work."
+        ),
+    ] = "layers"
+
+    def settings(self) -> tuple[Bits | OwnSetting, ...]:
+        """Parse --bits. Raises UsageError."""
+        from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, OwnSetting
+        from flexq_bench.schemes.own_schemes import own_schemes
+
+        names = split_names(self.bits) or ()
+        if names == ("none",):
+            return ()
+        settings: list[Bits | OwnSetting] = []
+        for name in names:
+            match = _BITS.fullmatch(name)
+            if match is not None:
+                settings.append(Bits(int(match[1]), int(match[2]), self.group))
+            elif name in own_schemes():
+                settings.append(OwnSetting(name))
+        if len(settings) < len(names) or not names:
+            raise UsageError(
+                f"--bits {self.bits}: write w6a6 or w4a16, 2 to 8 bits or 16, an own scheme, "
+                "or none"
+            )
+        return tuple(settings)
+
+    def costs(self) -> tuple[Cost, ...]:
+        """Parse --a8-cost. Raises UsageError."""
+        from flexq_bench.schemes.layer_sensitivity import COSTS
+
+        names = split_names(self.a8_cost) or ()
+        for name in names:
+            if name not in COSTS:
+                raise UsageError(unknown("cost named", name, COSTS))
+        return tuple(cost for cost in COSTS if cost in names)
+
+
 @takes_option_groups
 def sensitivity(
     *,
@@ -61,32 +125,7 @@ def sensitivity(
             "ptb-gptq or text.",
         ),
     ],
-    bits: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST",
-            help="Settings to evaluate for each kind of layer, or own schemes; none: skip this.",
-        ),
-    ] = "w6a6,w4a4",
-    group: Annotated[
-        int,
-        typer.Option(min=1, max=MAX_COUNT, help="Values along K that share a scale."),
-    ] = 128,
-    a8_budget: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            callback=finite,
-            help="Give 8-bit activations to this share of the layers, chosen on --calibration.",
-        ),
-    ] = None,
-    a8_cost: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST", help="Unit of the budget: layers (q, k and v are one), matrices, work."
-        ),
-    ] = "layers",
+    tried: TriedOptions,
     schemes_from: SchemesFromOption = None,
     calibrating: FewCalibrationOptions,
     segments: SegmentOptions,
@@ -115,8 +154,8 @@ def sensitivity(
     from flexq_bench.schemes import FlexqOptions, calibration_segments
 
     use_own_schemes(schemes_from)
-    settings, costs = _settings(bits, group), _costs(a8_cost)
-    if a8_budget is not None and calibrating.calibration is None:
+    settings, costs = tried.settings(), tried.costs()
+    if tried.a8_budget is not None and calibrating.calibration is None:
         raise UsageError(
             "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
         )
@@ -133,34 +172,20 @@ def sensitivity(
     tokens = tokenize(text, loaded.tokenizer)
     length = loaded.context(segments.context)
     report = None
+    how: dict[str, Any] = {"context": length, "max_tokens": segments.max_tokens, "seed": seed}
     with progress("sensitivity") as bar:
-        dense, kinds = kind_sensitivities(
-            loaded.model,
-            tokens,
-            settings,
-            context=length,
-            max_tokens=segments.max_tokens,
-            seed=seed,
-            on_step=bar.update,
-        )
-        if a8_budget is not None and calibration is not None:
-            report = try_budget(
-                loaded.model,
-                tokens,
-                calibration_segments(
-                    tokenize(calibration.text, loaded.tokenizer),
-                    segments=calibration.segments,
-                    length=loaded.context(calibration.length or length),
-                    seed=seed,
-                ),
-                a8_budget,
-                costs,
-                context=length,
-                max_tokens=segments.max_tokens,
-                options=FlexqOptions(group=group),
+        how["on_step"] = bar.update
+        dense, kinds = kind_sensitivities(loaded.model, tokens, settings, **how)
+        if tried.a8_budget is not None and calibration is not None:
+            learned = calibration_segments(
+                tokenize(calibration.text, loaded.tokenizer),
+                segments=calibration.segments,
+                length=loaded.context(calibration.length or length),
                 seed=seed,
-                on_step=bar.update,
             )
+            options = FlexqOptions(group=tried.group)
+            budget = learned, tried.a8_budget, costs
+            report = try_budget(loaded.model, tokens, *budget, options=options, **how)
     if figure is not None:
         from flexq_bench.accuracy.sensitivity.figure import write_figure
 
@@ -172,37 +197,6 @@ def sensitivity(
         _print(loaded.name, dense, kinds, report)
         if figure is not None:
             say(console(), f"figure: {figure}")
-
-
-def _settings(text: str, group: int) -> tuple[Bits | OwnSetting, ...]:
-    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, OwnSetting
-    from flexq_bench.schemes.own_schemes import own_schemes
-
-    names = split_names(text) or ()
-    if names == ("none",):
-        return ()
-    settings: list[Bits | OwnSetting] = []
-    for name in names:
-        match = _BITS.fullmatch(name)
-        if match is not None:
-            settings.append(Bits(int(match[1]), int(match[2]), group))
-        elif name in own_schemes():
-            settings.append(OwnSetting(name))
-    if len(settings) < len(names) or not names:
-        raise UsageError(
-            f"--bits {text}: write w6a6 or w4a16, 2 to 8 bits or 16, an own scheme, or none"
-        )
-    return tuple(settings)
-
-
-def _costs(text: str) -> tuple[Cost, ...]:
-    from flexq_bench.schemes.layer_sensitivity import COSTS
-
-    names = split_names(text) or ()
-    for name in names:
-        if name not in COSTS:
-            raise UsageError(unknown("cost named", name, COSTS))
-    return tuple(cost for cost in COSTS if cost in names)
 
 
 def _print(

@@ -100,7 +100,6 @@ def serve_model(
 
     from flexq_bench.cli import decoding
     from flexq_bench.decode.case import FULL_PRECISION, Setup
-    from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.records import name_of_model
     from flexq_bench.schemes.model_files import is_there
     from flexq_bench.serving.loading import load_vocabulary
@@ -113,10 +112,7 @@ def serve_model(
         raise UsageError(f"no model {model}: give a checkpoint, a folder or a .gguf file")
     if scheme is None and not decoding.is_a_checkpoint(model):
         scheme = FULL_PRECISION
-    plan = calibrating.plan()
-    text = None
-    if plan is not None and calibrating.calibration is not None:
-        text = CalibrationText(calibrating.calibration, plan.segments, plan.length)
+    text = calibrating.text()
     (cached, *others) = decoding.requested_schemes(model, scheme, kv_bits, calibrated=False)
     if others:
         raise UsageError("a server has one scheme: give one --scheme")

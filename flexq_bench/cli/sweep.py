@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,18 +28,15 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.cli.output import say
 from flexq_bench.cli.stored_options import stores_options
-from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import command, database_arguments, user_name
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.sweeps.launches import launch_suite, summary_lines
+from flexq_bench.sweeps.stored_cases import suite_like
 from flexq_bench.sweeps.text import operation_sweep, parse_sweep, split_names, split_sizes
-from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.operation import OperationWorkload
-from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.ranges import parse_lines
-from flexq_bench.workloads.suite import Group, OperationGroup, Shape, Suite
+from flexq_bench.workloads.suite import Shape, Suite
 
 if TYPE_CHECKING:
     from flexq_bench.cli.measuring import RunOptions
@@ -49,73 +45,104 @@ if TYPE_CHECKING:
 _MAX_SIZE_FILE_BYTES = 1 << 20  # ten times that of the largest number of sizes, 10,000
 
 
-@stores_options()
-@takes_option_groups
-def sweep(
-    *,
-    kernels: KernelsOption = None,
-    sources: KernelSourceOptions,
+@dataclass(frozen=True)
+class SweptCases:
+    """Cases of a sweep: an operation and its sizes, or those of a model, a run or a trace."""
+
     m: Annotated[
         str | None,
         typer.Option(
             metavar="RANGES", help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16."
         ),
-    ] = None,
-    n: Annotated[str | None, typer.Option(metavar="RANGES", help="Output features.")] = None,
-    k: Annotated[str | None, typer.Option(metavar="RANGES", help="Input features.")] = None,
+    ] = None
+    n: Annotated[str | None, typer.Option(metavar="RANGES", help="Output features.")] = None
+    k: Annotated[str | None, typer.Option(metavar="RANGES", help="Input features.")] = None
     operation: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="An operation other than linear, with --parameter."),
-    ] = None,
+    ] = None
     parameter: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUES", help="With --operation: heads=32, context=1024:8192:x2."
         ),
-    ] = None,
+    ] = None
     model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="A model's layers, not --n and --k."),
-    ] = None,
+    ] = None
     config: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
             help="The layers of a Hugging Face config.json, or of a folder with one.",
         ),
-    ] = None,
+    ] = None
     layers: Annotated[
         str,
         typer.Option(
             metavar="NAMES", help="With --model: fused, separate, or names. With --config: names."
         ),
-    ] = "fused",
+    ] = "fused"
     like: Annotated[
         str | None,
         typer.Option(
             metavar="RUN",
             help="The cases of this run (its uuid's beginning); --kernels and --m replace its own.",
         ),
-    ] = None,
+    ] = None
     from_trace: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
             help="What a program launched: a trace of torch.profiler, or of FlashInfer-Bench.",
         ),
-    ] = None,
+    ] = None
     most: Annotated[
         int | None,
         typer.Option(
             metavar="N", min=1, help="With --from-trace: only the N workloads with most time."
         ),
-    ] = None,
+    ] = None
     stage: Annotated[
         str, typer.Option(metavar="STAGES", help="gemm, linear or both: gemm,linear.")
-    ] = "gemm",
-    cache: Annotated[
-        str, typer.Option(metavar="MODES", help="cold, hot or both: cold,hot.")
-    ] = "cold",
+    ] = "gemm"
+    cache: Annotated[str, typer.Option(metavar="MODES", help="cold, hot or both: cold,hot.")] = (
+        "cold"
+    )
+
+    def check(self, *, queue: bool) -> None:
+        """Raise UsageError for options that exclude each other."""
+        if self.parameter and self.operation is None:
+            raise UsageError("--parameter goes with --operation: flexq-bench list operations")
+        if self.most is not None and self.from_trace is None:
+            raise UsageError("--most goes with --from-trace")
+        shape = (self.n, self.k, self.model, self.config)
+        is_shaped = queue or any(value is not None for value in shape)
+        with_m = is_shaped or self.m is not None
+        if self.from_trace is not None:
+            if with_m or self.like is not None or self.operation is not None:
+                raise UsageError(
+                    "--from-trace has its own shapes: drop --m, --n, --k, --model, --config, "
+                    "--like, --operation and --queue"
+                )
+        elif self.like is not None and is_shaped:
+            raise UsageError(
+                "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
+            )
+        elif self.like is None and self.operation is not None and with_m:
+            raise UsageError(
+                "--operation has --parameter: drop --m, --n, --k, --model, --config and --queue"
+            )
+
+
+@stores_options()
+@takes_option_groups
+def sweep(
+    *,
+    kernels: KernelsOption = None,
+    sources: KernelSourceOptions,
+    cases: SweptCases,
     regime: RegimeOption = None,
     plot: Annotated[
         str | None, typer.Option(metavar="FILE", help="Draw times over M as a .png file.")
@@ -160,45 +187,17 @@ def sweep(
         True,
         opened,
     )
-    if parameter and operation is None:
-        raise UsageError("--parameter goes with --operation: flexq-bench list operations")
-    if most is not None and from_trace is None:
-        raise UsageError("--most goes with --from-trace")
-    if from_trace is not None:
-        if queue or any(value is not None for value in (m, n, k, model, config, like, operation)):
-            raise UsageError(
-                "--from-trace has its own shapes: drop --m, --n, --k, --model, --config, --like, "
-                "--operation and --queue"
-            )
-        suite, options = _suite_of_trace(from_trace, most, patterns, stage, cache, options)
-    elif like is not None:
-        if n is not None or k is not None or model is not None or config is not None or queue:
-            raise UsageError(
-                "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
-            )
-        suite = _suite_like(like, patterns, _sizes("--m", m), db)
-    elif operation is not None:
-        if queue or any(value is not None for value in (m, n, k, model, config)):
-            raise UsageError(
-                "--operation has --parameter: drop --m, --n, --k, --model, --config and --queue"
-            )
-        suite = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
+    cases.check(queue=queue)
+    if cases.from_trace is not None:
+        suite, options = _suite_of_trace(cases.from_trace, cases, patterns, options)
+    elif cases.like is not None:
+        with open_database(db, create=False) as database, database.session() as session:
+            suite = suite_like(session, cases.like, patterns, _sizes("--m", cases.m))
+    elif cases.operation is not None:
+        named = cases.operation, cases.parameter
+        suite = operation_sweep(*named, kernels=patterns, cache=cases.cache)
     else:
-        config_layers = () if config is None else layers_of_option("sweep", config, layers)
-        shapes = parse_sweep(
-            kernels=None if patterns is None else ",".join(patterns),
-            m=_sizes("--m", m),
-            n=_sizes("--n", n),
-            k=_sizes("--k", k),
-            model=model,
-            layers=layers,
-            stage=stage,
-            cache=cache,
-            shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in config_layers),
-        )
-        for layer in config_layers:
-            size = f"{layer.n}x{layer.k}"
-            say(options.console, f"{layer.name}: {size}, {layer.count} in the model")
+        shapes = _shapes(cases, patterns, options)
         if queue:
             if regimes not in (None, ("boost",)):
                 raise UsageError("--queue measures under boost only: leave --regime or --queue out")
@@ -222,13 +221,28 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
     return parse_lines(content.splitlines(), f"{option} {text}")
 
 
+def _shapes(cases: SweptCases, kernels: Sequence[str] | None, options: RunOptions) -> Sweep:
+    """Return the sweep of given shapes or of a model's layers. Raises UsageError."""
+    layers = () if cases.config is None else layers_of_option("sweep", cases.config, cases.layers)
+    shapes = parse_sweep(
+        kernels=None if kernels is None else ",".join(kernels),
+        m=_sizes("--m", cases.m),
+        n=_sizes("--n", cases.n),
+        k=_sizes("--k", cases.k),
+        model=cases.model,
+        layers=cases.layers,
+        stage=cases.stage,
+        cache=cases.cache,
+        shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in layers),
+    )
+    for layer in layers:
+        size = f"{layer.n}x{layer.k}"
+        say(options.console, f"{layer.name}: {size}, {layer.count} in the model")
+    return shapes
+
+
 def _suite_of_trace(
-    path: str,
-    most: int | None,
-    kernels: Sequence[str] | None,
-    stage: str,
-    cache: str,
-    options: RunOptions,
+    path: str, cases: SweptCases, kernels: Sequence[str] | None, options: RunOptions
 ) -> tuple[Suite, RunOptions]:
     """Build a suite of a trace's launches, and the options with its counts. Raises UsageError."""
     from flexq_bench.cli.measuring import read_trace
@@ -236,57 +250,9 @@ def _suite_of_trace(
     trace = read_trace(path)
     for line in summary_lines(trace):
         say(options.console, line)
-    suite = launch_suite(trace.launches[:most], kernels=kernels, stage=stage, cache=cache)
+    launches = trace.launches[: cases.most]
+    suite = launch_suite(launches, kernels=kernels, stage=cases.stage, cache=cases.cache)
     return suite, replace(options, trace=trace)
-
-
-def _suite_like(
-    prefix: str, kernels: Sequence[str] | None, m: Sequence[int] | None, db: str | None
-) -> Suite:
-    """Build a suite of a stored run's cases, without its probes, which planning adds.
-
-    kernels, m: replace the run's own; None: its own. Raises NotFoundError, UsageError.
-    """
-
-    with open_database(db, create=False) as database, database.session() as session:
-        run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
-        names = {
-            (row.n, row.k): Shape(row.n, row.k, row.layer, row.model)
-            for row in queries.run_results(session, run.uuid)
-            if row.n is not None and row.k is not None
-        }
-    cases = [case for case in map(Case.from_key, run.plan) if not is_probe(case.kernel)]
-    if not cases:
-        raise UsageError(f"run {run.uuid[:8]} planned no kernel: there is nothing to be like")
-    others = [case for case in cases if isinstance(case.workload, OperationWorkload)]
-    cases = [case for case in cases if case not in set(others)]
-    sizes: dict[tuple[object, ...], set[int]] = defaultdict(set)
-    for case in cases:
-        sizes[_all_but_m(case)].add(case.gemm.m)
-    groups = dict.fromkeys(
-        Group(
-            tuple(kernels or (case.label,)),
-            tuple(m or sorted(sizes[_all_but_m(case)])),
-            (names.get((case.gemm.n, case.gemm.k), Shape(case.gemm.n, case.gemm.k, layer="")),),
-            (case.stage,),
-            (case.cache,),
-            (case.regime,),
-        )
-        for case in cases
-    )
-    other_groups = dict.fromkeys(
-        OperationGroup(
-            tuple(kernels or (case.label,)), (case.workload,), (case.cache,), (case.regime,)
-        )
-        for case in others
-        if m is None and isinstance(case.workload, OperationWorkload)
-    )
-    description = f"like run {run.uuid[:8]} of {run.suite}"
-    return Suite("sweep", description, "", (*tuple(groups), *tuple(other_groups)))
-
-
-def _all_but_m(case: Case) -> tuple[object, ...]:
-    return (case.label, case.gemm.n, case.gemm.k, case.stage, case.cache, case.regime)
 
 
 def _queue(sweep: Sweep, options: RunOptions) -> None:
