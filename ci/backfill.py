@@ -228,7 +228,10 @@ def confirm_changes(
                 machine,
                 commits,
                 alerting=alerting,
-                devices=[comparer.devices.get(one.case.key, machine.device) for one in compared],
+                devices=[
+                    comparer.devices.get(comparison.case.key, machine.device)
+                    for comparison in compared
+                ],
             )
             if alerting:
                 events.add_alert_events(session, judged.opened, judged.changed)
@@ -253,7 +256,7 @@ def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str
             size = abs(math.log(points[-1].after / points[-1].before))
             changes.append((size, base, head, rows[series_id]))
     pairs: dict[tuple[str, str], list[Case]] = defaultdict(list)
-    for _, base, head, row in sorted(changes, key=lambda one: one[:3], reverse=True)[:budget]:
+    for _, base, head, row in sorted(changes, key=lambda change: change[:3], reverse=True)[:budget]:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         pairs[base, head].append(case)
     return dict(pairs)

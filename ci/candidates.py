@@ -135,7 +135,10 @@ def planned_comparisons(
     branch = queries.branch_of(session, commit.sha, commit.project)
     outliers = suspects.outliers[:budget]
     bases = queries.trusted_bases(
-        session, [one.series for one in outliers], branch=branch, histories=suspects.histories
+        session,
+        [outlier.series for outlier in outliers],
+        branch=branch,
+        histories=suspects.histories,
     )
     for suspect in outliers:
         base = bases.get(suspect.series)
@@ -184,7 +187,10 @@ def _outliers(
         recent = [at for at in known.unchanged if at >= len(points) - 1 - HISTORY_RESULTS]
         levels.append((known.values[:-1], float(known.values[-1]), known.values[recent]))
     news = are_candidates(levels)
-    judged = [replace(one, is_news=is_news) for one, is_news in zip(measured, news, strict=True)]
+    judged = [
+        replace(comparison, is_news=is_news)
+        for comparison, is_news in zip(measured, news, strict=True)
+    ]
     sigmas = surprises([(history, latest) for history, latest, _ in levels])
     ranks = [
         Surprise(

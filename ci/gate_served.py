@@ -431,7 +431,7 @@ class _Course:
         self, turns: Turns, asked: Sequence[PairedAnswers]
     ) -> Iterator[GateLimit]:
         kl, problem = self.policy.table.kl, ""
-        judged = [one for one in asked if one.paired.asking.logprobs is not None]
+        judged = [answers for answers in asked if answers.paired.asking.logprobs is not None]
         if kl is None or not judged:
             return
         if self._reference is not None:
@@ -459,7 +459,7 @@ class _Course:
         """Measure and judge the speed; what was measured is stored."""
         request = self.request
         commits = request.commits
-        labels = {side: one.sha for side, one in commits.items()} or request.names
+        labels = {side: commit.sha for side, commit in commits.items()} or request.names
         report = judge_speed(
             [table.beside(self.policy.folder) for table in self.policy.table.speed],
             turns,
@@ -486,7 +486,7 @@ class _Course:
             )
         ]
         run.store(lambda session: put_records(session, records))
-        if commits and not any(one.dirty for one in commits.values()):
+        if commits and not any(commit.dirty for commit in commits.values()):
             run.store(lambda session: self._store_verdicts(session, report, origin))
         return report.limits
 
@@ -496,7 +496,7 @@ class _Course:
             session,
             report.sound,
             ServedDevice(origin.device, self.request.project),
-            {one.sha: one for one in self.request.commits.values()},
+            {commit.sha: commit for commit in self.request.commits.values()},
             alerting=self.request.alerting,
         )
         add_alert_events(session, night.opened, night.changed)
@@ -505,8 +505,10 @@ class _Course:
 
     def _note_retries(self, answers: PairedAnswers) -> None:
         for name in (BASE, HEAD):
-            asked = [one for scored in answers.scored[name].values() for one in scored.answers]
-            if again := sum(one.retries > 0 for one in asked):
+            asked = [
+                answer for scored in answers.scored[name].values() for answer in scored.answers
+            ]
+            if again := sum(answer.retries > 0 for answer in asked):
                 self.notes.append(
                     f"{name}: {again} of {len(asked)} requests of {answers.paired.suite.name} were "
                     "sent again (rate-limited, or the connection was lost before an answer)"
@@ -598,7 +600,11 @@ class _Course:
         scored = dict(sorted(answers.scored[name].items()))
         suite, asking = answers.paired.suite, answers.paired.asking
         label = self.request.names[name]
-        tokens = [a.completion_tokens for one in scored.values() for a in one.answers]
+        tokens = [
+            a.completion_tokens
+            for scored_answers in scored.values()
+            for a in scored_answers.answers
+        ]
         observed: Mapping[str, object] = {
             "engine": label,
             "questions": list(scored),
@@ -606,13 +612,17 @@ class _Course:
             "ready_s": turns.ready_s.get(name),
             "failure": answers.failure,
         }
-        values = {i: one.score for i, one in scored.items() if one.score is not None}
+        values = {
+            i: scored_answers.score
+            for i, scored_answers in scored.items()
+            if scored_answers.score is not None
+        }
         rows: dict[str, tuple[str, list[float]]] = {
             suite.metric: ("higher", list(values.values())),
         }
         for kind in FAULTS:
             rows[f"{kind} answers"] = ("lower", [faults_of(scored[i])[kind] for i in values])
-        missing = [float(one.failure is not None) for one in scored.values()]
+        missing = [float(scored_answers.failure is not None) for scored_answers in scored.values()]
         rows["unanswered"] = ("lower", missing)
         for metric, (direction, row) in rows.items():
             count = len(row)

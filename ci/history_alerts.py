@@ -130,16 +130,16 @@ def _revise_one(
         first, before = points[step.index], points[step.index - 1]
         # Later results may move a step by a few.
         near = {p.commit for p in points[max(step.index - REACH, 0) : step.index + REACH + 1]}
-        known_here = [one for one in stored if one.commit in near]
-        if first.commit == before.commit or any(one.retracted is None for one in known_here):
+        known_here = [point for point in stored if point.commit in near]
+        if first.commit == before.commit or any(point.retracted is None for point in known_here):
             continue
         if known_here:
             restore_change_point(session, known_here[0].id)
             identity = known_here[0].decision
         else:
             identity = _store(session, row, points, step, at, watched=watched)
-        later = (one for one in located if one.index >= step.index)
-        lasts = not any(metric.is_back(step.before, one.after) for one in later)
+        later = (change for change in located if change.index >= step.index)
+        lasts = not any(metric.is_back(step.before, change.after) for change in later)
         new.append(_StoredStep(row, step, before, first, identity, lasts))
     return new
 

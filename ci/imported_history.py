@@ -28,10 +28,10 @@ def judge_imported(
                 events.add_history_events(session, verdicts)
             parts.append(verdicts)
     return HistoryVerdicts(
-        sum(one.series for one in parts),
-        sum(one.steps for one in parts),
-        tuple(dict.fromkeys(alert for one in parts for alert in one.opened)),
-        tuple(dict.fromkeys(alert for one in parts for alert in one.joined)),
-        tuple(change for one in parts for change in one.changed),
-        tuple(uuid for one in parts for uuid in one.improved),
+        sum(part.series for part in parts),
+        sum(part.steps for part in parts),
+        tuple(dict.fromkeys(alert for part in parts for alert in part.opened)),
+        tuple(dict.fromkeys(alert for part in parts for alert in part.joined)),
+        tuple(change for part in parts for change in part.changed),
+        tuple(uuid for part in parts for uuid in part.improved),
     )

@@ -235,7 +235,11 @@ def _stalled_nights(
         )
         recent = _recent_nights(session, suite, commit)
     names = {night.name for night in recent}
-    return [(one, one.name in names) for one in stalled if one.key not in keys and not one.dirty]
+    return [
+        (night, night.name in names)
+        for night in stalled
+        if night.key not in keys and not night.dirty
+    ]
 
 
 def _recent_nights(session: Session, suite: str, commit: CommitInfo) -> list[queries.NightState]:
@@ -363,7 +367,9 @@ def _conclude(
                 "named, as no device measured them before and after"
             )
         verdicts = Counter(
-            one.confirmation.verdict.value for one in judged.judged if not one.is_canary
+            judgement.confirmation.verdict.value
+            for judgement in judged.judged
+            if not judgement.is_canary
         )
         # Of an earlier judgement, by the comparisons that had a result then.
         earlier = _parse_report(night.report) if night.report else None
@@ -379,7 +385,7 @@ def _conclude(
                 *(earlier.changed if earlier else ()),
                 *(change.text for change in judged.changed),
             ),
-            canaries=sum(one.is_canary for one in judged.judged),
+            canaries=sum(judgement.is_canary for judgement in judged.judged),
             change_points=looked_back.stored,
             retracted=looked_back.retracted,
             notes=tuple(notes),

@@ -417,8 +417,8 @@ def _merged(
         firsts.add(sha)
         sha = next(iter(graph.parents(sha)), None)
     own = ("", main.name)
-    return {one for one in line if one not in firsts and one in commits} - {
-        one for one, commit in commits.items() if commit.branch in own
+    return {sha for sha in line if sha not in firsts and sha in commits} - {
+        sha for sha, commit in commits.items() if commit.branch in own
     }
 
 
@@ -431,7 +431,7 @@ def _most_measured(
     """
     lines = ((branch, graph.order(branch.tip_sha)) for branch in branches if branch.tip_sha)
     counted = [(len(commits.keys() & line), branch, line) for branch, line in lines]
-    count, branch, line = max(counted, key=lambda one: one[0], default=(0, None, []))
+    count, branch, line = max(counted, key=lambda candidate: candidate[0], default=(0, None, []))
     return (branch, line) if branch is not None and count else None
 
 

@@ -87,7 +87,9 @@ def rotate_token(
     The old one is valid for `grace`. Raises NotFoundError if the project has no such valid token.
     """
     lock_for_writing(session.connection())
-    old = next((one for one in valid_tokens(session, project, at) if one.id == token_id), None)
+    old = next(
+        (token for token in valid_tokens(session, project, at) if token.id == token_id), None
+    )
     if old is None:
         raise NotFoundError(f"no valid token {token_id} of this project")
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at

@@ -191,8 +191,8 @@ class Writer:
         query = select(*columns).where(columns["sha"].in_({info.sha for info in new}))
 
         def stored() -> dict[_Key, dict[str, Any]]:
-            found = map(dict, self._session.execute(query).mappings())
-            return {_commit_key(row): row for row in found}
+            rows = map(dict, self._session.execute(query).mappings())
+            return {_commit_key(row): row for row in rows}
 
         known = stored()
         missing = {_commit_key(row): row for row in rows.values() if _commit_key(row) not in known}

@@ -277,8 +277,8 @@ class Paper(DataTable):
     def kernel(self, cell: Cell) -> str:
         """Return the label of the kernel that is measured here for a cell; empty: none."""
         words = (str(cell.at.get("kernel", "")), str(cell.at.get("scheme", "")))
-        found = self._looked_up(self.kernels, words)
-        return (found or words[0]).format(bits=words[1].lower())
+        label = self._looked_up(self.kernels, words)
+        return (label or words[0]).format(bits=words[1].lower())
 
     def bits_of_weights(self, cell: Cell) -> int | None:
         """Return the bits of the paper's kernel, where they are not those of ours."""
@@ -293,10 +293,10 @@ class Paper(DataTable):
         if str(cell.at.get("scheme", "")) == _FULL:
             return ("fp16",)
         words = self._words(cell)
-        found = self._looked_up(self.schemes, words)
-        if found is None or self._looked_up(self.absent, words):
+        schemes = self._looked_up(self.schemes, words)
+        if schemes is None or self._looked_up(self.absent, words):
             return ()
-        return tuple(found.format(bits=str(cell.at.get("scheme", "")).lower()).split(" | "))
+        return tuple(schemes.format(bits=str(cell.at.get("scheme", "")).lower()).split(" | "))
 
     def why_absent(self, cell: Cell) -> str:
         """Return why nothing here stands for a cell's scheme or model; empty: something does."""
@@ -313,9 +313,9 @@ class Paper(DataTable):
         """Look up all words, then fewer: without the last ones, then without the first."""
         for first in range(len(words)):
             for last in range(len(words), first, -1):
-                found = names.get(" ".join(words[first:last]))
-                if found is not None:
-                    return found
+                label = names.get(" ".join(words[first:last]))
+                if label is not None:
+                    return label
         return None
 
 
@@ -351,7 +351,7 @@ def select_tables(name: str | None) -> list[tuple[Paper, PublishedTable]]:
         return [(paper, table) for paper in published_papers() for table in paper.table]
     key, _, table_id = name.partition("/")
     paper = get_paper(key)
-    found = [(paper, table) for table in paper.table if table_id in ("", table.id)]
-    if not found:
+    tables = [(paper, table) for table in paper.table if table_id in ("", table.id)]
+    if not tables:
         raise WorkloadError(unknown(f"table of {key}", table_id, [t.id for t in paper.table]))
-    return found
+    return tables

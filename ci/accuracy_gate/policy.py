@@ -170,7 +170,7 @@ class _Settings(DataTable):
 def _by_text(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a policy's values with a table for each text of a table of several texts."""
     return {
-        key: [one for table in value for one in _per_text(table)]
+        key: [entry for table in value for entry in _per_text(table)]
         if key in _OF_TEXTS and isinstance(value, list)
         else _per_text(value)
         if key in _OF_TEXTS

@@ -94,7 +94,7 @@ def _matching_layers(
 
     A word is a part of the name of a model, a layer or a GPU, or `m=8`.
     """
-    tokens = [int(found[1]) for word in words if (found := _TOKENS.fullmatch(word))]
+    tokens = [int(match[1]) for word in words if (match := _TOKENS.fullmatch(word))]
     names = [word for word in words if not _TOKENS.fullmatch(word)]
     if len(words) < 2 or len(tokens) > 1:
         return {}

@@ -97,7 +97,7 @@ def _from_database(series: int, db: str | None) -> _Source:
             raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
         projects = {row.id: row.project for row in queries.project_series(session)}
         named = next(row for row in queries.series_names(session) if row.id == series)
-        breaks = [one.text for one in series_breaks(session, [series])]
+        breaks = [series_break.text for series_break in series_breaks(session, [series])]
     labels: dict[str, Sequence[Any]] = {
         "commit": [point.commit for point in points],
         "time": [point.created_at for point in points],
@@ -130,8 +130,8 @@ def _show(source: _Source, as_json: bool) -> None:
         scale = Scale.RATIO if is_positive else Scale.DIFFERENCE
     is_ratio = scale is Scale.RATIO
     devices = source.labels.get("device", [None] * len(source.values))
-    found = find_change_points(
-        [Point(*one) for one in zip(source.values, devices, labels, strict=True)], scale
+    detected = find_change_points(
+        [Point(*value) for value in zip(source.values, devices, labels, strict=True)], scale
     )
     device_changes = [
         {
@@ -140,7 +140,7 @@ def _show(source: _Source, as_json: bool) -> None:
             "level_after": change.after,
             "relative_change": change.relative_change,
         }
-        for change in found.model.device_changes
+        for change in detected.model.device_changes
         if abs(change.relative_change) >= SMALLEST_CHANGE
     ]
     rows = [
@@ -156,7 +156,7 @@ def _show(source: _Source, as_json: bool) -> None:
             ),
             "p_value": change.p_value,
         }
-        for change in found.steps
+        for change in detected.steps
     ]
     fewest = FEWEST_POINTS if is_ratio else FEWEST_OF_DIFFERENCES
     enough = any(epoch["values"] >= fewest for epoch in epochs)
@@ -169,10 +169,10 @@ def _show(source: _Source, as_json: bool) -> None:
                 "enough": enough,
                 "epochs": epochs,
                 "change_points": rows,
-                "waiting": asdict(found.waiting[0].change) if found.waiting else None,
-                "devices_apart": found.model.device_span,
+                "waiting": asdict(detected.waiting[0].change) if detected.waiting else None,
+                "devices_apart": detected.model.device_span,
                 "device_changes": device_changes,
-                "spells": [asdict(spell) for spell in found.model.spells],
+                "spells": [asdict(spell) for spell in detected.model.spells],
                 "doubts": list(source.warnings),
                 "caveat": source.caveat,
                 "breaks": list(source.breaks),
@@ -201,7 +201,7 @@ def _show(source: _Source, as_json: bool) -> None:
             f"epoch {epoch['epoch']} begins at index {epoch['first']}, with another environment or "
             f"an acknowledged change; its levels are its own ({epoch['values']} values{few})",
         )
-    for line in (*_describe(found, device_changes), *source.warnings, *source.breaks):
+    for line in (*_describe(detected, device_changes), *source.warnings, *source.breaks):
         say(out, line)
 
 
@@ -215,15 +215,15 @@ def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]
     return list(counts.values())
 
 
-def _describe(found: ChangePoints, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _describe(detected: ChangePoints, device_changes: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Describe a series' components other than its change points."""
-    for waiting in found.waiting:
+    for waiting in detected.waiting:
         yield (
             f"a change of {waiting.change.relative:+.2%} at index {waiting.change.index} waits: "
             f"{waiting.reason}"
         )
-    if found.model.device_span:
-        apart = f"{found.model.device_span:.1%}"
+    if detected.model.device_span:
+        apart = f"{detected.model.device_span:.1%}"
         yield f"devices up to {apart} apart; levels are those on the newest one"
     for change in device_changes:
         yield (
@@ -231,7 +231,7 @@ def _describe(found: ChangePoints, device_changes: Sequence[dict[str, Any]]) -> 
             f"({change['relative_change']:+.2%}): no device measured before and after, which would "
             "tell whether a commit did it"
         )
-    for spell in found.model.spells:
+    for spell in detected.model.spells:
         yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 
 

@@ -262,7 +262,11 @@ def _new_breaks(session: Session, done: Imported) -> list[str]:
 
     if not done.series:
         return []
-    return [one.text for one in series_breaks(session, done.series) if one.first.run in done.runs]
+    return [
+        series_break.text
+        for series_break in series_breaks(session, done.series)
+        if series_break.first.run in done.runs
+    ]
 
 
 def _origin(options: ExternalResultOptions) -> Origin:
@@ -331,17 +335,17 @@ class _Commits:
         """Return commits in full, by the sha that was given; store their history."""
         new = [commit for commit in commits if commit.sha not in self._known]
         shas = [commit.sha for commit in new]
-        found = {} if self._clone is None or not shas else commits_at(self._clone, shas)
+        known_commits = {} if self._clone is None or not shas else commits_at(self._clone, shas)
         for commit in new:
-            known = found.get(commit.sha)
+            known = known_commits.get(commit.sha)
             branch = commit.branch or self._options.branch or ""
             if not branch and len(new) == 1:  # of many, the job's branch says nothing
                 branch = measured_branch(*(() if known is None else (self._clone, known.sha)))
             found_one = known or self._whole(commit)
             project = self._options.project or ""
             self._known[commit.sha] = replace(found_one, branch=branch, project=project)
-        if self._options.repository is not None and len(found) < len(shas):
-            missing = [sha for sha in shas if sha not in found]
+        if self._options.repository is not None and len(known_commits) < len(shas):
+            missing = [sha for sha in shas if sha not in known_commits]
             others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             say(
                 console(stderr=True),
@@ -349,7 +353,7 @@ class _Commits:
                 "are ordered by their time (git fetch, in a shallow clone git fetch --unshallow)",
             )
         described = {commit.sha: self._known[commit.sha] for commit in commits}
-        if note := store_history(self._database, *(described[sha] for sha in found)):
+        if note := store_history(self._database, *(described[sha] for sha in known_commits)):
             say(console(stderr=True), note)
         return described
 
@@ -414,7 +418,10 @@ def _print_summary(summary: _Imported, database: Database) -> None:
         say(errors, f"{summary.path}: refused {len(summary.refused) - _MAX_PRINTED} more")
     verdicts = summary.verdicts
     say(out, f"{verdicts.series} series judged by history alone: {_alerts_text(verdicts)}")
-    for text in (*(one.text for one in summary.paired), *(one.text for one in verdicts.changed)):
+    for text in (
+        *(verdict.text for verdict in summary.paired),
+        *(verdict.text for verdict in verdicts.changed),
+    ):
         say(out, text)
 
 

@@ -367,19 +367,19 @@ def _measure_history(
                 detail = f": {last.detail}" if last.detail else ""
                 say(out, f"{sha[:10]}: {last.received} of {last.planned} results{detail}")
             _store_release_tags(database, folder, project.name)
-            usable = known | {one.commit for one in results if one.run}
+            usable = known | {result.commit for result in results if result.run}
             changes, confirmed = 0, Confirmed()
             if newest := next((sha for sha in reversed(commits) if sha in usable), None):
                 # Nothing was measured: an earlier call may have been interrupted before this.
-                found = [one for one in results if one.run] or measured_at(newest)
-                changes = find_changes(database, found)
+                usable_results = [result for result in results if result.run] or measured_at(newest)
+                changes = find_changes(database, usable_results)
                 with opened_pool(newest) as (pool, opened):
                     confirmed = confirm_changes(
                         database,
                         pool,
                         folder,
                         opened.revision.commit,
-                        found,
+                        usable_results,
                         budget=options.comparisons,
                         alerting=options.alert,
                     )

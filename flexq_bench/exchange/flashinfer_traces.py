@@ -133,8 +133,11 @@ def read_launches(folder: str) -> LaunchTrace:
 
 def workloads_of(folder: str) -> list[GemmWorkload | OperationWorkload]:
     """Return a trace set's workloads of our operations, sorted by shape. Raises UsageError."""
-    found = (launch.workload for launch in read_launches(folder).launches)
-    return sorted(found, key=lambda one: (one.operation != "linear", one.operation, one.values))
+    workloads = (launch.workload for launch in read_launches(folder).launches)
+    return sorted(
+        workloads,
+        key=lambda workload: (workload.operation != "linear", workload.operation, workload.values),
+    )
 
 
 def suite_text(folder: str, kernels: Sequence[str]) -> str:

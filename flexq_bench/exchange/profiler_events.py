@@ -78,11 +78,11 @@ class _Scanner:
 
     def take(self, expected: str) -> str:
         """Skip one of these characters, and return it. Raises UsageError if it is another one."""
-        found = self.peek()
-        if not found or found not in expected:
+        character = self.peek()
+        if not character or character not in expected:
             raise self._no_trace()
         self._at += 1
-        return found
+        return character
 
     def value(self) -> Any:
         """Return the next value. Raises UsageError if there is none, or if it is too long."""

@@ -223,7 +223,7 @@ def _calls_at(
 
     calls: thread, begin, end and index, of disjoint intervals sorted by thread and begin.
     """
-    found = np.full(len(place[0]), -1)
+    indices = np.full(len(place[0]), -1)
     for of in np.unique(place[0]):
         begin, end, index = (part[calls[0] == of] for part in calls[1:])
         if not len(begin):
@@ -231,8 +231,8 @@ def _calls_at(
         moments = place[1][place[0] == of]
         last = np.searchsorted(begin, moments, side="right") - 1
         inside = (last >= 0) & (moments <= end[last])
-        found[place[0] == of] = np.where(inside, index[last], -1)
-    return found
+        indices[place[0] == of] = np.where(inside, index[last], -1)
+    return indices
 
 
 def _outermost(

@@ -176,7 +176,7 @@ class Coordinator:
     def _gpus_of_comparisons(self) -> set[int]:
         select = partial(queries.jobs_of, states=OPEN_JOB_STATES, kind=COMPARE)
         rows = (self._buffer.read(partial(select, run_uuid=run)) for run in self._comparisons)
-        jobs = (CompareJob.from_data(row.content or {}) for found in rows for row in found or ())
+        jobs = (CompareJob.from_data(row.content or {}) for of_run in rows for row in of_run or ())
         return {job.gpus for job in jobs}
 
     def use(self, kind: str, gpus: int = 1) -> None:

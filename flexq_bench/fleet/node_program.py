@@ -85,16 +85,16 @@ def _remove_unused(home: Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that affect results; missing packages are left out."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    versions = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in _COMPARED:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
     with suppress(ImportError):
         from torch.version import cuda
 
         if cuda:
-            found["CUDA of torch"] = cuda
-    return found
+            versions["CUDA of torch"] = cuda
+    return versions
 
 
 def check_versions(coordinator: Mapping[str, str]) -> None:
@@ -110,8 +110,8 @@ def check_versions(coordinator: Mapping[str, str]) -> None:
     ]
     if differing:
         theirs, ours = (
-            ", ".join(f"{name} {found[name]}" for name in differing)
-            for found in (here, coordinator)
+            ", ".join(f"{name} {versions[name]}" for name in differing)
+            for versions in (here, coordinator)
         )
         raise ImportError(
             f"{platform.node()} has {theirs}, and the coordinator {ours}: install the same there"

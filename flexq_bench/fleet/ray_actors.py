@@ -233,10 +233,10 @@ class RayActors(ABC):
 
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self._times.scan
-        found = slots(self.backend, local=self._address == LOCAL, gpus=self._gpus)
+        free = slots(self.backend, local=self._address == LOCAL, gpus=self._gpus)
         if self._one_per_host:
-            found = tuple(slot for slot in found if slot.number == 0)
-        self._slots = found[: self._most]
+            free = tuple(slot for slot in free if slot.number == 0)
+        self._slots = free[: self._most]
 
     def _start_missing(self) -> None:
         now = time.monotonic()

@@ -172,7 +172,7 @@ class RayPool:
                 self._workers.backend,
                 ready[0].worker.capability,
                 len(ready),
-                len({one.device for one in ready}),
+                len({actor.device for actor in ready}),
             )
             for gpu, ready in sorted(by_gpu.items())
         ]

@@ -116,14 +116,16 @@ class KernelDescriptions:
 def descriptions_of(kernels: Adopted) -> KernelDescriptions:
     """Describe the kernels that this process has adopted."""
     backends: tuple[Backend, ...] = ("cuda", "cpu")
-    found = [
+    described = [
         registry.resolve(label, backend)
         for backend in backends
         for label in registry.labels(backend)
         if label in kernels.all_labels
     ]
     return KernelDescriptions(
-        tuple(plain_description(kernel) for kernel in found if isinstance(kernel, LinearKernel)),
+        tuple(
+            plain_description(kernel) for kernel in described if isinstance(kernel, LinearKernel)
+        ),
         {source.prefix: labels for source, labels in kernels.labels.items()},
         {source.prefix: reason for source, reason in kernels.failures.items()},
     )
@@ -179,9 +181,9 @@ def _folder_of(source: KernelSource) -> Path:
     if source.is_file:
         return top_of_package(Path(source.place))
     with suppress(ImportError, ValueError):
-        found = importlib.util.find_spec(source.place.partition(".")[0])
-        if found is not None and found.origin is not None:
-            return Path(found.origin).parent
+        spec = importlib.util.find_spec(source.place.partition(".")[0])
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin).parent
     return program_root()  # nothing more to see
 
 

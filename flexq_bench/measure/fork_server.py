@@ -307,10 +307,10 @@ def _is_emptied(top: str, kept: set[str]) -> bool:
     """Remove all in a folder but folders to keep and mounts. Return False if something remains."""
     try:
         os.makedirs(top, exist_ok=True)
-        device, found, waiting = os.lstat(top).st_dev, [], [top]
+        device, folders, waiting = os.lstat(top).st_dev, [], [top]
         while waiting:
             folder = waiting.pop()
-            found.append(folder)
+            folders.append(folder)
             for entry in os.scandir(folder):
                 if entry.stat(follow_symlinks=False).st_dev != device:
                     kept.update(_and_above(folder))
@@ -318,7 +318,7 @@ def _is_emptied(top: str, kept: set[str]) -> bool:
                     waiting.append(entry.path)
                 elif not _is_removed(entry.path):
                     kept.update(_and_above(folder))
-        for folder in reversed(found):
+        for folder in reversed(folders):
             if folder not in kept:
                 os.rmdir(folder)
     except OSError:

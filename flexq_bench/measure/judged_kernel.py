@@ -163,10 +163,10 @@ class JudgedKernel:
         paths = {"path": str(self._exchange.inputs), "out": str(self._exchange.outputs)}
         reply = self.ask("quantize", layout=layout, operand=operand, **paths)
         parts = _taken(self._exchange, reply, self._device, self._case)
-        found = parts.get(operand)
-        if not isinstance(found, Operand):
+        part = parts.get(operand)
+        if not isinstance(part, Operand):
             raise WorkerError(f"{self._case.label}: what a worker quantized is no operand")
-        return found
+        return part
 
     def _fill(self, given: Given) -> None:
         is_new = given.streamed is not self._streamed
@@ -286,8 +286,8 @@ def _taken(
 ) -> dict[str, torch.Tensor | Operand]:
     """The parts that a worker wrote. Raises WorkerError if they are none."""
     try:
-        found = exchange.take(reply["layout"])
-        return parts_of({n: tensor.to(device) for n, tensor in found.items()}, reply["plain"])
+        tensors = exchange.take(reply["layout"])
+        return parts_of({n: tensor.to(device) for n, tensor in tensors.items()}, reply["plain"])
     except (KeyError, TypeError, ValueError, OSError, ShapeError) as error:
         raise WorkerError(f"{case.label}: what a worker made is no operand: {error}") from None
 

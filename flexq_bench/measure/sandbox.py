@@ -161,28 +161,28 @@ class Sandbox:
     def _mounts(self) -> Iterator[tuple[str, ...]]:
         """Mounts in their order: an action of sandbox_init, a path, and its details."""
         size = str(self.limits.files_bytes)
-        found: dict[str, tuple[str, ...]] = {}
+        mounts: dict[str, tuple[str, ...]] = {}
         for system in _SYSTEM:
             if os.path.islink(system):
-                found[system] = ("link", system, os.readlink(system))
+                mounts[system] = ("link", system, os.readlink(system))
             elif os.path.exists(system):
-                found[system] = ("read", system, system)
-        found["/tmp"] = ("private", "/tmp", size)
-        found["/dev/shm"] = ("private", "/dev/shm", size)
-        found["/proc"] = ("processes", "/proc")
+                mounts[system] = ("read", system, system)
+        mounts["/tmp"] = ("private", "/tmp", size)
+        mounts["/dev/shm"] = ("private", "/dev/shm", size)
+        mounts["/proc"] = ("processes", "/proc")
         for settings in _SETTINGS:  # root may write there without any capability
             if os.path.exists(settings):
-                found[settings] = ("read", settings, settings)
+                mounts[settings] = ("read", settings, settings)
         for device in _device_files():
-            found[device] = ("device", device, device)
+            mounts[device] = ("device", device, device)
         for name, target in _LINKS.items():
-            found[f"/dev/{name}"] = ("link", f"/dev/{name}", target)
+            mounts[f"/dev/{name}"] = ("link", f"/dev/{name}", target)
         for folder in self._own_folders():
             is_inside = folder.startswith("/tmp/")
-            found[folder] = ("folder", folder) if is_inside else ("private", folder, size)
+            mounts[folder] = ("folder", folder) if is_inside else ("private", folder, size)
         read = [*_interpreter(), *_folders_of(self.environment), *self.read]
         for place, source in self._prefilled():
-            found[place] = ("read", place, str(source))
+            mounts[place] = ("read", place, str(source))
         if self.network:  # names are resolved by a file that may lie among the sockets
             read.append(Path("/etc/resolv.conf"))
         for path in read:
@@ -194,33 +194,33 @@ class Sandbox:
                     for entry in os.scandir(real):
                         if not is_shared or _is_code(entry):
                             place = f"{seen}/{entry.name}"
-                            found.setdefault(place, ("read", entry.path, entry.path))
+                            mounts.setdefault(place, ("read", entry.path, entry.path))
                 else:
-                    found[seen] = ("read", seen, real)
+                    mounts[seen] = ("read", seen, real)
         for folder in self._own_folders():
-            if _above(folder, found)[0] == "read":
-                found[folder] = ("private", folder, size)
+            if _above(folder, mounts)[0] == "read":
+                mounts[folder] = ("private", folder, size)
                 with suppress(OSError):  # nothing can be made there in the sandbox
                     os.makedirs(folder, exist_ok=True)
-        for place, (what, _, *details) in list(found.items()):
+        for place, (what, _, *details) in list(mounts.items()):
             if what != "read" or place in _SYSTEM or os.path.realpath(place) != place:
                 continue
             for name in _hidden_in(details[0]):
                 is_folder = os.path.isdir(f"{place}/{name}")
                 cover = ("private", _SMALL) if is_folder else ("device", "/dev/null")
-                found.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
+                mounts.setdefault(f"{place}/{name}", (cover[0], f"{place}/{name}", cover[1]))
         for path in self.write:
-            found[str(path)] = ("write", str(path), os.path.realpath(path))
+            mounts[str(path)] = ("write", str(path), os.path.realpath(path))
         own = self._own_folders()
-        for place in list(found):
+        for place in list(mounts):
             for folder in map(str, Path(place).parents):
                 # Else it would be made by root, and its processes could write nothing beside.
                 is_inside = any(folder.startswith(f"{top}/") for top in own)
-                if is_inside and _above(folder, found)[0] != "read":
-                    found.setdefault(folder, ("folder", folder))
-        for place in sorted(found, key=lambda place: place.count("/")):
-            if found[place][0] != "read" or _above(place, found)[0] != "read":
-                yield found[place]
+                if is_inside and _above(folder, mounts)[0] != "read":
+                    mounts.setdefault(folder, ("folder", folder))
+        for place in sorted(mounts, key=lambda place: place.count("/")):
+            if mounts[place][0] != "read" or _above(place, mounts)[0] != "read":
+                yield mounts[place]
 
     def _prefilled(self) -> list[tuple[str, Path]]:
         """Prefilled folders, by the place where they can be read."""
@@ -384,8 +384,10 @@ def _hidden_in(folder: str) -> Iterator[str]:
     """
     if os.path.isdir(folder):
         with os.scandir(folder) as entries:
-            hidden = (one for one in entries if _HIDDEN.match(one.name) and not one.is_symlink())
-            yield from (one.name for one in hidden)
+            hidden = (
+                entry for entry in entries if _HIDDEN.match(entry.name) and not entry.is_symlink()
+            )
+            yield from (entry.name for entry in hidden)
 
 
 def _above(path: str, mounts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:

@@ -192,7 +192,7 @@ def _descendants(first: int) -> list[int]:
 
     Orphans are among them: process 1 of their namespace adopts them.
     """
-    found, waiting = [], [first]
+    descendants, waiting = [], [first]
     while waiting:
         process = waiting.pop()
         # It may have ended, and not every kernel lists children.
@@ -200,9 +200,9 @@ def _descendants(first: int) -> list[int]:
             for thread in os.listdir(f"/proc/{process}/task"):
                 with open(f"/proc/{process}/task/{thread}/children") as file:
                     children = [int(pid) for pid in file.read().split()]
-                found += children
+                descendants += children
                 waiting += children
-    return found
+    return descendants
 
 
 def _excess(first: int, plan: Plan) -> str:

@@ -144,7 +144,11 @@ def read_parameters(
     if unknown:
         names = ", ".join(known) or "none"
         raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
-    missing = [one.name for one in parameters if one.required and one.name not in texts]
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.required and parameter.name not in texts
+    ]
     if missing:
         raise UsageError(f"give {missing[0]}")
     return {name: known[name].read(values) for name, values in texts.items()}

@@ -358,7 +358,7 @@ class Ingest:
         paired: list[str] = []
         if done.has_questions:
             with self._database.session() as session:
-                paired = [one.text for one in paired_verdicts(session, done.series)]
+                paired = [verdict.text for verdict in paired_verdicts(session, done.series)]
         return {"format": name, **_counts(done), "paired": paired, **self._judge(done.series)}
 
     def _store_records(self, call: _Call) -> dict[str, Any]:
@@ -384,8 +384,8 @@ class Ingest:
 
     def _list_tokens(self, call: _Call) -> dict[str, Any]:
         with self._database.session() as session:
-            found = tokens.valid_tokens(session, call.token.project, datetime.now(UTC))
-        return {"tokens": [_plain(asdict(token)) for token in found]}
+            valid = tokens.valid_tokens(session, call.token.project, datetime.now(UTC))
+        return {"tokens": [_plain(asdict(token)) for token in valid]}
 
     def _create_token(self, call: _Call) -> dict[str, Any]:
         name, rights = call.parameters["name"], call.parameters.get("rights", "write")
@@ -511,7 +511,7 @@ def _counts(done: Imported) -> dict[str, Any]:
         "added": done.added,
         "replaced": done.replaced,
         "refused": len(done.refused),
-        "refusals": [f"{one.name}: {one.reason}" for one in done.refused[:_MAX_LISTED]],
+        "refusals": [f"{refused.name}: {refused.reason}" for refused in done.refused[:_MAX_LISTED]],
         "remarks": dict(done.remarks.most_common(_MAX_LISTED)),
     }
 

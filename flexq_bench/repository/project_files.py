@@ -217,8 +217,8 @@ def default_install() -> str:
     from an index.
     """
     try:
-        found = metadata.distribution("flexq-bench").read_text("direct_url.json")
-        origin = json.loads(found) if found else {}
+        record = metadata.distribution("flexq-bench").read_text("direct_url.json")
+        origin = json.loads(record) if record else {}
     except metadata.PackageNotFoundError:
         origin = {"url": ROOT.as_uri()}
     if "vcs_info" in origin:

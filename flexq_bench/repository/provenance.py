@@ -68,8 +68,8 @@ def commits_at(root: Path, shas: Collection[str]) -> dict[str, CommitInfo]:
     Two calls of git read any number of them. Raises GitError if git does not run.
     """
     asked = "\n".join(f"{sha}^{{commit}}" for sha in shas)
-    found = git_output(root, "cat-file", "--batch-check=%(objectname)", input_text=asked)
-    pairs = zip(shas, found.splitlines(), strict=False)
+    objects = git_output(root, "cat-file", "--batch-check=%(objectname)", input_text=asked)
+    pairs = zip(shas, objects.splitlines(), strict=False)
     full = {sha: name for sha, name in pairs if " " not in name}
     if not full:
         return {}

@@ -70,12 +70,12 @@ def _compared(
     *earlier, newest = by_commit.values()
     asked = queries.asked_questions(session, [point.measurement for point in by_commit.values()])
     same = asked[newest.measurement]
-    base = next((one for one in reversed(earlier) if asked[one.measurement] == same), None)
+    base = next((result for result in reversed(earlier) if asked[result.measurement] == same), None)
     if not same or base is None:
         return None
     before, after = (
-        [value for part in queries.samples_of(session, one.measurement) for value in part]
-        for one in (base, newest)
+        [value for part in queries.samples_of(session, result.measurement) for value in part]
+        for result in (base, newest)
     )
     if len(before) != len(after) or len(before) < 2:
         return None  # its samples were pruned

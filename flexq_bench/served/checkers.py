@@ -49,8 +49,10 @@ def check_number(text: str, answers: tuple[str, ...]) -> bool:
     """
     places = [match.end() for match in _ANNOUNCED.finditer(text)]
     announced = _numbers(text[places[-1] :].partition("\n")[0]) if places else []
-    found = announced[0] if announced else next(reversed(_numbers(text)), None)
-    return found is not None and found in [n for answer in answers for n in _numbers(answer)[-1:]]
+    answered = announced[0] if announced else next(reversed(_numbers(text)), None)
+    return answered is not None and answered in [
+        n for answer in answers for n in _numbers(answer)[-1:]
+    ]
 
 
 def check_choice(text: str, answers: tuple[str, ...]) -> bool:
@@ -170,9 +172,9 @@ class CodeRunner:
 
 
 def _numbers(text: str) -> list[Decimal]:
-    found = []
+    numbers = []
     for match in _NUMBER.finditer(text[-_MAX_TEXT:]):
         with suppress(ArithmeticError):
             number = Decimal(match["size"].replace(",", "")) / Decimal(match["divisor"] or 1)
-            found.append(-number if match["sign"] in ("-", "−") else number)
-    return found
+            numbers.append(-number if match["sign"] in ("-", "−") else number)
+    return numbers

@@ -520,13 +520,13 @@ def _padded(values: object, length: int) -> Sequence[Any]:
 
 
 def _top(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for token, logprob in pairs:
         real = _real(logprob)
-        if real is not None and len(found) < _MAX_TOP:
+        if real is not None and len(logprobs) < _MAX_TOP:
             name = str(token)  # parts of characters may share one
-            found[name] = max(real, found.get(name, real))
-    return found
+            logprobs[name] = max(real, logprobs.get(name, real))
+    return logprobs
 
 
 def _real(value: object) -> float | None:

@@ -130,8 +130,8 @@ def started(
     """
     if not spec.is_started_here:
         begun = time.monotonic()
-        found = _await_ready(spec, spec.url, model, ready_within_s, lambda: "", key)
-        yield RunningEngine(spec.name, spec.url, found, time.monotonic() - begun, lambda: "")
+        served_model = _await_ready(spec, spec.url, model, ready_within_s, lambda: "", key)
+        yield RunningEngine(spec.name, spec.url, served_model, time.monotonic() - begun, lambda: "")
         return
     port = _free_port(spec)
     url = f"http://{_HOST}:{port}"
@@ -146,8 +146,8 @@ def started(
                 reason = process.exit_reason()
                 return reason and f"{reason}: {log.last_line()}"
 
-            found = _await_ready(spec, url, model, ready_within_s, died, key)
-            yield RunningEngine(spec.name, url, found, time.monotonic() - begun, died)
+            served_model = _await_ready(spec, url, model, ready_within_s, died, key)
+            yield RunningEngine(spec.name, url, served_model, time.monotonic() - begun, died)
         finally:
             _end(process, mark)
 

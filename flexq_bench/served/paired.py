@@ -109,7 +109,7 @@ class PairedAnswers:
         """The pairs that have scores, in the order of asking."""
         base, head = self.scored[BASE], self.scored[HEAD]
         pairs = [(base[i], head[i]) for i in self.order if i in base and i in head]
-        return [pair for pair in pairs if all(one.score is not None for one in pair)]
+        return [pair for pair in pairs if all(scored.score is not None for scored in pair)]
 
     @property
     def losses(self) -> Floats:
@@ -150,7 +150,7 @@ class PairedAnswers:
 
     def unanswered(self, name: str) -> str:
         """Count an engine's questions without an answer; empty: there are none."""
-        failures = [one.failure for one in self.scored[name].values()]
+        failures = [scored.failure for scored in self.scored[name].values()]
         counts = Counter(failure.outcome.value for failure in failures if failure is not None)
         if not counts:
             return ""
@@ -232,7 +232,7 @@ def _ask(
 
 def _check_answered(turns: Turns, name: str, scored: Sequence[Scored]) -> None:
     """Raise EngineError if the engine died, or left most of a block unanswered."""
-    failures = [one.failure for one in scored if one.failure is not None]
+    failures = [answer.failure for answer in scored if answer.failure is not None]
     if not failures:
         return
     for _ in range(_DEATH_POLLS):

@@ -59,11 +59,15 @@ class TaskSuite(QuestionSuite):
     ) -> None:
         tasks = load_requests(task, data=data, few_shot=few_shot, seed=seed)
         self.name = task_name(task)
-        self._questions = [one for own in tasks.values() for one in _questions(self.name, own)]
+        self._questions = [
+            question for own in tasks.values() for question in _questions(self.name, own)
+        ]
         self.metric = _metric(self.name, next(iter(tasks.values())), metric)
         self.count = len(self._questions)
         self.generates = all(question.generates for question in self._questions)
-        arguments = [one.arguments for asked in self._questions for one in asked.instances]
+        arguments = [
+            instance.arguments for asked in self._questions for instance in asked.instances
+        ]
         targets = [asked.task.doc_to_target(asked.instances[0].doc) for asked in self._questions]
         text = repr((self.metric, arguments, targets))
         self.data_hash = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
@@ -94,7 +98,10 @@ class TaskSuite(QuestionSuite):
             return super().requests(index, asking)
         # Engines of today generate a token at least, which is left out.
         most_likely = max(1, asking.logprobs or 1)
-        texts = [*_contexts(question), *("".join(_split(one)) for one in question.instances)]
+        texts = [
+            *_contexts(question),
+            *("".join(_split(instance)) for instance in question.instances),
+        ]
         return [
             Request(text, 1, logprobs=most_likely, echo=True, extra=asking.extra) for text in texts
         ]
@@ -111,8 +118,8 @@ class TaskSuite(QuestionSuite):
         texts = _contexts(question)
         lengths = dict(zip(texts, map(_prompt_length, answers), strict=False))
         own = [
-            _continuation(answer, lengths.get(_split(one)[0], 0))
-            for one, answer in zip(question.instances, answers[len(texts) :], strict=True)
+            _continuation(answer, lengths.get(_split(instance)[0], 0))
+            for instance, answer in zip(question.instances, answers[len(texts) :], strict=True)
         ]
         known = (*own, *map(_without_text, answers[: len(texts)]))
         if any(not answer.outcome.is_answer for answer in known):
@@ -132,18 +139,18 @@ class TaskSuite(QuestionSuite):
 
     def _score(self, question: _Question, results: Sequence[object]) -> float:
         """Return lm-eval's metric of a document, 0 or 1. results: for each of its instances."""
-        for one, result in zip(question.instances, results, strict=True):
-            one.resps, one.filtered_resps = [result], {}
+        for instance, result in zip(question.instances, results, strict=True):
+            instance.resps, instance.filtered_resps = [result], {}
         question.task._instances = list(question.instances)
         question.task.apply_filters()
         metric, _, wanted = self.metric.partition(",")
         first = question.instances[0].filtered_resps
         chosen = wanted or next(iter(first))
-        filtered = [one.filtered_resps[chosen] for one in question.instances]
+        filtered = [instance.filtered_resps[chosen] for instance in question.instances]
         values = question.task.process_results(question.instances[0].doc, filtered)
         value = values.get(metric)
         if not isinstance(value, bool | int | float) or float(value) not in (0.0, 1.0):
-            binary = [name for name, one in values.items() if one in (0, 1)]
+            binary = [name for name, value in values.items() if value in (0, 1)]
             raise UsageError(
                 f"{self.name}: {metric} of a question is {value!r:.40}, not 0 or 1: give metric, "
                 f"one of {', '.join(binary) or 'another task'}"
@@ -152,15 +159,15 @@ class TaskSuite(QuestionSuite):
 
 
 def _questions(name: str, task: Any) -> list[_Question]:
-    found: dict[int, list[Any]] = {}
-    for one in task.instances:
-        if one.request_type not in (_GENERATE, _LIKELIHOOD) or one.repeats != 1:
-            what = "repeats" if one.repeats != 1 else one.request_type
+    by_document: dict[int, list[Any]] = {}
+    for instance in task.instances:
+        if instance.request_type not in (_GENERATE, _LIKELIHOOD) or instance.repeats != 1:
+            what = "repeats" if instance.repeats != 1 else instance.request_type
             raise UsageError(f"{name} has {what}: an engine is asked each question once (samples)")
-        if len(one.arguments) > 2:
+        if len(instance.arguments) > 2:
             raise UsageError(f"{name} has images or sound: give a task of text")
-        found.setdefault(one.doc_id, []).append(one)
-    return [_Question(task, tuple(instances)) for instances in found.values()]
+        by_document.setdefault(instance.doc_id, []).append(instance)
+    return [_Question(task, tuple(instances)) for instances in by_document.values()]
 
 
 def _metric(name: str, task: Any, wanted: str | None) -> str:
@@ -171,7 +178,7 @@ def _metric(name: str, task: Any, wanted: str | None) -> str:
     if metric.partition(",")[0] not in known:
         given = f"no metric {metric}" if metric else "no metric that is better higher"
         raise UsageError(f"{name} has {given}: it has {', '.join(better) or 'none'}")
-    filters = [one.name for one in task._filters]
+    filters = [task_filter.name for task_filter in task._filters]
     chosen = metric.partition(",")[2]
     if chosen and chosen not in filters:
         raise UsageError(f"{name} has no filter {chosen}: it has {', '.join(filters)}")
@@ -187,7 +194,9 @@ def _split(instance: Any) -> tuple[str, str]:
 
 def _contexts(question: _Question) -> list[str]:
     """Return the texts whose numbers of tokens are needed, without repetition."""
-    return list(dict.fromkeys(c for c in (_split(one)[0] for one in question.instances) if c))
+    return list(
+        dict.fromkeys(c for c in (_split(instance)[0] for instance in question.instances) if c)
+    )
 
 
 def _prompt_length(answer: Answer) -> int:

@@ -163,7 +163,7 @@ class RemoteEngine:
         for number, chosen, end, prompt in rows:
             receive = self._receivers.get(number)
             if receive is not None:  # else it was dropped, and more tokens were on their way
-                receive(Event(Chosen(*chosen), end, tuple(Chosen(*one) for one in prompt)))
+                receive(Event(Chosen(*chosen), end, tuple(Chosen(*scored) for scored in prompt)))
 
     def _fail(self, failure: _Failure) -> None:
         self.failure = self.failure or InfrastructureError(failure.message)

@@ -266,17 +266,17 @@ class Prepared:
         named = {name: values[name] for name in keywords_of(self._function) if name in values}
         made = self._function(*tensors, **named)
         parts = tuple(made) if isinstance(made, tuple | list) else (made,)
-        found = {i: part for i, part in enumerate(parts) if isinstance(part, torch.Tensor)}
-        if not found:
+        parameters = {i: part for i, part in enumerate(parts) if isinstance(part, torch.Tensor)}
+        if not parameters:
             kind = type(made).__name__
             raise DefinitionError(
                 f"{self._label}: {self._what} must return a tensor or several, got {kind}"
             )
-        static = {i: part for i, part in enumerate(parts) if i not in found}
+        static = {i: part for i, part in enumerate(parts) if i not in parameters}
         self._static.setdefault(shape, static)
         self._count.setdefault(shape, len(parts))
         # Clones: copies of the weights are rewritten in place, and must not share memory.
-        return {f"{self._prefix}{i}": tensor.clone() for i, tensor in found.items()}
+        return {f"{self._prefix}{i}": tensor.clone() for i, tensor in parameters.items()}
 
     def arguments(self, shape: object, packed: PackedOperand) -> list[object]:
         """Arguments of the function, in order."""

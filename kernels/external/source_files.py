@@ -49,8 +49,9 @@ def _of_file(path: Path) -> tuple[Path, list[Path]]:
         file = getattr(module, "__file__", None)
         if file is None or "." in name or name == "__main__":
             continue
-        found = Path(file)
-        files.update(_below(found.parent) if found.stem == "__init__" else [found])
+        module_file = Path(file)
+        is_package = module_file.stem == "__init__"
+        files.update(_below(module_file.parent) if is_package else [module_file])
     files.update(
         other
         for other in folder.iterdir()

@@ -105,7 +105,10 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
             series: queries.series_history(session, series.id, branch=branch) for series in drawn
         }
         kernels = queries.kernel_names(session)
-        breaks = [one.text for one in series_breaks(session, [series.id for series in drawn])]
+        breaks = [
+            series_break.text
+            for series_break in series_breaks(session, [series.id for series in drawn])
+        ]
         by_question = paired_verdicts(
             session, [series.id for series in drawn if _is_external(series)]
         )
@@ -144,9 +147,9 @@ def _show(controls: Controls, database: Database, stored: Sequence[SeriesName]) 
         )
     for line in breaks:
         st.warning(as_text(line), icon=":material/swap_vert:")
-    for one in by_question:
-        show = st.warning if one.verdict == WORSE else st.info
-        show(as_text(f"By question: {one.text}"), icon=":material/quiz:")
+    for paired in by_question:
+        show = st.warning if paired.verdict == WORSE else st.info
+        show(as_text(f"By question: {paired.text}"), icon=":material/quiz:")
     return _Drawn(frame, f"{value} ({unit})", histories)
 
 

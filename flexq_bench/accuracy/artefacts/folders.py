@@ -77,7 +77,7 @@ def _files(checkpoint: Path, original: Path) -> Iterator[Difference]:
         elif file.read_bytes() != other.read_bytes():
             yield Difference(f"files.{name}", "another program than the original's")
     own = _weights(checkpoint)
-    for file in (found for each in _OTHER_WEIGHTS for found in sorted(checkpoint.glob(each))):
+    for file in (path for each in _OTHER_WEIGHTS for path in sorted(checkpoint.glob(each))):
         if file not in own and not (original / file.name).exists():
             yield Difference(f"files.{file.name}", "other weights, that the original does not have")
     for processor in _PROCESSORS:

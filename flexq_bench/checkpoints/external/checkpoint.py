@@ -231,7 +231,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         Raises CheckpointError if the configuration says that there is one, and a scale is missing,
         or is NaN, infinite or not above 0.
         """
-        found: dict[int, dict[int, torch.Tensor]] = {}
+        scales: dict[int, dict[int, torch.Tensor]] = {}
         for name in self._tensors.infos:
             for index, suffix in itertools.chain(*map(enumerate, _CACHE_SCALES)):
                 place = _ATTENTION.search(name.removesuffix(suffix))
@@ -239,9 +239,9 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                     scale = self._tensors.take(name, REALS).float().reshape(-1)
                     if not bool((torch.isfinite(scale) & (scale > 0)).all()):
                         raise CheckpointError(f"{name} holds NaN, infinity or 0: copy it again")
-                    found.setdefault(int(place["block"]), {})[index] = scale
+                    scales.setdefault(int(place["block"]), {})[index] = scale
         if not self._layers.has_fp8_cache():
-            if found:
+            if scales:
                 log.warning(
                     "%s: keys and values are cached in FP16: it has scales of an FP8 cache, and "
                     "nothing in its config.json asks for one (kv_cache_scheme)",
@@ -249,15 +249,15 @@ class ExternalCheckpoint(QuantizedCheckpoint):
                 )
             return {}
         blocks = self.config.get("num_hidden_layers")
-        whole = all(len(pair) == 2 for pair in found.values())
-        if not whole or len(found) != blocks:
+        whole = all(len(pair) == 2 for pair in scales.values())
+        if not whole or len(scales) != blocks:
             raise CheckpointError(
-                f"{self.folder} has scales of an FP8 cache for {len(found)} of {blocks} blocks "
+                f"{self.folder} has scales of an FP8 cache for {len(scales)} of {blocks} blocks "
                 "(kv_cache_scheme): copy the folder again"
             )
         return {
             block: torch.stack([pair[0] + 0 * pair[1], pair[1] + 0 * pair[0]])
-            for block, pair in found.items()
+            for block, pair in scales.items()
         }
 
     def _by_name(self, stored: Iterable[str], renamed: Callable[[str], str]) -> dict[str, str]:

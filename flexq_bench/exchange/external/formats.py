@@ -221,5 +221,5 @@ def _content(path: str) -> _Content:
         if value is None:
             with suppress(UsageError):
                 value = read_value(path, "a file of results")
-    one = value[0] if isinstance(value, list) and value else value
-    return _Content(head, value, frozenset(one) if isinstance(one, dict) else frozenset())
+    entry = value[0] if isinstance(value, list) and value else value
+    return _Content(head, value, frozenset(entry) if isinstance(entry, dict) else frozenset())

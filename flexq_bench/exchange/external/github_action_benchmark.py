@@ -91,7 +91,7 @@ def _benches(
     created_at: str | None,
 ) -> Entries:
     by_name: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for bench in _of_one_unit([one if isinstance(one, dict) else {} for one in benches]):
+    for bench in _of_one_unit([bench if isinstance(bench, dict) else {} for bench in benches]):
         by_name[str(bench.get("name") or ""), str(bench.get("unit"))].append(bench)
     for (name, _), same in by_name.items():
         yield name, partial(_result, name, same, environment, higher, commit, created_at)
@@ -102,7 +102,7 @@ def _of_one_unit(benches: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
     The action repeats each of them as `NAME - UNIT`.
     """
-    lines = {one.get("name") for one in benches if "\t" in str(one.get("unit"))}
+    lines = {bench.get("name") for bench in benches if "\t" in str(bench.get("unit"))}
     for bench in benches:
         unit, _, others = str(bench.get("unit") or "").partition("\t")
         if str(bench.get("name")).removesuffix(f" - {unit}") in lines - {bench.get("name")}:

@@ -39,7 +39,7 @@ def read(path: str) -> Reading:
     Raises UsageError if no line is a result.
     """
     settings: dict[str, str] = {}
-    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    values_by_key: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     contexts: dict[tuple[str, str, str], dict[str, str]] = {}
     higher: dict[str, bool] = {}
     for line in _output(console_text(path, _WHAT)).splitlines():
@@ -51,11 +51,11 @@ def read(path: str) -> Reading:
             values = match[3].split()
             for value, unit in zip(values[::2], values[1::2], strict=True):
                 key = (settings.get("pkg", ""), match[1], unit)
-                found[key].append(value)
+                values_by_key[key].append(value)
                 contexts.setdefault(key, dict(settings))
-    if not found:
+    if not values_by_key:
         raise UsageError(f"{path} has no line of a benchmark: name {_WHAT}")
-    return collect(_entries(found, contexts, higher))
+    return collect(_entries(values_by_key, contexts, higher))
 
 
 def _output(text: str) -> str:
@@ -70,11 +70,11 @@ def _output(text: str) -> str:
 
 
 def _entries(
-    found: dict[tuple[str, str, str], list[str]],
+    values_by_key: dict[tuple[str, str, str], list[str]],
     contexts: dict[tuple[str, str, str], dict[str, str]],
     higher: dict[str, bool],
 ) -> Entries:
-    for key, values in found.items():
+    for key, values in values_by_key.items():
         better = higher.get(key[2])
         yield f"{key[1]} {key[2]}", partial(_result, key, values, contexts[key], better)
 

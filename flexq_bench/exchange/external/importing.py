@@ -82,7 +82,7 @@ def store_readings(
         done.refused += [*reading.refused, *unplaced]
         done.read += len(records)
         done.machine = done.machine or reading.machine
-        done.without_device += sum(not one.device for one in reading.results)
+        done.without_device += sum(not result.device for result in reading.results)
         for start in range(0, len(records), _A_TRANSACTION):
             part = records[start : start + _A_TRANSACTION]
             with database.session() as session:

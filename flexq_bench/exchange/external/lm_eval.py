@@ -123,7 +123,7 @@ def _questions(task: str, path: Path) -> dict[tuple[str, str], tuple[str, tuple[
     if named is None or not file.is_file():
         return {}
     rows = dict(_rows(read_text(str(file), "a file of samples", most_bytes=MAX_BYTES)))
-    found = {}
+    scores = {}
     metrics = {(m, form) for (_, form), row in rows.items() for m in row.get("metrics") or row}
     for metric, form in metrics:
         here = [(doc, row) for (doc, of), row in sorted(rows.items()) if of == form]
@@ -131,8 +131,8 @@ def _questions(task: str, path: Path) -> dict[tuple[str, str], tuple[str, tuple[
         if here and all(isinstance(v, int | float) for v in values):
             asked = [(doc, row.get("doc_hash") or row.get("doc")) for doc, row in here]
             digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
-            found[metric, form] = (digest, tuple(map(float, values)))  # type: ignore[arg-type]
-    return found
+            scores[metric, form] = (digest, tuple(map(float, values)))  # type: ignore[arg-type]
+    return scores
 
 
 def _rows(text: str) -> Iterator[tuple[tuple[int, str], dict[str, Any]]]:

@@ -207,7 +207,7 @@ def read_objects(path: str, what: str) -> list[Any]:
 def objects_with(values: object, keys: Sequence[str], path: str, what: str) -> list[Any]:
     """Return the objects of a file. Raises UsageError if none of them has all of these keys."""
     objects = values if isinstance(values, list) else []
-    if not any(isinstance(one, dict) and all(key in one for key in keys) for one in objects):
+    if not any(isinstance(value, dict) and all(key in value for key in keys) for value in objects):
         raise UsageError(f"{path} has no object with {listed(list(keys))}: name {what}")
     return objects
 
@@ -320,7 +320,7 @@ def of_repeated(times: Sequence[float]) -> dict[str, Any]:
 def of_values(values: Iterable[object], unit: object, **how: Any) -> dict[str, Any]:
     """Return the fields of a value that was measured several times, by its unit like `by_unit`."""
     fields = [by_unit(value, unit, **how) for value in values]
-    return fields[0] | of_repeated([one["median"] for one in fields])
+    return fields[0] | of_repeated([of_value["median"] for of_value in fields])
 
 
 def commit_of(sha: object, **about: Any) -> CommitInfo:

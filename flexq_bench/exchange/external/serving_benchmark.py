@@ -90,7 +90,7 @@ def _fields(flat: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[dict[st
         fields = by_unit(value, unit, higher=higher) | {"metric": metric.removesuffix("_ms")}
         first_tokens = run.get("ttfts")
         if metric == "median_ttft_ms" and isinstance(first_tokens, list):
-            samples = tuple(in_us(one, "s", "a ttft") for one in first_tokens if one)
+            samples = tuple(in_us(seconds, "s", "a ttft") for seconds in first_tokens if seconds)
             fields |= {"samples": samples, "n_samples": len(samples)}
         yield fields
 

@@ -64,15 +64,15 @@ def _result(
     column = columns[place]
     if column is None or row[place].strip().lower() in ("", "nan"):
         return None  # this provider has no such size
-    n_parameters = next(index for index, one in enumerate(columns) if one)
+    n_parameters = next(index for index, column in enumerate(columns) if column)
     values = {header[index].strip(): _plain(row[index]) for index in range(n_parameters)}
     shape, variant = split_parameters(values)
     words = _UNIT.fullmatch(column[3])
     unit = words[1] if words else column[3]
     ends = {
-        one[2]: by_unit(row[index], unit)["median"]
-        for index, one in enumerate(columns)
-        if one is not None and one[2] and one[1] == column[1]
+        other[2]: by_unit(row[index], unit)["median"]
+        for index, other in enumerate(columns)
+        if other is not None and other[2] and other[1] == column[1]
     }
     return ExternalResult(
         name=name,

@@ -164,9 +164,9 @@ def _without_comments(text: str) -> tuple[str, ...]:
     """
     joined = text.replace("\\\r\n", "").replace("\\\n", "")
     # The first token without an end is searched for alone: the time of more would be quadratic.
-    if _NOT_PLAIN.search(joined) or any(one["open"] for one in _CUDA_TOKEN.finditer(joined)):
+    if _NOT_PLAIN.search(joined) or any(match["open"] for match in _CUDA_TOKEN.finditer(joined)):
         return (text,)
-    bare = _CUDA_TOKEN.sub(lambda found: _without_spaces(found["text"] or " "), joined)
+    bare = _CUDA_TOKEN.sub(lambda token: _without_spaces(token["text"] or " "), joined)
     lines = (" ".join(line.split()) for line in bare.splitlines())
     return tuple(filter(None, lines))
 

@@ -59,14 +59,16 @@ class Measured:
     placements: list[list[dict[str, list[Segment]]]] = field(default_factory=list)
 
     def segments(self, side: str) -> list[Segment]:
-        return [one for blocks in self.placements for block in blocks for one in block[side]]
+        return [
+            segment for blocks in self.placements for block in blocks for segment in block[side]
+        ]
 
     def values(self, of: Metric) -> list[list[tuple[float, float]]]:
         """Return the metric of both sides, by placement and block: geometric means of segments."""
         limits = self.table.latency_limits
 
         def mean(segments: Sequence[Segment]) -> float:
-            values = np.array([segment_value(of, one, limits) for one in segments])
+            values = np.array([segment_value(of, segment, limits) for segment in segments])
             # Tokens that arrive together have no time between them, and a ratio of none.
             return float(np.exp(np.log(np.where(values > 0, values, np.nan)).mean()))
 
@@ -78,7 +80,9 @@ class Measured:
     def failed_share(self, side: str) -> float:
         """Return the share of an engine's requests that failed; 0 if there is none."""
         segments = self.segments(side)
-        return sum(one.failed for one in segments) / max(1, sum(len(one.times) for one in segments))
+        return sum(segment.failed for segment in segments) / max(
+            1, sum(len(segment.times) for segment in segments)
+        )
 
     @property
     def failed_often(self) -> str:
@@ -90,7 +94,7 @@ class Measured:
     def failures(self) -> ItemDifference:
         """Return the difference of the shares of failed requests; both got the same ones."""
         sides = (
-            [not one.is_ok for segment in self.segments(side) for one in segment.times]
+            [not request.is_ok for segment in self.segments(side) for request in segment.times]
             for side in (BASE, HEAD)
         )
         return item_difference(*sides)
@@ -112,7 +116,7 @@ class SpeedReport:
     @property
     def sound(self) -> tuple[CaseComparison, ...]:
         """Comparisons of loads of which both engines answered nearly all requests."""
-        loads = [one for one in self.measured for _ in one.table.judged]
+        loads = [measured for measured in self.measured for _ in measured.table.judged]
         pairs = zip(loads, self.comparisons, strict=True)
         return tuple(compared for load, compared in pairs if not load.failed_often)
 
@@ -161,7 +165,7 @@ def judge_speed(
                     measured
                     for measured in run.measured.values()
                     if len(measured.placements) == index
-                    and any(one.table is measured.table for one in wanted)
+                    and any(target.table is measured.table for target in wanted)
                 ]
                 if is_over():
                     return
@@ -170,18 +174,18 @@ def judge_speed(
         except InfrastructureError as error:
             problem = str(error)
 
-    def values(one: Judged) -> list[list[tuple[float, float]]]:
-        return run.measured[one.table.name].values(one.metric)
+    def values(target: Judged) -> list[list[tuple[float, float]]]:
+        return run.measured[target.table.name].values(target.metric)
 
-    def compared(one: Judged, comparison: Comparison) -> CaseComparison:
-        case = one.table.case(model(), one.metric)
+    def compared(target: Judged, comparison: Comparison) -> CaseComparison:
+        case = target.table.case(model(), target.metric)
         return CaseComparison(case, names[BASE], names[HEAD], comparison, confirm(comparison))
 
     comparisons = judge_looks(run.judged, rules, measure, values, compared, is_over)
     results = list(zip(run.judged, comparisons, strict=True))
     limits: list[GateLimit] = []
     for measured in run.measured.values():
-        own = [(one, result) for one, result in results if one.table is measured.table]
+        own = [(target, result) for target, result in results if target.table is measured.table]
         limits += _limits(measured, own, power=power, seed=seed, problem=problem)
     return SpeedReport(tuple(limits), comparisons, tuple(run.measured.values()), model(), problem)
 
@@ -201,9 +205,9 @@ def judge_looks(
     """
     by_case: dict[str, Judged] = {}
 
-    def judge(one: Judged) -> CaseComparison:
-        result = compared(one, comparison_of(one.metric, values(one)))
-        by_case[result.case.key] = one
+    def judge(target: Judged) -> CaseComparison:
+        result = compared(target, comparison_of(target.metric, values(target)))
+        by_case[result.case.key] = target
         return result
 
     def suffices(result: CaseComparison, decided: bool) -> bool:
@@ -214,7 +218,7 @@ def judge_looks(
         by_case[result.case.key]: result
         for result in look_by_look(judged, own, measure, judge, is_over)
     }
-    return confirm_comparisons([results[one] for one in judged], own)
+    return confirm_comparisons([results[target] for target in judged], own)
 
 
 def comparison_of(of: Metric, values: Sequence[Sequence[tuple[float, float]]]) -> Comparison:
@@ -253,7 +257,9 @@ class _Run:
         Engines that share a place start anew; those that both run change places after every third
         placement. Raises InfrastructureError if an engine fails.
         """
-        self._on_progress(f"placement {index + 1}: {', '.join(one.table.name for one in due)}")
+        self._on_progress(
+            f"placement {index + 1}: {', '.join(measured.table.name for measured in due)}"
+        )
         turns = self._turns
         halves = [(block, half) for block in range(self._blocks) for half in (0, 1)]
         if turns.share_a_place:
@@ -263,8 +269,9 @@ class _Run:
             if index and index % _PLACEMENTS_A_PLACE == 0:
                 turns.swap()
             order = [(side, *place) for place in halves for side in turns.order(place[1])]
-        found: dict[str, list[dict[str, list[Segment]]]] = {
-            one.table.name: [{BASE: [], HEAD: []} for _ in range(self._blocks)] for one in due
+        segments: dict[str, list[dict[str, list[Segment]]]] = {
+            measured.table.name: [{BASE: [], HEAD: []} for _ in range(self._blocks)]
+            for measured in due
         }
         for side, block, half in order:
             engine = self._warmed(side)
@@ -272,13 +279,13 @@ class _Run:
                 table = measured.table
                 number = (index * self._blocks + block) * 2 + half
                 segment = self._segment(table, engine, number, (number, 0))
-                found[table.name][block][side].append(segment)
+                segments[table.name][block][side].append(segment)
                 if segment.failed == len(segment.times):
                     reason = engine.died() or segment.times[0].problem
                     raise InfrastructureError(f"{side}: all requests failed: {reason}")
                 time.sleep(table.cooldown_s)
         for measured in due:
-            measured.placements.append(found[measured.table.name])
+            measured.placements.append(segments[measured.table.name])
 
     def _warmed(self, side: str) -> RunningEngine:
         """Return an engine, after requests that don't count, until times per token are steady."""
@@ -293,7 +300,7 @@ class _Run:
             before = math.inf
             for batch in range(_MAX_WARMUPS):
                 segment = self._segment(own, engine, 0, (batch, 1))
-                tokens = [one.tpot_s for one in segment.times if one.tpot_s]
+                tokens = [request.tpot_s for request in segment.times if request.tpot_s]
                 now = float(np.median(tokens)) if tokens else 0.0
                 if now >= (1 - _STEADY) * before:
                     break
@@ -328,8 +335,8 @@ def _limits(
     """Return the outcomes of a table: of failed requests, then of each metric."""
     table = measured.table
     limits = [judge_failed(measured, problem)]
-    for one, result in results:
-        now, of = result.confirmation, one.metric
+    for target, result in results:
+        now, of = result.confirmation, target.metric
         sides = [
             pooled_interval(of, measured.segments(side), table.latency_limits, seed=seed)
             if measured.placements
@@ -338,7 +345,7 @@ def _limits(
         ]
         base, head = (None if side is None else side.estimate for side in sides)
         known = math.isfinite(now.log_ratio)
-        outcome, reason = _outcome(result, one.limit), now.reason
+        outcome, reason = _outcome(result, target.limit), now.reason
         if measured.failed_often:
             outcome, reason = "not judged", measured.failed_often
         elif problem and outcome != "fail":
@@ -347,7 +354,7 @@ def _limits(
         limits.append(
             GateLimit(
                 check=f"speed {table.name}: {of.name}",
-                limit=f"at most {one.limit:g} % {'more' if of.is_lower_better else 'less'}",
+                limit=f"at most {target.limit:g} % {'more' if of.is_lower_better else 'less'}",
                 outcome=outcome,
                 reason=reason,
                 base=base,
@@ -356,7 +363,7 @@ def _limits(
                 low=ends[0] if ends else None,
                 high=ends[1] if ends else None,
                 unit="%",
-                detectable=detectable_percent(result.comparison, one.limit, power=power),
+                detectable=detectable_percent(result.comparison, target.limit, power=power),
                 coverage=f"{now.placements} placements, {now.blocks} blocks",
                 details=tuple(
                     f"{name}: {side.estimate:.4g} {of.unit}, 95 % interval {side.low:.4g} to "
@@ -389,22 +396,22 @@ def judge_failed(measured: Measured, problem: str = "") -> GateLimit:
     )
     if not measured.placements:
         return limit
-    found = measured.failures()
+    difference = measured.failures()
     base, head = (100 * measured.failed_share(side) for side in (BASE, HEAD))
     outcome = "pass"
-    if loss_p_value(found.only_head, found.only_base) < _FAILED_ALPHA:
+    if loss_p_value(difference.only_head, difference.only_base) < _FAILED_ALPHA:
         outcome = "fail"
     elif head - base > table.failed_percent:
         outcome = "ambiguous"
     return replace(
         limit,
         outcome=outcome,
-        reason=f"{found.only_head} that only head failed, {found.only_base} only base",
+        reason=f"{difference.only_head} that only head failed, {difference.only_base} only base",
         base=base,
         value=head,
         change=head - base,
-        low=100 * found.interval.low,
-        high=100 * found.interval.high,
+        low=100 * difference.interval.low,
+        high=100 * difference.interval.high,
     )
 
 

@@ -49,12 +49,12 @@ class Segment:
 
     @property
     def seconds(self) -> float:
-        begin = min(one.due_s for one in self.times)
-        return max(one.end_s for one in self.times) - begin
+        begin = min(request.due_s for request in self.times)
+        return max(request.end_s for request in self.times) - begin
 
     @property
     def failed(self) -> int:
-        return sum(not one.is_ok for one in self.times)
+        return sum(not request.is_ok for request in self.times)
 
 
 def run_segment(
@@ -71,7 +71,9 @@ def run_segment(
     seed: of the prompts. key: a bearer token. Nothing is raised for a failed request: it has a
     `problem`.
     """
-    requests = [request_of(one, seed, number) for number, one in enumerate(planned)]
+    requests = [
+        request_of(planned_request, seed, number) for number, planned_request in enumerate(planned)
+    ]
 
     async def run() -> list[RequestTimes]:
         async with Client(engine.url, engine.model, limits=limits, key=key) as client:
@@ -93,8 +95,8 @@ async def _open_loop(
 
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(send(begin + one.arrival_s, request))
-            for one, request in zip(planned, requests, strict=True)
+            group.create_task(send(begin + planned_request.arrival_s, request))
+            for planned_request, request in zip(planned, requests, strict=True)
         ]
     return [task.result() for task in tasks]
 

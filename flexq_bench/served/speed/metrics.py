@@ -97,9 +97,9 @@ def segment_value(of: Metric, segment: Segment, limits: LatencyLimits) -> float:
         if not values:
             return math.nan
         return float(np.mean(values) if of.share is None else np.quantile(values, of.share))
-    answered = [one for one in segment.times if one.is_ok]
+    answered = [request for request in segment.times if request.is_ok]
     if of.name == "tokens_per_s":
-        amount = float(sum(one.new_tokens for one in answered))
+        amount = float(sum(request.new_tokens for request in answered))
     elif of.name == "requests_per_s":
         amount = float(len(answered))
     else:
@@ -136,15 +136,20 @@ def _latencies(of: Metric, segment: Segment) -> list[float]:
     failed if that is longer, so that an engine is not faster for the requests that it drops.
     """
     read: Callable[[RequestTimes], float | None] = {
-        "ttft": lambda one: one.ttft_s,
-        "tpot": lambda one: one.tpot_s,
-        "e2e": lambda one: one.e2e_s,
+        "ttft": lambda request: request.ttft_s,
+        "tpot": lambda request: request.tpot_s,
+        "e2e": lambda request: request.e2e_s,
     }[of.part]
-    known = [_MS * value for one in segment.times if (value := read(one)) is not None]
+    known = [_MS * value for request in segment.times if (value := read(request)) is not None]
     if not known:
         return []
     slowest = max(known)
-    until = [0.0 if of.part == "tpot" else _MS * (one.end_s - one.due_s) for one in segment.times]
+    until = [
+        0.0 if of.part == "tpot" else _MS * (request.end_s - request.due_s)
+        for request in segment.times
+    ]
     return known + [
-        max(slowest, time) for one, time in zip(segment.times, until, strict=True) if not one.is_ok
+        max(slowest, time)
+        for request, time in zip(segment.times, until, strict=True)
+        if not request.is_ok
     ]

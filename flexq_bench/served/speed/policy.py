@@ -99,7 +99,7 @@ class SpeedTable(DataTable):
         if other := set(self.limits) - set(self.metrics):
             raise ValueError(f"limits has {min(other)}, which is not among metrics")
         has_limits = any((self.ttft_ms, self.tpot_ms, self.e2e_ms))
-        if any(one.name == "goodput" for one in known) and not has_limits:
+        if any(metric.name == "goodput" for metric in known) and not has_limits:
             raise ValueError("goodput needs ttft_ms, tpot_ms or e2e_ms")
         return self
 

@@ -100,8 +100,8 @@ def _result(
         return None
     case = table.case(report.model, of)
     assert isinstance(case.workload, OperationWorkload)
-    values = tuple(segment_value(of, one, table.latency_limits) for one in segments)
-    failed = sum(one.failed for one in segments)
+    values = tuple(segment_value(of, segment, table.latency_limits) for segment in segments)
+    failed = sum(segment.failed for segment in segments)
     return ExternalResult(
         name=case.kernel,
         variant=_UNPRINTABLE.sub("?", label)[:_MAX_LABEL],

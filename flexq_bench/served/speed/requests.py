@@ -68,7 +68,7 @@ def sharegpt_lengths(count: int, longest: int, seed: int) -> list[PlannedRequest
     flexq_bench.decode.requests.
     """
     drawn = drawn_requests(count, longest, seed)
-    return [PlannedRequest(0.0, one.prompt_tokens, one.new_tokens) for one in drawn]
+    return [PlannedRequest(0.0, request.prompt_tokens, request.new_tokens) for request in drawn]
 
 
 def read_trace(path: str) -> list[PlannedRequest]:
@@ -94,10 +94,11 @@ def read_trace(path: str) -> list[PlannedRequest]:
             raise UsageError(f"{path} has over {_MAX_REQUESTS:,} requests: cut it")
     if not requests:
         raise UsageError(f"{path} has no request: name {_WHAT}")
-    requests.sort(key=lambda one: one.arrival_s)
+    requests.sort(key=lambda request: request.arrival_s)
     first = requests[0].arrival_s
     return [
-        PlannedRequest(one.arrival_s - first, one.prompt_tokens, one.new_tokens) for one in requests
+        PlannedRequest(request.arrival_s - first, request.prompt_tokens, request.new_tokens)
+        for request in requests
     ]
 
 
@@ -124,14 +125,14 @@ def with_arrivals(
         times = accumulate([0.0, *gaps[1:].tolist()])
     elif arrivals == "recorded":
         first = requests[0].arrival_s
-        times = ((one.arrival_s - first) / rate_per_s for one in requests)
+        times = ((request.arrival_s - first) / rate_per_s for request in requests)
     else:
         raise UsageError(
             unknown("arrivals", arrivals, ("closed", "constant", "poisson", "recorded"))
         )
     return [
-        PlannedRequest(time, one.prompt_tokens, one.new_tokens)
-        for time, one in zip(times, requests, strict=True)
+        PlannedRequest(time, request.prompt_tokens, request.new_tokens)
+        for time, request in zip(times, requests, strict=True)
     ]
 
 
