@@ -10,6 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
@@ -55,10 +56,9 @@ def _of_xml(path: str, text: str) -> Entries:
 def _element(case: str, benchmark: ET.Element) -> ExternalResult:
     mean, deviation = benchmark.find("mean"), benchmark.find("standardDeviation")
     if (failed := benchmark.find("failed")) is not None:
-        reason = cleaned(failed.get("message") or "it failed")
-        return ExternalResult(
-            benchmark.attrib["name"], case, None, detail=reason, environment={"tool": "catch2"}
-        )
+        detail = cleaned(failed.get("message") or "it failed")
+        common: dict[str, Any] = {"detail": detail, "environment": {"tool": "catch2"}}
+        return ExternalResult(benchmark.attrib["name"], case, None, **common)
     if mean is None:
         raise KeyError("mean")
     values = [(mean.attrib[key], "ns") for key in ("value", "lowerBound", "upperBound")]
@@ -69,8 +69,7 @@ def _element(case: str, benchmark: ET.Element) -> ExternalResult:
 def _of_text(text: str) -> Iterator[tuple[str, partial[ExternalResult]]]:
     head: re.Match[str] | None = None
     wrapped, name = "", ""
-    lines = iter(text.splitlines())
-    for line in lines:
+    for line in (lines := iter(text.splitlines())):
         three = _THREE.fullmatch(line)
         if head is not None and three is not None:
             deviation = _THREE.fullmatch(next(lines, ""))
@@ -92,13 +91,9 @@ def _result(
     name: str, case: str, samples: str, values: list[tuple[str, str]], deviation: float | None
 ) -> ExternalResult:
     mean, low, high = (in_us(value, unit, "the mean") for value, unit in values)
+    n_samples = count(samples, "samples")
     return ExternalResult(
-        name=name,
-        variant=case,
-        median=mean,
-        low=low,
-        high=high,
-        n_samples=count(samples, "samples"),
+        *(name, case, mean, low, high), n_samples=n_samples,
         environment={"tool": "catch2", "statistic": "mean"},
         extra={} if deviation is None else {"stddev_us": deviation},
-    )
+    )  # fmt: skip

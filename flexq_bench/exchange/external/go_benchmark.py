@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
-    Entries,
     ExternalResult,
     Reading,
     cleaned,
@@ -39,8 +37,7 @@ def read(path: str) -> Reading:
     Raises UsageError if no line is a result.
     """
     settings: dict[str, str] = {}
-    values_by_key: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    contexts: dict[tuple[str, str, str], dict[str, str]] = {}
+    measured: dict[tuple[str, str, str], tuple[dict[str, str], list[str]]] = {}
     higher: dict[str, bool] = {}
     for line in _output(console_text(path, _WHAT)).splitlines():
         if (of_unit := _UNIT.fullmatch(line.strip())) is not None:
@@ -51,11 +48,13 @@ def read(path: str) -> Reading:
             values = match[3].split()
             for value, unit in zip(values[::2], values[1::2], strict=True):
                 key = (settings.get("pkg", ""), match[1], unit)
-                values_by_key[key].append(value)
-                contexts.setdefault(key, dict(settings))
-    if not values_by_key:
+                measured.setdefault(key, (dict(settings), []))[1].append(value)
+    if not measured:
         raise UsageError(f"{path} has no line of a benchmark: name {_WHAT}")
-    return collect(_entries(values_by_key, contexts, higher))
+    return collect(
+        (f"{key[1]} {key[2]}", partial(_result, key, values, context, higher.get(key[2])))
+        for key, (context, values) in measured.items()
+    )
 
 
 def _output(text: str) -> str:
@@ -67,16 +66,6 @@ def _output(text: str) -> str:
         return "".join(event.get("Output", "") for event in events)
     except (ValueError, AttributeError, TypeError, RecursionError):
         return text
-
-
-def _entries(
-    values_by_key: dict[tuple[str, str, str], list[str]],
-    contexts: dict[tuple[str, str, str], dict[str, str]],
-    higher: dict[str, bool],
-) -> Entries:
-    for key, values in values_by_key.items():
-        better = higher.get(key[2])
-        yield f"{key[1]} {key[2]}", partial(_result, key, values, contexts[key], better)
 
 
 def _result(

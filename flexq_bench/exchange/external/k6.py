@@ -61,18 +61,14 @@ def _results(full_name: str, metric: Mapping[str, Any]) -> list[ExternalResult]:
     if name in _SETTINGS:
         return []
     values = metric.get("values", metric)
-    failed = [
-        rule for rule, state in (metric.get("thresholds") or {}).items()
+    remarks = tuple(
+        f"the threshold {rule} was crossed"
+        for rule, state in (metric.get("thresholds") or {}).items()
         if (not state.get("ok", True) if isinstance(state, dict) else state)
-    ]  # fmt: skip
+    )
+    common: dict[str, Any] = {"environment": {"tool": "k6"}, "remarks": remarks}
     return [
-        ExternalResult(
-            name=name,
-            variant=tags.removesuffix("}"),
-            **fields,
-            environment={"tool": "k6"},
-            remarks=tuple(f"the threshold {rule} was crossed" for rule in failed),
-        )
+        ExternalResult(name, tags.removesuffix("}"), **fields, **common)
         for fields in _fields(name, metric, values)
     ]
 
