@@ -62,10 +62,10 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     that no longer hold."""
     stored = retracted = changed = 0
 
-    def revise(series_id: int, usable: Sequence[HistoryPoint], detected: ChangePoints) -> None:
+    def revise(series_id: int, usable: Sequence[HistoryPoint], found: ChangePoints) -> None:
         nonlocal stored, retracted
-        retracted += _retract(session, series_id, usable, detected)
-        stored += sum(_store(session, series_id, usable, step, device) for step in detected.steps)
+        retracted += _retract(session, series_id, usable, found)
+        stored += sum(_store(session, series_id, usable, step, device) for step in found.steps)
 
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
     # Series with a change of device that may hide a step are decided later, by comparing all of
@@ -74,29 +74,29 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
         usable = history_of(session, series_id, most=_LONGEST)
-        detected = find_change_points([Point(result.median_us, result.device) for result in usable])
-        if detected.model.device_changes:
-            waiting[series_id] = detected
-            for change in detected.model.device_changes:
+        found = find_change_points([Point(one.median_us, one.device) for one in usable])
+        if found.model.device_changes:
+            waiting[series_id] = found
+            for change in found.model.device_changes:
                 first, before = usable[change.index], usable[change.index - 1]
                 changes[before.device, first.device, first.run][series_id] = change
-            newest = detected.model.device_changes[-1]
+            newest = found.model.device_changes[-1]
             changed += (
                 len(usable) - newest.index == SHORTEST_LEVEL
                 and abs(newest.relative_change) >= SMALLEST_CHANGE
             )
         else:
-            revise(series_id, usable, detected)
+            revise(series_id, usable, found)
     beside: dict[int, list[Change]] = defaultdict(list)
     for same in changes.values():
         for series_id, step in steps_beside_others(same).items():
             beside[series_id].append(step)
-    for series_id, detected in waiting.items():
+    for series_id, found in waiting.items():
         usable = history_of(
             session, series_id, most=_LONGEST
         )  # read again, because all of them at once are large
-        steps = sorted((*detected.steps, *beside[series_id]), key=lambda step: step.index)
-        revise(series_id, usable, replace(detected, steps=tuple(steps)))
+        steps = sorted((*found.steps, *beside[series_id]), key=lambda step: step.index)
+        revise(series_id, usable, replace(found, steps=tuple(steps)))
     return LookedBack(stored, retracted, changed)
 
 
@@ -127,7 +127,7 @@ def steps_beside_others(changes: Mapping[int, DeviceChange]) -> dict[int, Change
 
 
 def _retract(
-    session: Session, series_id: int, results: Sequence[HistoryPoint], detected: ChangePoints
+    session: Session, series_id: int, results: Sequence[HistoryPoint], found: ChangePoints
 ) -> int:
     """Retract stored steps that the model of all results explains otherwise; count them."""
     places = {result.commit: place for place, result in enumerate(results)}
@@ -136,9 +136,9 @@ def _retract(
         place = places.get(known.commit, 0)
         if place < SHORTEST_LEVEL:  # too early in the analysed results to be detected again
             continue
-        if any(abs(step.index - place) <= REACH for step in detected.steps):
+        if any(abs(step.index - place) <= REACH for step in found.steps):
             continue
-        reason = reason_without_step(detected, place, rises=known.after > known.before)
+        reason = reason_without_step(found, place, rises=known.after > known.before)
         retract_change_point(session, known.id, reason, datetime.now(UTC))
         count += 1
     return count
