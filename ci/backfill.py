@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,7 +24,13 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.nightly import NightInfo, set_night
 from flexq_bench.db.queries import BACKFILL
 from flexq_bench.db.records import CommitInfo
-from flexq_bench.errors import FlexqError, UsageError, one_line
+from flexq_bench.errors import (
+    BrokenRevisionError,
+    FlexqError,
+    MissingResultsError,
+    UsageError,
+    one_line,
+)
 from flexq_bench.fleet.compare_jobs import CompareJob
 from flexq_bench.fleet.pool import Pool, Work
 from flexq_bench.fleet.run_comparer import comparing_run
@@ -36,6 +42,7 @@ from flexq_bench.verdicts.alert_rule import DETECTOR
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.verdicts.standing import history_of
 from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.probes import is_probe
 from flexq_bench.workloads.suite import Suite
 
@@ -238,6 +245,77 @@ def confirm_changes(
         verdicts += len(judged.judged)
         opened += judged.opened
     return Confirmed(verdicts, tuple(opened), tuple(obstacles))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedCommit:
+    """A commit with what measures it. pool: of its kernels. suite: its cases."""
+
+    pool: Pool
+    suite: Suite
+    commit: CommitInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHistory:
+    """Results of the commits that were measured now, change points and verdicts of the history."""
+
+    results: tuple[CommitResult, ...]
+    changes: int
+    confirmed: Confirmed
+
+
+def measure_history(
+    database: Database,
+    repository: Path,
+    commits: Sequence[str],
+    known: Collection[str],
+    opened_at: Callable[[str], AbstractContextManager[OpenedCommit]],
+    options: Mapping[str, Any],
+    *,
+    budget: int,
+    alerting: bool,
+    progress: Callable[[int], AbstractContextManager[OnRecord]],
+    on_result: Callable[[CommitResult], None],
+    on_measured: Callable[[], None],
+) -> MeasuredHistory:
+    """Measure commits that are not known, then find and confirm the changes of their history.
+
+    A commit that can't be measured is a result with the reason. commits: oldest first. budget,
+    alerting: as of confirm_changes. on_result: called with the last result of each commit.
+    on_measured: called before changes are looked for.
+    """
+
+    def measured_at(sha: str) -> list[CommitResult]:
+        with opened_at(sha) as opened:
+            return measure_commit(
+                *(database, opened.pool, opened.suite, opened.commit, options),
+                is_newest=not known and sha == commits[-1],
+                progress=progress,
+            )
+
+    results: list[CommitResult] = []
+    for index in history_order([sha in known for sha in commits]):
+        try:
+            results += measured_at(commits[index])
+        except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
+            results.append(CommitResult(commits[index], "", "", 0, 0, one_line(error)))
+        on_result(results[-1])
+    on_measured()
+    usable = {*known, *(result.commit for result in results if result.run)}
+    newest = next((sha for sha in reversed(commits) if sha in usable), None)
+    if newest is None:
+        return MeasuredHistory(tuple(results), 0, Confirmed())
+    # Nothing was measured: an earlier call may have been interrupted before this.
+    latest = [result for result in results if result.run] or measured_at(newest)
+    changes = find_changes(database, latest)
+    with opened_at(newest) as opened:
+        confirmed = confirm_changes(
+            *(database, opened.pool, repository, opened.commit, latest),
+            budget=budget,
+            alerting=alerting,
+        )
+    return MeasuredHistory(tuple(results), changes, confirmed)
 
 
 def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str], list[Case]]:

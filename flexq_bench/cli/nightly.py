@@ -44,8 +44,6 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.releases import store_releases
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.errors import (
-    BrokenRevisionError,
-    MissingResultsError,
     UsageError,
     one_line,
 )
@@ -56,15 +54,15 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.repository.worktrees import find_revision, is_shallow, repository_of
 from flexq_bench.runs.command_lines import command, database_arguments
 from flexq_bench.runs.result_files import make_folder
-from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
+    from flexq_bench.ci.backfill import CommitResult
     from flexq_bench.ci.nightly import Rules
     from flexq_bench.ci.report_data import KindReport
     from flexq_bench.db.records import Record
     from flexq_bench.fleet import PoolOptions
-    from flexq_bench.fleet.pool import OnCompared, Pool
+    from flexq_bench.fleet.pool import OnCompared
     from flexq_bench.repository.project import Project
     from flexq_bench.runs.lifecycle import OnRecord
 
@@ -305,15 +303,7 @@ def _measure_history(
     as_json: bool,
 ) -> int:
     """Measure earlier commits of a project, and judge changes; returns the exit code."""
-    from flexq_bench.ci.backfill import (
-        CommitResult,
-        Confirmed,
-        confirm_changes,
-        find_changes,
-        history_commits,
-        history_order,
-        measure_commit,
-    )
+    from flexq_bench.ci.backfill import OpenedCommit, history_commits, measure_history
     from flexq_bench.cli.measuring import progress
     from flexq_bench.fleet import open_pool
 
@@ -325,67 +315,39 @@ def _measure_history(
         raise UsageError(f"--commits {history.commits}: there is no commit in this range")
     opened = sources.open_project(commits[-1], builds=place.is_local)
     selected, project = opened.suite(suite), opened.project
-    results: list[CommitResult] = []
     out = console(stderr=as_json)
     with open_database(db) as database, ended_by_terminate():
         with database.session() as session:
             known = queries.measured_commits(session, selected.name, project=project.name)
-        measured = [sha in known for sha in commits]
-        say(
-            out,
-            f"{len(commits)} commits of {project.name}, {sum(measured)} of them measured already",
-        )
+        n_measured = sum(sha in known for sha in commits)
+        say(out, f"{len(commits)} commits of {project.name}, {n_measured} of them measured already")
 
         @contextmanager
-        def opened_pool(sha: str) -> Iterator[tuple[Pool, OpenedProject]]:
+        def opened_at(sha: str) -> Iterator[OpenedCommit]:
             opened = sources.open_project(sha, builds=place.is_local)
             pool_options = place.pool(seed, tuning, opened.measured, repeat=place.repeat)
             with open_pool(database, pool_options, opened.revision.commit) as pool:
                 opened.check_loaded()
-                yield pool, opened
+                yield OpenedCommit(pool, opened.suite(suite), opened.revision.commit)
 
-        def measured_at(sha: str) -> list[CommitResult]:
-            with opened_pool(sha) as (pool, opened):
-                return measure_commit(
-                    database,
-                    pool,
-                    opened.suite(suite),
-                    opened.revision.commit,
-                    given_options(NIGHTLY),
-                    is_newest=not known and sha == commits[-1],
-                    progress=progress,
-                )
+        def show(result: CommitResult) -> None:
+            detail = f": {result.detail}" if result.detail else ""
+            done = f"{result.received} of {result.planned} results{detail}"
+            say(out, f"{result.commit[:10]}: {done}")
 
         try:
-            for index in history_order(measured):
-                sha = commits[index]
-                try:
-                    results += measured_at(sha)
-                except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
-                    results.append(CommitResult(sha, "", "", 0, 0, one_line(error)))
-                last = results[-1]
-                detail = f": {last.detail}" if last.detail else ""
-                say(out, f"{sha[:10]}: {last.received} of {last.planned} results{detail}")
-            _store_release_tags(database, folder, project.name)
-            usable = known | {result.commit for result in results if result.run}
-            changes, confirmed = 0, Confirmed()
-            if newest := next((sha for sha in reversed(commits) if sha in usable), None):
-                # Nothing was measured: an earlier call may have been interrupted before this.
-                usable_results = [result for result in results if result.run] or measured_at(newest)
-                changes = find_changes(database, usable_results)
-                with opened_pool(newest) as (pool, opened):
-                    confirmed = confirm_changes(
-                        database,
-                        pool,
-                        folder,
-                        opened.revision.commit,
-                        usable_results,
-                        budget=options.comparisons,
-                        alerting=options.alert,
-                    )
+            measured = measure_history(
+                *(database, folder, commits, known, opened_at, given_options(NIGHTLY)),
+                budget=options.comparisons,
+                alerting=options.alert,
+                progress=progress,
+                on_result=show,
+                on_measured=lambda: _store_release_tags(database, folder, project.name),
+            )
         except KeyboardInterrupt:
             say_interrupted("the same command")
             raise
+    results, confirmed = measured.results, measured.confirmed
     incomplete = [result for result in results if result.detail or result.received < result.planned]
     if as_json:
         print_json(
@@ -393,8 +355,8 @@ def _measure_history(
                 "project": project.name,
                 "suite": selected.name,
                 "commits": len(commits),
-                "measured_before": sum(measured),
-                "change_points": changes,
+                "measured_before": n_measured,
+                "change_points": measured.changes,
                 "verdicts": confirmed.verdicts,
                 "opened": confirmed.opened,
                 "obstacles": confirmed.obstacles,
@@ -402,13 +364,10 @@ def _measure_history(
             }
         )
     else:
-        for line in confirmed.obstacles:
+        n_complete = len(results) - len(incomplete)
+        counts = f"{measured.changes} change points found, {confirmed.verdicts} compared"
+        for line in (*confirmed.obstacles, f"{n_complete} commits measured, {counts}"):
             say(out, line)
-        say(
-            out,
-            f"{len(results) - len(incomplete)} commits measured, {changes} change points found, "
-            f"{confirmed.verdicts} compared",
-        )
         for number in confirmed.opened:
             say(out, f"opened alert {number}: {command('explain', str(number))}")
     codes = [ExitCode.REGRESSION] if confirmed.opened else []
