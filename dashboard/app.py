@@ -10,6 +10,7 @@ import streamlit as st
 
 from flexq_bench.dashboard.database import current_database
 from flexq_bench.dashboard.pages import SECTIONS
+from flexq_bench.dashboard.shared import static_table
 from flexq_bench.dashboard.shared.project import show_place
 from flexq_bench.dashboard.shared.search import show_search
 from flexq_bench.dashboard.views.accuracy import page as accuracy
@@ -69,7 +70,7 @@ st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 
         "[data-testid=stCaptionContainer] { color: inherit; opacity: 1 }"
         # Tables use the width of Streamlit's margins.
         "[data-testid=stMainBlockContainer] { padding: 4rem clamp(1rem, 2vw, 3rem) }"
-        "</style>")  # fmt: skip
+        f"{static_table.STYLE}</style>")  # fmt: skip
 with suppress(DatabaseError):  # the page shows the error
     show_place(current_database())
     show_search(current_database())

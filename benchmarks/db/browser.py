@@ -35,6 +35,7 @@ FIGURE = ".js-plotly-plot .trace, .js-plotly-plot .hm"
 MAIN = {
     **dict.fromkeys(("history", "measurement", "kernels", "paper"), FIGURE),
     "sweep": "[data-testid=stForm], [data-testid=stAlert]",
+    "": "[aria-label=Kernels] td",  # of Home
 }
 LIMIT_S, HOME_LIMIT_S, FIRST_VIEWER_LIMIT_S = 2.5, 1.0, 3.0
 WITHOUT_FIGURE = ("home", "triage", "sweep")

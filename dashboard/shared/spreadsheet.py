@@ -19,9 +19,12 @@ def harmless(frame: pd.DataFrame) -> pd.DataFrame:
 
     It is included when cells are copied or saved. Numbers and times are unchanged.
     """
-    return _map_texts(
-        frame, lambda text: _ZERO_WIDTH_SPACE + text if as_cell(text) != text else text
-    )
+    return _map_texts(frame, harmless_text)
+
+
+def harmless_text(text: str) -> str:
+    """Prefix a formula with a zero-width space."""
+    return _ZERO_WIDTH_SPACE + text if as_cell(text) != text else text
 
 
 def to_csv(frame: pd.DataFrame) -> str:

@@ -48,7 +48,7 @@ def draw_table(
     config = dict(options.pop("column_config", {}))
     lines = 1
     for name in frame.select_dtypes(["object", "string"]).columns:
-        longest = max(map(len, filter(_is_sentence, frame[name])), default=0)
+        longest = max(map(len, filter(is_sentence, frame[name])), default=0)
         if longest:
             config.setdefault(name, st.column_config.TextColumn(width="large"))
             lines = max(lines, min(-(-longest // _LINE), _MAX_LINES))
@@ -60,5 +60,6 @@ def draw_table(
     st.dataframe(harmless(frame), hide_index=True, placeholder="", column_config=config, **options)
 
 
-def _is_sentence(value: object) -> bool:
+def is_sentence(value: object) -> bool:
+    """Return True for a text that is wrapped instead of cut."""
     return isinstance(value, str) and len(value) > _LINE and " " in value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,54 @@ def words(app: AppTest) -> str:
     return markdown(app).replace("\\", "")
 
 
+_TAGS = ("div", "table", "thead", "tbody", "tr", "th", "td", "a", "img")
+
+
+class _StaticTable(HTMLParser):
+    """Rows of a static table. Of a cell with a link or an image the value is its address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[Any]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in _TAGS, "stored text is markup"
+        address = dict(attrs).get({"a": "href", "img": "src"}.get(tag, ""))
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append(None)
+        elif address is not None:
+            self.rows[-1][-1] = address
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1] and self.rows[-1][-1] is None:
+            self.rows[-1][-1] = data
+
+
+def _as_number(text: Any) -> Any:
+    """Return the number of a cell such as `+1.23 %`; other texts as they are."""
+    try:
+        return pd.to_numeric(text.removesuffix(" %"))
+    except (ValueError, AttributeError):
+        return text
+
+
+def tables(app: AppTest) -> list[pd.DataFrame]:
+    """All tables, static ones first."""
+    frames = []
+    for shown in app.get("html"):
+        if 'class="static-table"' in shown.proto.body:
+            parser = _StaticTable()
+            parser.feed(shown.proto.body)
+            rows = [[_as_number(cell) for cell in row] for row in parser.rows[1:]]
+            frames.append(pd.DataFrame(rows, columns=parser.rows[0]))
+    return [*frames, *(shown.value for shown in app.dataframe)]
+
+
 def table(app: AppTest, *, of: str) -> pd.DataFrame:
     """The one table that has this column."""
-    (frame,) = [shown.value for shown in app.dataframe if of in shown.value.columns]
+    (frame,) = [shown for shown in tables(app) if of in shown.columns]
     return frame
 
 

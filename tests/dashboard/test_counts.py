@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from made_results import counts
-from page_content import words
+from page_content import tables, words
 
 from flexq_bench.ci.history_alerts import judge_histories
 from flexq_bench.db.store import add_records
@@ -32,7 +32,7 @@ def test_alert_of_count_is_shown_in_levels(open_page, give, page):
     app = open_page(page)
 
     assert not app.exception
-    shown = words(app) + "".join(str(table.value.to_dict()) for table in app.dataframe)
+    shown = words(app) + "".join(str(table.to_dict()) for table in tables(app))
     assert "0 -> 5 spills" in shown.replace("\\", "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from made_models import a_gate
 from made_results import H200, a_record, a_run, records_of
-from page_content import markdown, table
+from page_content import markdown, table, tables
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.db.decisions import FalseAlarmInfo, add_false_alarm_rate, set_alert_state
@@ -65,7 +65,7 @@ def test_gate_is_a_row_beside_the_latest_night(filled, open_home, compared, comm
 
 
 def tables_of(app: AppTest, column: str) -> list[Any]:
-    return [frame.value for frame in app.dataframe if column in frame.value.columns]
+    return [frame for frame in tables(app) if column in frame.columns]
 
 
 def test_failed_gate_alone_needs_a_decision(store, open_home, compared, commits):

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from made_models import a_decode, a_gate, a_score
 from made_results import a_record, a_run
+from page_content import tables
 from streamlit.testing.v1 import AppTest
 
 from flexq_bench.dashboard.shared.results_frame import as_csv, results_frame
@@ -192,11 +193,11 @@ def test_no_page_takes_stored_text_for_markup(
         ] == []
     cells = [
         cell
-        for table in app.dataframe
-        for column in table.value.columns
-        for cell in table.value[column]
+        for table in tables(app)
+        for column in table.columns
+        for cell in table[column]
         if isinstance(cell, str)
     ]
-    names = [str(name) for table in app.dataframe for name in table.value.columns]
+    names = [str(name) for table in tables(app) for name in table.columns]
     assert cells or page == "sweep" or link.get("uuid") == HTML
     assert [cell for cell in (*cells, *names) if cell.startswith("=")] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from made_results import COMMIT, a_record, a_run
-from page_content import words
+from page_content import tables, words
 from streamlit.testing.v1 import AppTest
 
 
@@ -33,8 +33,8 @@ def test_selected_project_is_in_the_link_and_on_its_pages(filled, open_app):
     ours, theirs = open_app(), open_app(project="acme")
 
     assert "Project **acme**" in place(theirs)
-    assert "their.kernel" not in str([frame.value for frame in ours.dataframe])
-    kernels = [f.value for f in theirs.dataframe if "last week" in f.value.columns]
+    assert "their.kernel" not in str(tables(ours))
+    kernels = [f for f in tables(theirs) if "last week" in f.columns]
     assert kernels[0]["kernel"].tolist() == ["their.kernel"]
     assert "project=acme" in kernels[0]["history"].iloc[0]
 

@@ -19,7 +19,7 @@ from flexq_bench.dashboard.shared.formatting import (
 from flexq_bench.dashboard.shared.gates import deciding_limit, marked
 from flexq_bench.dashboard.shared.links import page_address
 from flexq_bench.dashboard.shared.project import project_title
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.static_table import draw_static_table, link
 from flexq_bench.dashboard.views.alert import page as alert
 from flexq_bench.dashboard.views.triage import page as triage
 from flexq_bench.db import queries
@@ -56,21 +56,14 @@ def show_decisions(
     _show_alerts(open_alerts, zone)
     if failed:
         st.markdown("**Gates of kernels that failed**")
-        draw_table(verdict_rows(failed[:_MAX_GATES], zone), key="failed-gates")
+        draw_static_table(verdict_rows(failed[:_MAX_GATES], zone), "Failed gates of kernels")
     if refused:
         st.markdown("**Accuracy gates that did not pass**")
-        draw_table(
-            [_accuracy_gate(gate, zone) for gate in refused[:_MAX_GATES]],
-            column_config={"limits": st.column_config.LinkColumn(display_text="limits")},
-            key="refused-gates",
-        )
+        gates_shown = [_accuracy_gate(gate, zone) for gate in refused[:_MAX_GATES]]
+        draw_static_table(gates_shown, "Accuracy gates", {"limits": link("limits")})
     if broken:
         st.markdown("**Nights that are broken**")
-        draw_table(
-            broken,
-            column_config={"run": st.column_config.LinkColumn(display_text=r"run=(.*)$")},
-            key="broken-nights",
-        )
+        draw_static_table(broken, "Broken nights", {"run": link(r"run=(.*)$")})
         resume = command_on(database, "nightly", "--resume", "RUN")
         st.caption(f"The reason of each is in {command_on(database, 'status')}; resume: {resume}")
     if not (open_alerts or failed or refused or broken):

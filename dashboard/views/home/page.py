@@ -20,7 +20,7 @@ from flexq_bench.dashboard.shared.runs import (
     choose_suite,
     first_runs,
 )
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.static_table import draw_static_table, link, number
 from flexq_bench.dashboard.views.home.coverage_tables import problem_rows, run_rows
 from flexq_bench.dashboard.views.home.decisions import show_decisions, verdict_rows
 from flexq_bench.dashboard.views.home.trend import show_trend
@@ -73,7 +73,7 @@ def _show_verdicts(judged: Sequence[Judgement], database: Database, zone: tzinfo
     newest: dict[tuple[object, ...], Judgement] = {}
     for row in judged:
         newest.setdefault((row.project, row.gpu, row.watched), row)
-    draw_table(verdict_rows(list(newest.values()), zone), key="verdicts")
+    draw_static_table(verdict_rows(list(newest.values()), zone), "Verdicts")
     st.caption("Comparisons of two commits by verdict: the newest of each kind on each device.")
 
 
@@ -115,16 +115,10 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     if not distinct:
         st.caption(f"No run of a suite is stored: {command_on(database, 'run', 'smoke')}")
         return
-    column = st.column_config
-    draw_table(
+    draw_static_table(
         run_rows(by_gpu, distinct, outcomes, zone),
-        column_config={
-            "covered": column.ProgressColumn(
-                format="%.0f %%", min_value=0, max_value=100, color="blue"
-            ),
-            "run": column.LinkColumn(display_text=r"run=(.*)$", help="all results of the run"),
-        },
-        key="runs",
+        "Runs",
+        {"covered": number("{:.0f} %"), "run": link(r"run=(.*)$")},
     )
     st.caption(
         "The newest run on each kind of GPU, scheduled ones first. Covered: planned cases with a "
@@ -136,7 +130,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     problems = problem_rows(distinct, outcomes, missing_by_run)
     if problems:
         st.markdown("**What did not run, or ran wrong, and why**")
-        draw_table(problems, key="problems")
+        draw_static_table(problems, "Cases without a valid result")
 
 
 def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 
 from flexq_bench.dashboard.database import command_on
@@ -13,7 +12,7 @@ from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
 from flexq_bench.dashboard.shared.noise import stored_noise
 from flexq_bench.dashboard.shared.project import project_title
-from flexq_bench.dashboard.shared.tables import draw_table
+from flexq_bench.dashboard.shared.static_table import draw_static_table, image, link, number
 from flexq_bench.dashboard.views.home.tables import change_rows, score_rows
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database
@@ -27,6 +26,17 @@ from flexq_bench.workloads.probes import is_probe
 _METRIC = "time"  # in regime boost; sustained times are another metric
 _MAX_CASES = 10  # cases of each direction
 _ANY = "all"
+_OPTIONAL = ("release", "alert", "commits")
+_PERCENT = number("{:+.2f} %")
+_FORMATS = {
+    **dict.fromkeys(("last week", "release", "change"), _PERCENT),
+    "µs": number("{:.2f}"),
+    "trend": image("times over the latest ones; higher is slower"),
+    "alert": link(r"alert=(.*)$"),
+    **{name: link(name) for name in ("history", "samples")},
+    "run": link(r"run=(.*)$"),
+    "commits": link("compare"),
+}
 
 
 def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> None:
@@ -59,7 +69,7 @@ def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> 
         _say_nothing_accepted(database, [series.id for series in chosen])
         return
     _show_summary(rows)
-    _table("Kernels", score_rows(_worst_first(rows), alerts, zone), "scores")
+    _table("Kernels", score_rows(_worst_first(rows), alerts, zone))
     st.caption(
         "Latest results of each kernel over those of the same cases a week before"
         + ("" if release is None else f", and at release {as_text(release.name)}")
@@ -140,50 +150,23 @@ def _worst_first(rows: Sequence[BoardRow]) -> list[BoardRow]:
 
 def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
     changes = case_changes(chosen, noise)
-    for title, verdict, key in (
-        ("Regressions since last week", Verdict.SLOWER, "regressions"),
-        ("Improvements since last week", Verdict.FASTER, "improvements"),
+    for title, verdict in (
+        ("Regressions since last week", Verdict.SLOWER),
+        ("Improvements since last week", Verdict.FASTER),
     ):
         matching: list[CaseChange] = [c for c in changes if c.change.verdict is verdict]
         if not matching:
             continue
-        st.subheader(title, anchor=False)
-        _dataframe(change_rows(matching[:_MAX_CASES]), key)
+        _table(title, change_rows(matching[:_MAX_CASES]))
         if len(matching) > _MAX_CASES:
             st.caption(f"The {_MAX_CASES} largest of {len(matching)}.")
 
 
-def _table(title: str, rows: list[dict[str, Any]], key: str) -> None:
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Show rows below a title, without columns of changes and links that have no value."""
     st.subheader(title, anchor=False)
-    if all(row.get("release") is None for row in rows):
-        rows = [{n: v for n, v in row.items() if "release" not in n} for row in rows]
-    _dataframe(rows, key)
-
-
-def _dataframe(rows: list[dict[str, Any]], key: str) -> None:
-    column = st.column_config
-    percent = column.NumberColumn(format="%+.2f %%")
-    frame = pd.DataFrame(rows)
-    for name in ("alert", "commits"):
-        if name in frame and frame[name].isna().all():
-            frame = frame.drop(columns=name)
-    draw_table(
-        frame,
-        column_config={
-            "kernel": column.TextColumn(pinned=True),
-            "last week": percent,
-            "release": percent,
-            "change": percent,
-            "µs": column.NumberColumn(format="%.2f"),
-            "trend": column.ImageColumn(help="times over the latest ones; higher is slower"),
-            "covered": column.ProgressColumn(
-                format="%.0f %%", min_value=0, max_value=100, color="blue"
-            ),
-            "alert": column.LinkColumn(display_text=r"alert=(.*)$", help="the open alert"),
-            "history": column.LinkColumn(display_text="history"),
-            "samples": column.LinkColumn(display_text="samples"),
-            "run": column.LinkColumn(display_text=r"run=(.*)$", help="all results of the run"),
-            "commits": column.LinkColumn(display_text="compare", help="the two commits"),
-        },
-        key=key,
-    )
+    empty = [name for name in _OPTIONAL if all(row.get(name) is None for row in rows)]
+    if "release" in empty:
+        empty.append("95 % interval, release")
+    kept = [{name: value for name, value in row.items() if name not in empty} for row in rows]
+    draw_static_table(kept, title, _FORMATS)
