@@ -59,21 +59,21 @@ def losses_by_class(scores: Sequence[ScoreRow]) -> dict[int, list[str]]:
     for row in scores:
         if row.metric == PERPLEXITY and row.value:
             groups.setdefault((row.model, row.task, row.gpu), {})[row.scheme] = row.value
-    losses: dict[int, dict[tuple[str, str], float]] = {}
+    found: dict[int, dict[tuple[str, str], float]] = {}
     for (model, *_), by_scheme in groups.items():
         base = by_scheme.get(FULL_PRECISION)
         for scheme, value in by_scheme.items():
             bits = _SCHEME_BITS.search(scheme)
             if base and bits:
                 wide = int(bits[1]) if bits[2] == "x" else int(bits[2])
-                of_class = losses.setdefault(accuracy_class(int(bits[1]), wide), {})
+                of_class = found.setdefault(accuracy_class(int(bits[1]), wide), {})
                 of_class[scheme, model] = 100 * (value / base - 1)
     return {
         bits: [
             f"{scheme} {loss:+.2f} % ({model})"
-            for (scheme, model), loss in sorted(losses[bits].items(), key=lambda item: -item[1])
+            for (scheme, model), loss in sorted(found[bits].items(), key=lambda item: -item[1])
         ][:_MAX_EXAMPLES]
-        for bits in sorted(losses, reverse=True)
+        for bits in sorted(found, reverse=True)
     }
 
 

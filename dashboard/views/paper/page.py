@@ -47,12 +47,8 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
     paper = controls.multiselect(
         st.sidebar, "paper", "Paper", [paper.key for paper in published_papers()]
     )
-    chosen = [known for known in published_papers() if not paper or known.key in paper]
-    results = [
-        table_result(publication, table, evidence)
-        for publication in chosen
-        for table in publication.table
-    ]
+    chosen = [one for one in published_papers() if not paper or one.key in paper]
+    results = [table_result(one, table, evidence) for one in chosen for table in one.table]
     counts = Counter(result.kind for result in results)
     st.caption(
         f"{len(results)} tables of {len(chosen)} papers: "
@@ -86,11 +82,7 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
         "named one was evaluated: its sign is judged, not its size."
     )
     stated = statements_frame(
-        [
-            statement_result(publication, each, evidence)
-            for publication in chosen
-            for each in publication.statement
-        ]
+        [statement_result(one, each, evidence) for one in chosen for each in one.statement]
     ).sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
     draw_table(
         stated,
