@@ -169,6 +169,77 @@ def measure_commit(
     return results
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedCommit:
+    """A commit with what measures it. pool: of its kernels. suite: its cases."""
+
+    pool: Pool
+    suite: Suite
+    commit: CommitInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHistory:
+    """Results of the commits that were measured now, change points and verdicts of the history."""
+
+    results: tuple[CommitResult, ...]
+    changes: int
+    confirmed: Confirmed
+
+
+def measure_history(
+    database: Database,
+    repository: Path,
+    commits: Sequence[str],
+    known: Collection[str],
+    opened_at: Callable[[str], AbstractContextManager[OpenedCommit]],
+    options: Mapping[str, Any],
+    *,
+    budget: int,
+    alerting: bool,
+    progress: Callable[[int], AbstractContextManager[OnRecord]],
+    on_result: Callable[[CommitResult], None],
+    on_measured: Callable[[], None],
+) -> MeasuredHistory:
+    """Measure commits that are not known, then find and confirm the changes of their history.
+
+    A commit that can't be measured is a result with the reason. commits: oldest first. budget,
+    alerting: as of confirm_changes. on_result: called with the last result of each commit.
+    on_measured: called before changes are looked for.
+    """
+
+    def measured_at(sha: str) -> list[CommitResult]:
+        with opened_at(sha) as opened:
+            return measure_commit(
+                *(database, opened.pool, opened.suite, opened.commit, options),
+                is_newest=not known and sha == commits[-1],
+                progress=progress,
+            )
+
+    results: list[CommitResult] = []
+    for index in history_order([sha in known for sha in commits]):
+        try:
+            results += measured_at(commits[index])
+        except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
+            results.append(CommitResult(commits[index], "", "", 0, 0, one_line(error)))
+        on_result(results[-1])
+    on_measured()
+    usable = {*known, *(result.commit for result in results if result.run)}
+    newest = next((sha for sha in reversed(commits) if sha in usable), None)
+    if newest is None:
+        return MeasuredHistory(tuple(results), 0, Confirmed())
+    # Nothing was measured: an earlier call may have been interrupted before this.
+    latest = [result for result in results if result.run] or measured_at(newest)
+    changes = find_changes(database, latest)
+    with opened_at(newest) as opened:
+        confirmed = confirm_changes(
+            *(database, opened.pool, repository, opened.commit, latest),
+            budget=budget,
+            alerting=alerting,
+        )
+    return MeasuredHistory(tuple(results), changes, confirmed)
+
+
 def find_changes(database: Database, results: Sequence[CommitResult]) -> int:
     """Store the change points of the histories of these results; return their number."""
     with database.session() as session:
@@ -247,77 +318,6 @@ def confirm_changes(
     return Confirmed(verdicts, tuple(opened), tuple(obstacles))
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedCommit:
-    """A commit with what measures it. pool: of its kernels. suite: its cases."""
-
-    pool: Pool
-    suite: Suite
-    commit: CommitInfo
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredHistory:
-    """Results of the commits that were measured now, change points and verdicts of the history."""
-
-    results: tuple[CommitResult, ...]
-    changes: int
-    confirmed: Confirmed
-
-
-def measure_history(
-    database: Database,
-    repository: Path,
-    commits: Sequence[str],
-    known: Collection[str],
-    opened_at: Callable[[str], AbstractContextManager[OpenedCommit]],
-    options: Mapping[str, Any],
-    *,
-    budget: int,
-    alerting: bool,
-    progress: Callable[[int], AbstractContextManager[OnRecord]],
-    on_result: Callable[[CommitResult], None],
-    on_measured: Callable[[], None],
-) -> MeasuredHistory:
-    """Measure commits that are not known, then find and confirm the changes of their history.
-
-    A commit that can't be measured is a result with the reason. commits: oldest first. budget,
-    alerting: as of confirm_changes. on_result: called with the last result of each commit.
-    on_measured: called before changes are looked for.
-    """
-
-    def measured_at(sha: str) -> list[CommitResult]:
-        with opened_at(sha) as opened:
-            return measure_commit(
-                *(database, opened.pool, opened.suite, opened.commit, options),
-                is_newest=not known and sha == commits[-1],
-                progress=progress,
-            )
-
-    results: list[CommitResult] = []
-    for index in history_order([sha in known for sha in commits]):
-        try:
-            results += measured_at(commits[index])
-        except (BrokenRevisionError, MissingResultsError, WorkloadError) as error:
-            results.append(CommitResult(commits[index], "", "", 0, 0, one_line(error)))
-        on_result(results[-1])
-    on_measured()
-    usable = {*known, *(result.commit for result in results if result.run)}
-    newest = next((sha for sha in reversed(commits) if sha in usable), None)
-    if newest is None:
-        return MeasuredHistory(tuple(results), 0, Confirmed())
-    # Nothing was measured: an earlier call may have been interrupted before this.
-    latest = [result for result in results if result.run] or measured_at(newest)
-    changes = find_changes(database, latest)
-    with opened_at(newest) as opened:
-        confirmed = confirm_changes(
-            *(database, opened.pool, repository, opened.commit, latest),
-            budget=budget,
-            alerting=alerting,
-        )
-    return MeasuredHistory(tuple(results), changes, confirmed)
-
-
 def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str], list[Case]]:
     """Return cases of a run by the two commits around their last change, if it has no verdict."""
     results = queries.run_results(session, run)
@@ -334,7 +334,7 @@ def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str
             size = abs(math.log(points[-1].after / points[-1].before))
             changes.append((size, base, head, rows[series_id]))
     pairs: dict[tuple[str, str], list[Case]] = defaultdict(list)
-    for _, base, head, row in sorted(changes, key=lambda change: change[:3], reverse=True)[:budget]:
+    for _, base, head, row in sorted(changes, key=lambda one: one[:3], reverse=True)[:budget]:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         pairs[base, head].append(case)
     return dict(pairs)
