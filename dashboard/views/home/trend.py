@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from flexq_bench.dashboard.database import command_on
+from flexq_bench.dashboard.database import command_on, file_identity
 from flexq_bench.dashboard.shared.controls import Controls
 from flexq_bench.dashboard.shared.formatting import as_text, stage_in_words, time_zone
 from flexq_bench.dashboard.shared.noise import stored_noise
@@ -22,6 +22,8 @@ from flexq_bench.results.stored_noise import StoredNoise
 from flexq_bench.verdicts import Verdict
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.probes import is_probe
+
+Compared = tuple[list[BoardRow], list[CaseChange]]
 
 _METRIC = "time"  # in regime boost; sustained times are another metric
 _MAX_CASES = 10  # cases of each direction
@@ -62,7 +64,7 @@ def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> 
     zone = time_zone(st.context.timezone)
     noise = stored_noise(database, [series.id for series in chosen])
     order = None if release is None else release.topo_order
-    rows = board_rows(chosen, noise, release_order=order)
+    rows, changes = _compared(database, chosen, noise, order)
     controls.warn_of_ignored(on_top, "Not stored, so ignored")
     controls.offer_to_clear()
     if not rows:
@@ -78,7 +80,30 @@ def show_trend(database: Database, project: str, alerts: Sequence[AlertRow]) -> 
         "compare if none of them is old enough, or if the environment changed in between. The "
         "trend is of the newest runs; its band is the uncertainty of one run."
     )
-    _show_cases(chosen, noise)
+    _show_cases(changes)
+
+
+def _compared(
+    database: Database, chosen: Sequence[SeriesName], noise: StoredNoise, order: int | None
+) -> Compared:
+    """Compare kernels and cases with last week; of a SQLite file once after each commit."""
+    version = database.version()
+    if version is None:
+        return board_rows(chosen, noise, release_order=order), case_changes(chosen, noise)
+    ids = " ".join(str(series.id) for series in chosen)
+    return _compared_in_file(chosen, noise, file_identity(database.path), version, ids, order)
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _compared_in_file(
+    _chosen: Sequence[SeriesName],
+    _noise: StoredNoise,
+    file: tuple[int, int] | None,
+    version: int,
+    ids: str,
+    order: int | None,
+) -> Compared:
+    return board_rows(_chosen, _noise, release_order=order), case_changes(_chosen, _noise)
 
 
 def _say_nothing_accepted(database: Database, series: Sequence[int]) -> None:
@@ -148,13 +173,12 @@ def _worst_first(rows: Sequence[BoardRow]) -> list[BoardRow]:
     return sorted(rows, key=key)
 
 
-def _show_cases(chosen: Sequence[SeriesName], noise: StoredNoise) -> None:
-    changes = case_changes(chosen, noise)
+def _show_cases(changes: Sequence[CaseChange]) -> None:
     for title, verdict in (
         ("Regressions since last week", Verdict.SLOWER),
         ("Improvements since last week", Verdict.FASTER),
     ):
-        matching: list[CaseChange] = [c for c in changes if c.change.verdict is verdict]
+        matching = [change for change in changes if change.change.verdict is verdict]
         if not matching:
             continue
         _table(title, change_rows(matching[:_MAX_CASES]))
