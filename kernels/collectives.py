@@ -35,6 +35,9 @@ class DecoderAllReduce(RankKernel):
     def launch(self, ranks: Ranks, given: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return {"y": ranks.add(given["x"])}
 
+    def builds(self) -> Sequence[Build]:
+        return [exchange_build(2, largest=largest) for largest in (False, True)]
+
     def builds_for(self, workload: Any, config: Config | None) -> Sequence[Build]:
         return [exchange_build(workload.gpus, largest=False)]
 

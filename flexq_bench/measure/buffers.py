@@ -339,5 +339,7 @@ def random_pad(device: torch.device, seed: int) -> torch.Tensor:
 
 def _written(operand: str, buffer: str) -> str:
     """Format the error for an operand that a launch changed, with the name of its argument."""
-    name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
-    return f"launches write into {name}: only out is theirs to write"
+    of_input, _, part = buffer.rpartition(".")  # of an operation's input, or of x or w
+    operand = of_input or operand
+    name = operand if part in ("values", "real") else f"{operand}_{part}"
+    return f"launches write into {name}: only outputs are theirs to write"

@@ -18,6 +18,7 @@ from flexq_bench.kernels.runtime.module import load_function
 from flexq_bench.kernels.runtime.nvrtc import Block, Build
 
 _EXCHANGE, _THREADS = "rank_exchange", 256  # csrc/ranks/exchange.cu
+SUM_KERNELS = (_EXCHANGE, "nccl")  # beginnings of their names
 _MOST_PAIRS = 1 << 16  # of an exchange: longer vectors are left to the library
 MAX_EXCHANGE_RANKS = 8
 _TIMEOUT = timedelta(minutes=10)  # of a collective whose other ranks do not come
