@@ -195,20 +195,19 @@ class RankOperations:
         if not self._link_rate:
             size = _LINK_BYTES if self._on_gpu else _CPU_LINK_BYTES
             sent = torch.ones(size, dtype=torch.uint8, device=self._device)
-            received = torch.empty_like(sent)
-            times = [self._exchange_s(sent, received) for _ in range(_LINK_REPEATS)]
+            times = [self._exchange_s(sent) for _ in range(_LINK_REPEATS)]
             self._link_rate = size / min(times[1:])
         return self._link_rate
 
-    def _exchange_s(self, sent: torch.Tensor, received: torch.Tensor) -> float:
+    def _exchange_s(self, sent: torch.Tensor) -> float:
         self._ranks.any(False)  # waits for all
         began = time.perf_counter()
         if not self._on_gpu:
-            self._ranks.exchange(sent, received)
+            self._ranks.exchange(sent)
             return time.perf_counter() - began
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        self._ranks.exchange(sent, received)
+        self._ranks.exchange(sent)
         stop.record()
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1000

@@ -68,11 +68,12 @@ class _Inboxes:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
         self._rank, self._count = rank, count
+        self._memory = symmetric_memory
+        self._everyone = distributed.distributed_c10d._get_default_group()
         self._inbox = symmetric_memory.empty(
             2 * count * _MOST_PAIRS, dtype=torch.int64, device=device
         ).zero_()
-        everyone = distributed.distributed_c10d._get_default_group()
-        shared = symmetric_memory.rendezvous(self._inbox, everyone)
+        shared = symmetric_memory.rendezvous(self._inbox, self._everyone)
         self._addresses = torch.tensor(shared.buffer_ptrs, device=device)
         self._counts = torch.zeros(_MOST_PAIRS // _THREADS, dtype=torch.int32, device=device)
         self._functions = [
@@ -94,6 +95,13 @@ class _Inboxes:
         inboxes = cls(device, rank, count)
         distributed.barrier()  # all are empty before the first is written
         return inboxes
+
+    def memory_of(self, rank: int, like: torch.Tensor) -> torch.Tensor:
+        """Allocate memory like this on all ranks, and return that of one of them."""
+        own = self._memory.empty(like.numel(), dtype=like.dtype, device=like.device)
+        shared = self._memory.rendezvous(own, self._everyone)
+        self._shared = own, shared  # kept as long as the others may write
+        return shared.get_buffer(rank, (like.numel(),), like.dtype)
 
     def take(self, x: torch.Tensor) -> bool:
         """Return True for the vectors that `exchanged` takes."""
@@ -139,6 +147,7 @@ class ProcessRanks(Ranks):
         )
 
         self._inboxes = _Inboxes.opened(device, rank, count) if on_gpu else None
+        self._received: torch.Tensor | None = None  # by `exchange`
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         if self._inboxes is not None and self._inboxes.take(x):
@@ -165,9 +174,22 @@ class ProcessRanks(Ranks):
         flag = torch.tensor([float(condition)], device=self._device)
         return bool(self.add(flag).item())
 
-    def exchange(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        """Send to the next rank while receiving from the previous one."""
+    def exchange(self, sent: torch.Tensor) -> None:
+        """Write to memory of the next rank while the previous one writes to this rank's.
+
+        The first call for a size allocates that memory.
+        """
         following, previous = (self.rank + 1) % self.count, (self.rank - 1) % self.count
+        received = self._received
+        if received is None or received.numel() != sent.numel():
+            if self._inboxes is not None:
+                received = self._inboxes.memory_of(following, sent)
+            else:
+                received = torch.empty_like(sent)
+            self._received = received
+        if self._inboxes is not None:
+            received.copy_(sent)
+            return
         operations = [
             distributed.P2POp(distributed.isend, sent, following),
             distributed.P2POp(distributed.irecv, received, previous),

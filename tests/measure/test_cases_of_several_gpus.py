@@ -45,8 +45,8 @@ class Alike(Ranks):
     def joined(self, x):
         return torch.cat([x, x], dim=1)
 
-    def exchange(self, sent, received):
-        received.copy_(sent)
+    def exchange(self, sent):
+        sent.clone()
 
 
 @pytest.mark.slow

@@ -37,8 +37,8 @@ class ThreadRanks(Ranks):
     def any(self, condition: bool) -> bool:
         return any(self._of_all(condition))
 
-    def exchange(self, sent: torch.Tensor, received: torch.Tensor) -> None:
-        received.copy_(self._of_all(sent)[self.rank - 1])
+    def exchange(self, sent: torch.Tensor) -> None:
+        self._of_all(sent)[self.rank - 1].clone()
 
 
 class RankThreads:
