@@ -178,11 +178,12 @@ def sweep(
             )
         suite = _suite_like(like, patterns, _sizes("--m", m), db)
     elif operation is not None:
-        if queue or any(value is not None for value in (m, n, k, model, config)):
+        if any(value is not None for value in (m, n, k, model, config)):
             raise UsageError(
-                "--operation has --parameter: drop --m, --n, --k, --model, --config and --queue"
+                "--operation has --parameter: drop --m, --n, --k, --model and --config"
             )
-        suite = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
+        shapes = operation_sweep(operation, parameter, kernels=patterns, cache=cache)
+        suite = shapes.suite()
     else:
         config_layers = () if config is None else layers_of_option("sweep", config, layers)
         shapes = parse_sweep(
@@ -199,12 +200,12 @@ def sweep(
         for layer in config_layers:
             size = f"{layer.n}x{layer.k}"
             say(options.console, f"{layer.name}: {size}, {layer.count} in the model")
-        if queue:
-            if regimes not in (None, ("boost",)):
-                raise UsageError("--queue measures under boost only: leave --regime or --queue out")
-            _queue(shapes, options)
-            return
         suite = shapes.suite()
+    if queue:
+        if regimes not in (None, ("boost",)):
+            raise UsageError("--queue measures under boost only: leave --regime or --queue out")
+        _queue(shapes, options)
+        return
     if regimes is not None:
         suite = suite.under(regimes)
     code = measuring.measure_suite(suite, patterns or (), "sweep", options)
