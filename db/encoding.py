@@ -66,6 +66,14 @@ _CHOICES = {
 INT64 = range(-(2**63), 2**63)
 _NEW_FIELDS = ("parents", "branch")  # of a commit
 _OPERATION_FIELDS = ("operation", "parameters")
+# Names in files of the values of a measurement whose unit is no microsecond.
+IN_UNIT = {
+    "median_us": "value",
+    "ci_low_us": "value_low",
+    "ci_high_us": "value_high",
+    "placement_medians_us": "placement_values",
+    "samples_us": "samples",
+}
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
@@ -101,6 +109,8 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
             infos[DEVICE_KEY] = plain_value(value)
         elif item.name not in _OPERATION_FIELDS or not _is_linear(record):
             flat[item.name] = plain_value(value)
+    if isinstance(record, Record) and record.unit != "us":
+        flat = {IN_UNIT.get(name, name): value for name, value in flat.items()}
     return flat | infos
 
 
@@ -133,6 +143,10 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
         for name in _OPERATION_FIELDS:
             if values.get(name) is None:
                 values.pop(name, None)
+        for field, name in IN_UNIT.items():
+            value = values.pop(name, None)
+            if value is not None or field not in values:
+                values[field] = value
     for name, (key, part) in NESTED.items():
         info = values.pop(key, None)
         if not isinstance(info, Mapping):

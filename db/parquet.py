@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flexq_bench.db.encoding import DEVICE_KEY, NESTED, decode_record, encode_record
+from flexq_bench.db.encoding import DEVICE_KEY, IN_UNIT, NESTED, decode_record, encode_record
 from flexq_bench.db.errors import RecordError, RecordFormatError
 from flexq_bench.db.identity import canonical_json
 from flexq_bench.db.jsonlines import MAX_CELLS, MAX_LINE_BYTES, count_cells
@@ -42,6 +42,8 @@ def _schema() -> pa.Schema:
             columns[name] = pa.string()
         elif name != "device":
             columns[name] = _arrow_type(hint)
+            if name in IN_UNIT:
+                columns[IN_UNIT[name]] = columns[name]
     for name in (*(key for key, _ in NESTED.values()), DEVICE_KEY):
         columns[name] = pa.string()
     return pa.schema(columns.items(), metadata={_VERSION_KEY: str(SCHEMA_VERSION)})

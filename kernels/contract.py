@@ -54,6 +54,7 @@ class KernelSpec:
         first and round the products, so results are judged relative to the sum of their magnitudes.
     output: type of the results, and of inputs that are not quantized: a key of DENSE_TYPES.
     operation: name of its definition (workloads/operation.py). cache: format of its state.
+    updates: pairs of an output and the input in whose memory the kernel writes it.
     source_hash: hash of the sources of an external kernel; not part of the series' identity.
         None: a kernel of this repository, identified by its commit.
     """
@@ -77,6 +78,7 @@ class KernelSpec:
     output: str = "fp16"
     operation: str = "linear"
     cache: NumberFormat = FP16
+    updates: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from flexq_bench.kernels.collectives import AllReduce
+from flexq_bench.kernels.collectives import AllReduce, DecoderAllReduce
 from flexq_bench.kernels.contract import Backend, ExternalKernel, Kernel, KernelSpec
 from flexq_bench.kernels.cpu import bitplane
 from flexq_bench.kernels.cpu import dense as cpu_dense
@@ -169,6 +169,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         for declared in decoder.KERNELS
     ),
     _Entry("all-reduce", cpu=partial(AllReduce, "cpu"), cuda=partial(AllReduce, "cuda")),
+    _Entry("decoder-all-reduce", cuda=partial(DecoderAllReduce, "cuda")),
     *(
         _Entry(of_cpu.name, cpu=partial(of_cpu.kernel, "cpu"), cuda=partial(of_cuda.kernel, "cuda"))
         for of_cpu, of_cuda in grouped.KERNELS

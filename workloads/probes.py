@@ -8,7 +8,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 EMPTY_KERNEL = "empty"
 SPIN_KERNEL = "spin"
 _FLOOR_PREFIX = "read-"
-READ_BYTES = "read-16"  # the floor of operations, which have bytes instead of weights
+READ_BITS = 16  # of the floor of operations, which have bytes instead of weights
 _READ_K = 4096
 
 
@@ -21,7 +21,7 @@ def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
 
 
 def shape_of_bytes(size: int) -> GemmWorkload:
-    """Return the shape that READ_BYTES reads about so many bytes at."""
+    """Return the shape at which weights of READ_BITS have about so many bytes."""
     k = min(_READ_K, max(1, size // 2))
     return GemmWorkload(1, max(1, round(size / (2 * k))), k)
 

@@ -6,8 +6,8 @@
 alone: schemes on one GPU each, at the same time. together: on all. parity: a model whose logits on
 all GPUs are compared with those on one, under all schemes. Weights are random. `read_ms`: the
 bytes of a GPU's step at the rate at which 4 GB were read; `exchange_us`: of a sum in a CUDA graph.
-An empty model, or no GPU (for tiny models): only logits are compared. symmetric: also with short
-sums of two GPUs by one kernel that reads the other's memory, in place of NCCL.
+An empty model, or no GPU (for tiny models): only logits are compared. library: also with all sums
+by NCCL, in place of short ones by csrc/ranks/exchange.cu.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from pathlib import Path
 import torch
 from contents import fill_randomly
 from json_lines import say_row
-from torch import distributed
-from torch.distributed import _symmetric_memory as symmetric_memory
 from traffic import read_rate, step_bytes, step_times, timing_event
 
 from flexq_bench.decode.case import open_model
@@ -41,7 +39,6 @@ from flexq_bench.workloads.gemm import GemmWorkload
 _CAPACITY, _BEGIN, _STEPS, _WARM_UP = 128, 48, 40, 8
 _PARITY_BATCH, _PARITY_STEPS = 4, 24
 _EXCHANGES = 100
-_MOST_SYMMETRIC = 256 << 10  # bytes
 
 
 def main() -> None:
@@ -52,7 +49,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1")
     parser.add_argument("--parity", default="")
     parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--symmetric", action="store_true")
+    parser.add_argument("--library", action="store_true")
     add_rank_options(parser)
     options = parser.parse_args()
     if options.meeting is not None:
@@ -74,7 +71,7 @@ def _measure(options: argparse.Namespace) -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     ranks = ProcessRanks(device, rank, count, options.meeting)
-    every: list[Ranks] = [ranks, *([SymmetricRanks(ranks)] if options.symmetric else ())]
+    every: list[Ranks] = [ranks, *([LibraryRanks(ranks)] if options.library else ())]
     alone, together = ([s for s in t.split(",") if s] for t in (options.alone, options.together))
     batches = tuple(int(batch) for batch in options.batch.split(","))
     if on_gpu and options.model:
@@ -90,12 +87,11 @@ def _measure(options: argparse.Namespace) -> None:
             _compare(options.parity, scheme, device, several)
 
 
-class SymmetricRanks(Ranks):
-    """Two GPUs whose short sums are one kernel that reads the other's memory; others as NCCL's."""
+class LibraryRanks(Ranks):
+    """Ranks whose sums are all by the library."""
 
     def __init__(self, ranks: ProcessRanks) -> None:
         self.rank, self.count, self._others = ranks.rank, ranks.count, ranks
-        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
         return self._others.joined(x)
@@ -107,20 +103,7 @@ class SymmetricRanks(Ranks):
         return self._others.any(condition)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
-        if x.dtype != torch.float16 or x.numel() % 8 or x.nbytes > _MOST_SYMMETRIC:
-            return self._others.add(x)
-        group = distributed.distributed_c10d._get_default_group().group_name
-        if x.numel() not in self._buffers:
-            # torch's kernel adds FP32 and BF16; two values of FP16 in FP32 are rounded once, too
-            with torch.inference_mode(False):  # used within it and without
-                given = symmetric_memory.empty(x.numel(), dtype=torch.float32, device=x.device)
-                symmetric_memory.rendezvous(given, group)
-                self._buffers[x.numel()] = given, torch.empty_like(given)
-        given, added = self._buffers[x.numel()]
-        given.copy_(x.view(-1))
-        torch.ops.symm_mem.one_shot_all_reduce_out(given, "sum", group, added)
-        x.view(-1).copy_(added)
-        return x
+        return self._others.add_by_library(x)
 
 
 def _choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:

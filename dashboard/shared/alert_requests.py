@@ -21,8 +21,9 @@ from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.results.alert_commands import can_be_repeated, case_of, is_one_step
 from flexq_bench.sweeps.sweep import Sweep
-from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 from flexq_bench.workloads.suite import Shape
 
 MAX_LISTED = 20
@@ -140,18 +141,22 @@ def _requester_name(row: AlertRow) -> str:
 
 
 def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
-    """Return a sweep over the kernels, shapes and M of an alert's verdicts.
+    """Return a sweep over the kernels, shapes and M, and other workloads of an alert's verdicts.
 
-    Raises UsageError if they are of other operations than linear layers.
+    Raises UsageError if another tool measured them.
     """
-    sizes = [(row.m, row.n, row.k) for row in members if row.m and row.n and row.k]
-    if not sizes:
-        raise UsageError("only linear layers are queued as sweeps: run the command below")
-    shapes = sorted({(n, k) for _, n, k in sizes})
+    cases = [case_of(member) for member in members if can_be_repeated(member)]
+    if not cases:
+        raise UsageError("another tool measured this: import its new results")
+    gemms = [case.workload for case in cases if isinstance(case.workload, GemmWorkload)]
+    others = {case.workload for case in cases if isinstance(case.workload, OperationWorkload)}
     return Sweep(
-        tuple(sorted({kernel_label(member.kernel, member.variant) for member in members})),
-        tuple(sorted({m for m, _, _ in sizes})),
-        tuple(Shape(n, k, layer="", model="") for n, k in shapes),
+        tuple(sorted({case.label for case in cases})),
+        tuple(sorted({gemm.m for gemm in gemms})),
+        tuple(
+            Shape(n, k, layer="", model="") for n, k in sorted({(gemm.n, gemm.k) for gemm in gemms})
+        ),
+        workloads=tuple(sorted(others)),
     )
 
 

@@ -118,21 +118,21 @@ class SweptCases:
         if self.most is not None and self.from_trace is None:
             raise UsageError("--most goes with --from-trace")
         shape = (self.n, self.k, self.model, self.config)
-        is_shaped = queue or any(value is not None for value in shape)
+        is_shaped = any(value is not None for value in shape)
         with_m = is_shaped or self.m is not None
         if self.from_trace is not None:
-            if with_m or self.like is not None or self.operation is not None:
+            if with_m or queue or self.like is not None or self.operation is not None:
                 raise UsageError(
                     "--from-trace has its own shapes: drop --m, --n, --k, --model, --config, "
                     "--like, --operation and --queue"
                 )
-        elif self.like is not None and is_shaped:
+        elif self.like is not None and (is_shaped or queue):
             raise UsageError(
                 "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
             )
         elif self.like is None and self.operation is not None and with_m:
             raise UsageError(
-                "--operation has --parameter: drop --m, --n, --k, --model, --config and --queue"
+                "--operation has --parameter: drop --m, --n, --k, --model and --config"
             )
 
 
@@ -193,9 +193,6 @@ def sweep(
     elif cases.like is not None:
         with open_database(db, create=False) as database, database.session() as session:
             suite = suite_like(session, cases.like, patterns, _sizes("--m", cases.m))
-    elif cases.operation is not None:
-        named = cases.operation, cases.parameter
-        suite = operation_sweep(*named, kernels=patterns, cache=cases.cache)
     else:
         shapes = _shapes(cases, patterns, options)
         if queue:
@@ -222,7 +219,10 @@ def _sizes(option: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def _shapes(cases: SweptCases, kernels: Sequence[str] | None, options: RunOptions) -> Sweep:
-    """Return the sweep of given shapes or of a model's layers. Raises UsageError."""
+    """Return the sweep of an operation, of given shapes or a model's layers. Raises UsageError."""
+    if cases.operation is not None:
+        named = cases.operation, cases.parameter
+        return operation_sweep(*named, kernels=kernels, cache=cases.cache)
     layers = () if cases.config is None else layers_of_option("sweep", cases.config, cases.layers)
     shapes = parse_sweep(
         kernels=None if kernels is None else ",".join(kernels),

@@ -22,11 +22,12 @@ from flexq_bench.kernels.decoder.cuda_operations import (
     RELU,
     SILU_MUL,
 )
+from flexq_bench.kernels.runtime.ranks import SUM_KERNELS
 from flexq_bench.workloads.blocks import Block
 
 _ON_GPU = "CUDA"  # device type of torch.profiler
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
-EXCHANGE, _NCCL = "exchange", "nccl"  # sums over several GPUs; the beginning of their kernels
+EXCHANGE = "exchange"  # sums over several GPUs
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
 
 
@@ -80,7 +81,7 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
             current = HEAD if norm == norms else qkv if norm % 2 else widen
         elif name == HEAD_NORM:
             parts.append("norm")
-        elif name.startswith(_NCCL):
+        elif name.startswith(SUM_KERNELS):
             parts.append(EXCHANGE)
         elif name in (ATTENTION, ATTENTION_SUM):
             parts.append("attention")

@@ -121,6 +121,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
         self._returned_before: Outputs | None = None
         self._kept = KeptOutputs(work.elements, self._out, self._draw)
         self._is_announced = False
+        self._updated_buffers = self._work.updated & first.packed.buffers.keys()
         # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
         # Given inputs, for which the result of a batch's last launch is judged: activations of
@@ -179,6 +180,8 @@ class RotatingBuffers(Buffers, BetweenSamples):
             self.weights.rewrite(copy)
 
     def before_sample(self, *, last_copy: int | None = None) -> None:
+        if self._work.updated:
+            self.weights.restore(self._updated_buffers)
         if self._is_announced:
             return
         if last_copy is not None and self._given_x is not None:
@@ -202,8 +205,9 @@ class RotatingBuffers(Buffers, BetweenSamples):
         self._xs.give_first()
         for copy in range(self.copies):
             self.weights.set_content(copy, self._first_w)
-        for out in self.outputs().values():
-            poison(out)
+        for name, out in self.outputs().items():
+            if name not in self._work.updated:
+                poison(out)
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
         written = self._changed()
@@ -222,7 +226,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
             return _written("x", buffer)
         if "w" in read_only:
             for i in range(self.copies):
-                if buffer := self.weights.changed(i):
+                if buffer := self.weights.changed(i, self._work.updated):
                     return _written("w", buffer)
         return ""
 
@@ -243,6 +247,9 @@ class RotatingBuffers(Buffers, BetweenSamples):
     @contextmanager
     def unseen_inputs(self) -> Iterator[UnseenInputs | None]:
         self._written = self._changed()
+        if self._work.updated:  # repeated launches would go on from their own results
+            yield None
+            return
         self._is_unseen = True
         try:
             yield UnseenInputs(self)
@@ -339,5 +346,7 @@ def random_pad(device: torch.device, seed: int) -> torch.Tensor:
 
 def _written(operand: str, buffer: str) -> str:
     """Format the error for an operand that a launch changed, with the name of its argument."""
-    name = operand if buffer in ("values", "real") else f"{operand}_{buffer}"
-    return f"launches write into {name}: only out is theirs to write"
+    of_input, _, part = buffer.rpartition(".")  # of an operation's input, or of x or w
+    operand = of_input or operand
+    name = operand if part in ("values", "real") else f"{operand}_{part}"
+    return f"launches write into {name}: only outputs are theirs to write"

@@ -52,7 +52,7 @@ from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import OperationWorkload
 from flexq_bench.workloads.probes import (
     EMPTY_KERNEL,
-    READ_BYTES,
+    READ_BITS,
     floor_kernel,
     is_probe,
     shape_of_bytes,
@@ -475,7 +475,9 @@ class Meter:
         # Outputs, and inputs that are warm, need not cross the memory's interface.
         is_least = floor_bytes <= of.bytes_of(of.streamed(case.cache))
         read = replace(case, workload=shape_of_bytes(floor_bytes), stage="gemm")
-        return self._probe(READ_BYTES, read, measured), is_least
+        # Launches of any kernel may overlap; no declaration says which do.
+        label = floor_kernel(READ_BITS, overlaps=self.backend == "cuda")
+        return self._probe(label, read, measured), is_least
 
     def _probe(self, label: str, case: Case, measured: Measured) -> Measured:
         """A probe at the case's shape, measured once a shape and cache mode."""

@@ -62,12 +62,14 @@ class OperationCase:
         return int(self.definition.evaluate(expression, self.values, self.spec.formats))
 
     def streamed(self, cache: str) -> tuple[Input, ...]:
-        """The inputs that launches read from memory: weights and states, or else all that are cold.
+        """The inputs that launches read from memory: weights, states and what they update.
+
+        Without these, all that are cold.
 
         cache: the case's mode. None are if there are no weights and states and it is hot.
         """
-        inputs = self.definition.inputs
-        streamed = tuple(i for i in inputs if i.role in ("weight", "state"))
+        inputs, updated = self.definition.inputs, {of for _, of in self.spec.updates}
+        streamed = tuple(i for i in inputs if i.role in ("weight", "state") or i.name in updated)
         if streamed or cache == "hot":
             return streamed
         return tuple(i for i in inputs if i.role == "activation")

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from flexq_bench.kernels.contract import Config, KernelSpec, OperationKernel, PackedOperand
+from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.operand_tensors import Value, buffers_of
 from flexq_bench.kernels.reference import Reference
 from flexq_bench.measure.activation_rotation import Rewriting
@@ -51,6 +52,11 @@ class OperationSubject(CopiedSubject):
         assert isinstance(case.workload, OperationWorkload)
         self.spec, self._kernel = spec, kernel
         self._of = OperationCase(case.workload, spec)
+        if spec.updates and case.cache == "hot":
+            raise UnsupportedError(
+                f"{spec.label} writes into its inputs, of which each launch needs others: measure "
+                "it cold"
+            )
         self._streamed = self._of.streamed(case.cache)
         names = {tensor.name for tensor in self._streamed}
         self._fresh = tuple(i for i in self._of.definition.inputs if i.name not in names)
@@ -75,6 +81,10 @@ class OperationSubject(CopiedSubject):
         packed = plain_operand(self.spec, self._kernel.prepare(self._of.workload, given))
         check_packed(self.spec, packed, self._of.bytes_of(self._streamed), "streamed inputs")
         return Content(inputs, packed)
+
+    @property
+    def is_updated(self) -> bool:
+        return bool(self.spec.updates)
 
     @property
     def read_bytes(self) -> int | None:
@@ -147,6 +157,13 @@ class _OperationWork(Work):
         self._given = [first, *(subject.fresh(i + 1, seed) for i in range(count))]
         *self.inputs, self.unseen = [_packed(given) for given in self._given]
         self.read_only = kernel.read_only()
+        pairs = subject.spec.updates
+        names = {name for pair in pairs for name in pair}
+        self.updated = frozenset(
+            name
+            for name in (*subject.first.packed.buffers, *of.outputs(subject.device))
+            if name.rpartition(".")[0] in names
+        )
         self.fixed = frozenset(
             f"{tensor.name}.values" for tensor in of.definition.inputs if tensor.role == "index"
         )

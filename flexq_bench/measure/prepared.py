@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -325,10 +325,11 @@ class PreparedCase:
         """
         if buffers is None:
             buffers = self.buffers(index)
+        most = self.copies if self._subject.is_updated else self._protocol.max_launches
         rotation = self._clock.rotation(
             buffers.bound(self.config),
             self.copies,
-            self._protocol,
+            replace(self._protocol, max_launches=most),
             buffers.between,
             self._launches.get((self.copies, self.config)),
         )

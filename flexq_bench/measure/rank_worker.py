@@ -3,7 +3,8 @@
 python -m flexq_bench.measure.rank_worker --device cuda:0 --rank 0 --ranks 2 --meeting FILE
 
 All ranks get the same requests (flexq_bench.measure.rank_processes). A launch uses a vector, that
-is its rows of all inputs, once a sample: kernels may overwrite it, so it is restored before.
+is its rows of all inputs, once a sample: kernels may overwrite it, so it is restored before. Those
+of the last launch of a sample may be given by a judge.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +24,15 @@ from flexq_bench.kernels.operand_tensors import Value
 from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
 from flexq_bench.kernels.runtime.ranks import ProcessRanks
 from flexq_bench.measure.device import describe_device, find_device
+from flexq_bench.measure.given_inputs import Plain, parts_of
 from flexq_bench.measure.inputs import derive_seed
+from flexq_bench.measure.judged_work import with_elements
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.operation_inputs import OperationCase
 from flexq_bench.measure.operation_subject import judge_outputs
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.rank_options import add_rank_options, joined
+from flexq_bench.measure.shared_tensors import read_tensors, write_tensors
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import OperationWorkload
@@ -45,7 +50,10 @@ Tensors = Mapping[str, torch.Tensor]
 class RankOperations:
     """Operations of a rank. Values in and out are plain JSON."""
 
-    OPERATIONS = ("describe", "prepare", "check", "place", "sample", "inspect", "release")
+    OPERATIONS = (
+        *("describe", "prepare", "check", "place", "sample", "inspect", "release"),
+        *("fill", "output"),
+    )
 
     def __init__(self, device: torch.device, ranks: ProcessRanks) -> None:
         self._device, self._ranks = device, ranks
@@ -57,6 +65,7 @@ class RankOperations:
         self._sources: dict[str, torch.Tensor] = {}  # [launches, …]
         self._vectors: dict[str, torch.Tensor] = {}  # the same, overwritten by launches
         self._made: list[Tensors] = []  # outputs by launch
+        self._given: dict[str, torch.Tensor] = {}  # this rank's rows of a judge's inputs
         self._flushed: torch.Tensor | None = None  # that evicts others from the L2
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -72,7 +81,7 @@ class RankOperations:
         assert isinstance(self._case.workload, OperationWorkload)
         self._kernel, self._seed, self._secret = kernel, seed, secret
         self._of = OperationCase(self._case.workload, kernel.spec)
-        self._launches = self._launch_count()
+        self._launches, self._given = self._launch_count(), {}
         rate, floor_bytes = self._rate(), self._of.floor_bytes
         floor_us = None if floor_bytes is None else 1e6 * floor_bytes / rate
         return {"launches": self._launches, "floor_us": floor_us, "link_gb_s": rate / 1e9}
@@ -96,6 +105,7 @@ class RankOperations:
         rows = [self._rows(self._content(launch)) for launch in range(self._launches)]
         self._sources = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         self._vectors = {name: source.clone() for name, source in self._sources.items()}
+        self._take_given()
         if self._case.cache == "cold":
             size = 2 * (self._info.l2_bytes or self._protocol.assumed_l2_bytes)
             self._flushed = torch.zeros(size, dtype=torch.uint8, device=self._device)
@@ -132,7 +142,8 @@ class RankOperations:
         else:
             self._launch_all()
         problems = []
-        for launch in {0, self._launches - 1}:
+        drawn_here = self._launches - bool(self._given)
+        for launch in {0, drawn_here - 1} & set(range(drawn_here)):
             outputs = {f"{n}.values": self._of_all(o) for n, o in self._made[launch].items()}
             inputs = self._content(launch)
             judged = judge_outputs(self._of, inputs, outputs, self._protocol.tolerance)
@@ -146,6 +157,27 @@ class RankOperations:
         if self._on_gpu:
             torch.cuda.empty_cache()
         return {}
+
+    def fill(self, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
+        """Use a judge's inputs, from shared memory, in the last launch of each sample."""
+        parts = parts_of(read_tensors(Path(path), layout, torch.device("cpu")), plain)
+        for name, part in parts.items():
+            assert isinstance(part, torch.Tensor)  # inputs of several GPUs are no operands
+            self._given[name] = part[self._ranks.rank].to(self._device)
+        self._take_given()
+        return {}
+
+    def output(self, path: str) -> dict[str, Any]:
+        """Write the outputs of all ranks of the latest last launch; rank 0 does."""
+        made = {f"{name}.values": self._of_all(out) for name, out in self._made[-1].items()}
+        if self._ranks.rank == 0:
+            write_tensors(Path(path), with_elements(made))
+        return {}
+
+    def _take_given(self) -> None:
+        for name, row in self._given.items():
+            if name in self._sources:
+                self._sources[name][-1].copy_(row)
 
     @property
     def _flag(self) -> torch.Tensor:
@@ -163,20 +195,19 @@ class RankOperations:
         if not self._link_rate:
             size = _LINK_BYTES if self._on_gpu else _CPU_LINK_BYTES
             sent = torch.ones(size, dtype=torch.uint8, device=self._device)
-            received = torch.empty_like(sent)
-            times = [self._exchange_s(sent, received) for _ in range(_LINK_REPEATS)]
+            times = [self._exchange_s(sent) for _ in range(_LINK_REPEATS)]
             self._link_rate = size / min(times[1:])
         return self._link_rate
 
-    def _exchange_s(self, sent: torch.Tensor, received: torch.Tensor) -> float:
+    def _exchange_s(self, sent: torch.Tensor) -> float:
         self._ranks.any(False)  # waits for all
         began = time.perf_counter()
         if not self._on_gpu:
-            self._ranks.exchange(sent, received)
+            self._ranks.exchange(sent)
             return time.perf_counter() - began
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
-        self._ranks.exchange(sent, received)
+        self._ranks.exchange(sent)
         stop.record()
         stop.synchronize()
         return float(start.elapsed_time(stop)) / 1000

@@ -10,6 +10,7 @@ from typing import Any
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.device import devices_from
+from flexq_bench.measure.given_inputs import Plain
 from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION
 from flexq_bench.measure.program import program_root
 from flexq_bench.measure.rank_processes import RankProcesses
@@ -119,10 +120,16 @@ class RankRotation(Rotation):
 
     def __init__(self, ranks: RankProcesses, launches: int) -> None:
         self._ranks, self.launches = ranks, launches
+        self._untimed = 0
+
+    def keep_samples(self, count: int) -> None:
+        """Take so many samples without times before the next ones."""
+        self._untimed = count
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
-        replies = self._ranks.ask("sample", count=count)
-        times = zip(*(reply["times_us"] for reply in replies), strict=True)
+        untimed, self._untimed = self._untimed, 0
+        replies = self._ranks.ask("sample", count=untimed + count)
+        times = zip(*(reply["times_us"][untimed:] for reply in replies), strict=True)
         return Batch(tuple(map(max, times)), (None,) * count)
 
     def close(self) -> None:
@@ -140,3 +147,11 @@ class RankedPlacement:
         """Describe errors in outputs of launches like the timed ones; empty: none."""
         details = (str(reply["detail"]) for reply in self._ranks.ask("inspect"))
         return next(filter(None, details), "")
+
+    def fill(self, path: str, layout: list[list[Any]], plain: Plain) -> None:
+        """Give a judge's inputs, in shared memory, to the last launch of each sample."""
+        self._ranks.ask("fill", path=path, layout=layout, plain=plain)
+
+    def output(self, path: str) -> None:
+        """Write the results of the latest last launch."""
+        self._ranks.ask("output", path=path)

@@ -37,6 +37,11 @@ class Subject(ABC):
         """Bytes of one copy of the weights in this kernel's layout; 0: the kernel reads none."""
 
     @property
+    def is_updated(self) -> bool:
+        """True if a launch changes its inputs, so that no two of a sample may have the same."""
+        return False
+
+    @property
     def read_bytes(self) -> int | None:
         """Bytes of a copy that a launch must read at least; None: all of them."""
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -186,9 +186,18 @@ class WeightCopies(Sequence[PackedOperand]):
         self.current[copy] = content
         self._copies[copy].copy_from(content.packed)
 
-    def changed(self, copy: int) -> str | None:
-        """The first buffer of a copy that differs from its content; None: none does."""
-        return first_change(self._copies[copy], self.current[copy].packed)
+    def restore(self, names: Collection[str]) -> None:
+        """Give these buffers of all copies their contents again."""
+        pairs = [
+            (copy.buffers[name], content.packed.buffers[name])
+            for copy, content in zip(self._copies, self.current, strict=True)
+            for name in names
+        ]
+        torch._foreach_copy_([to for to, _ in pairs], [of for _, of in pairs])
+
+    def changed(self, copy: int, updated: Collection[str]) -> str | None:
+        """The first buffer of a copy but `updated` that differs from its content; None: none."""
+        return first_change(self._copies[copy], self.current[copy].packed, updated)
 
     def have(self, contents: Sequence[Content]) -> bool:
         """Return True if the copies have these contents: the same bytes, layout and order."""
@@ -207,10 +216,12 @@ class WeightCopies(Sequence[PackedOperand]):
         return self._contents[(index + 1) % len(self._contents)]
 
 
-def first_change(now: PackedOperand, filled: PackedOperand) -> str | None:
-    """The first buffer whose bits differ from its original contents; None: none does."""
+def first_change(
+    now: PackedOperand, filled: PackedOperand, updated: Collection[str] = ()
+) -> str | None:
+    """The first buffer but `updated` whose bits differ from its contents; None: none does."""
     for name, buffer in filled.buffers.items():
-        if not torch.equal(_bits(now.buffers[name]), _bits(buffer)):
+        if name not in updated and not torch.equal(_bits(now.buffers[name]), _bits(buffer)):
             return name
     return None
 

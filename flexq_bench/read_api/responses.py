@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,6 +29,7 @@ from flexq_bench.db.queries import (
 )
 
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100  # rows per response
+_STATED = ("value", "value_low", "value_high")
 
 Parameters = Mapping[str, Any]
 T = TypeVar("T")
@@ -58,15 +59,34 @@ class SeriesList:
     next: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesHistory:
-    """points: accepted results at the commits of a branch, oldest first by ancestry.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedPoint(HistoryPoint):
+    """A point with its value and interval in the `unit` of the series; see StatedResult."""
 
-    Times are in microseconds, other metrics in the `unit` of the series.
+    value: float | None
+    value_low: float | None
+    value_high: float | None
+    median_us: float | None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedResult(ResultRow):
+    """A result with its value and interval in its `unit`.
+
+    Fields in microseconds, whose names end in `_us`, are null for another unit.
     """
 
+    value: float | None
+    value_low: float | None
+    value_high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesHistory:
+    """points: accepted results at the commits of a branch, oldest first by ancestry."""
+
     series: SeriesName
-    points: tuple[HistoryPoint, ...]
+    points: tuple[StatedPoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +132,11 @@ class NightList:
 
 @dataclass(frozen=True, slots=True)
 class ResultList:
-    """Results; times in microseconds, other values in their `unit`. regime: empty: any."""
+    """Results. regime: empty: any."""
 
     total: int
     regime: str
-    results: tuple[ResultRow, ...]
+    results: tuple[StatedResult, ...]
     next: int | str | None
 
 
@@ -168,7 +188,8 @@ def series_history(source: Source, parameters: Parameters) -> SeriesHistory:
         if (since is None or point.created_at >= since)
         and (until is None or point.created_at <= until)
     ]
-    return SeriesHistory(series, tuple(within[-parameters.get("limit", DEFAULT_LIMIT) :]))
+    chosen = within[-parameters.get("limit", DEFAULT_LIMIT) :]
+    return SeriesHistory(series, tuple(_stated(p, StatedPoint, series.unit) for p in chosen))
 
 
 def alert_list(source: Source, parameters: Parameters) -> AlertList:
@@ -216,7 +237,8 @@ def run_results(source: Source, parameters: Parameters) -> ResultList:
         (run,) = queries.runs_by_uuid(source.session, [uuid], count=source.count_runs)
         total = run.received
     results, following = _cut(rows, page, lambda row: row.uuid)
-    return ResultList(total, "", results, following)
+    stated = tuple(_stated(row, StatedResult, row.unit) for row in results)
+    return ResultList(total, "", stated, following)
 
 
 def night_list(source: Source, parameters: Parameters) -> NightList:
@@ -243,7 +265,16 @@ def latest_results(source: Source, parameters: Parameters) -> ResultList:
     page = _page(parameters)
     rows, total = queries.latest_results_page(source.session, filters, page, regime=regime)
     results, following = _cut(rows, page, lambda row: row.series_id)
-    return ResultList(total, regime, results, following)
+    stated = tuple(_stated(row, StatedResult, row.unit) for row in results)
+    return ResultList(total, regime, stated, following)
+
+
+def _stated(row: HistoryPoint | ResultRow, kind: Callable[..., T], unit: str) -> T:
+    values = {field.name: getattr(row, field.name) for field in fields(row)}
+    stated = dict(zip(_STATED, (row.median_us, row.ci_low_us, row.ci_high_us), strict=True))
+    if unit != "us":
+        values |= {name: None for name in values if name.endswith("_us")}
+    return kind(**values, **stated)
 
 
 # Parameters by the fields of filters.

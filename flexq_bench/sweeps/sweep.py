@@ -1,4 +1,4 @@
-"""Sweeps: kernels on shapes chosen by the user, with validation and conversion to plain data."""
+"""Sweeps: kernels on shapes or workloads that the user chose; checked, converted to plain data."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from flexq_bench.errors import UsageError
 from flexq_bench.workloads.case import LINEAR_STAGES, CacheMode, Regime, Stage
 from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.names import unknown
-from flexq_bench.workloads.operation import MAX_DIMENSION
+from flexq_bench.workloads.operation import MAX_DIMENSION, OperationWorkload, operation
 from flexq_bench.workloads.patterns import check_pattern
-from flexq_bench.workloads.suite import Group, Shape, Suite
+from flexq_bench.workloads.suite import Group, OperationGroup, Shape, Suite
 
 STAGES = LINEAR_STAGES
 CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-_FIELDS = ("kernels", "m", "shapes", "stages", "caches")
+_FIELDS = ("kernels", "m", "shapes", "stages", "caches", "workloads")
 _SHAPE_FIELDS = ("n", "k", "layer", "model")
 _LAYER = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_MAX_VALUES = 1000  # per list in untrusted data
+_MAX_VALUES, _MAX_KEY_CHARS = 1000, 400  # per list and workload in untrusted data
 
 Word = TypeVar("Word", Stage, CacheMode, Regime)
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Every kernel on every M of every shape, in every stage and cache mode.
+    """Every kernel on every M of every shape, in every stage and cache mode, and on workloads.
 
-    kernels: labels or globs. m: tokens.
+    kernels: labels or globs. m: tokens. workloads: of other operations than linear layers.
     """
 
     kernels: tuple[str, ...]
@@ -38,14 +38,19 @@ class Sweep:
     shapes: tuple[Shape, ...]
     stages: tuple[Stage, ...] = ("gemm",)
     caches: tuple[CacheMode, ...] = ("cold",)
+    workloads: tuple[OperationWorkload, ...] = ()
 
     def suite(self) -> Suite:
-        group = Group(self.kernels, self.m, self.shapes, self.stages, self.caches)
-        return Suite("sweep", "shapes that a person chose", "", (group,))
+        groups = (
+            Group(self.kernels, self.m, self.shapes, self.stages, self.caches),
+            OperationGroup(self.kernels, self.workloads, self.caches),
+        )
+        chosen = tuple(group for group in groups if not group.is_empty)
+        return Suite("sweep", "shapes that a person chose", "", chosen)
 
     def as_data(self) -> dict[str, Any]:
         """Convert to plain data, which `sweep_of` parses."""
-        return {
+        data: dict[str, Any] = {
             "kernels": list(self.kernels),
             "m": list(self.m),
             "shapes": [
@@ -54,6 +59,9 @@ class Sweep:
             "stages": list(self.stages),
             "caches": list(self.caches),
         }
+        if self.workloads:
+            data["workloads"] = [workload.key for workload in self.workloads]
+        return data
 
 
 def sweep_of(data: Mapping[str, Any]) -> Sweep:
@@ -66,12 +74,15 @@ def sweep_of(data: Mapping[str, Any]) -> Sweep:
     kernels = tuple(_text(kernel, "kernels") for kernel in _list(data, "kernels"))
     for kernel in kernels:
         check_pattern(kernel)
+    workloads = _list(data, "workloads") if "workloads" in data else []
+    least = 0 if workloads else 1
     return Sweep(
         kernels,
-        tuple(sorted({_size(value, "m") for value in _list(data, "m")})),
-        tuple(dict.fromkeys(_shape(value) for value in _list(data, "shapes"))),
-        select_words("stage", _list(data, "stages"), STAGES),
+        tuple(sorted({_size(value, "m") for value in _list(data, "m", least)})),
+        tuple(dict.fromkeys(_shape(value) for value in _list(data, "shapes", least))),
+        select_words("stage", _list(data, "stages", least), STAGES),
         select_words("cache", _list(data, "caches"), CACHES),
+        tuple(dict.fromkeys(_workload(value) for value in workloads)),
     )
 
 
@@ -99,11 +110,16 @@ def check_fields(data: Mapping[str, Any], fields: Sequence[str], of: str) -> Non
             raise UsageError(unknown(f"field of {of}", str(name), fields))
 
 
-def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+def _list(data: Mapping[str, Any], name: str, least: int = 1) -> list[Any]:
     value = data.get(name)
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_VALUES:
-        raise UsageError(f"{name} must be a list of 1 to {_MAX_VALUES} values")
+    if not isinstance(value, list) or not least <= len(value) <= _MAX_VALUES:
+        raise UsageError(f"{name} must be a list of {least} to {_MAX_VALUES} values")
     return value
+
+
+def _workload(value: Any) -> OperationWorkload:
+    workload = OperationWorkload.from_key(_text(value, "workloads")[:_MAX_KEY_CHARS])
+    return operation(workload.operation).workload(**dict(workload.values))
 
 
 def _shape(value: Any) -> Shape:

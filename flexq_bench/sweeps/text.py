@@ -18,9 +18,7 @@ from flexq_bench.workloads.patterns import is_glob
 from flexq_bench.workloads.ranges import check_sizes, parse_ranges
 from flexq_bench.workloads.suite import (
     MAX_CASES,
-    OperationGroup,
     Shape,
-    Suite,
     combinations,
     layer_shapes,
     parameter_values,
@@ -117,7 +115,7 @@ def operation_sweep(
     *,
     kernels: Sequence[str] | None,
     cache: str,
-) -> Suite:
+) -> Sweep:
     """Parse a sweep of an operation other than linear: every kernel at all combinations.
 
     kernels: labels or globs; None: all. parameters: as of `parameter_limits`; those with a default
@@ -130,8 +128,7 @@ def operation_sweep(
     values = {given: parameter_values(text) for given, text in limits.items()}
     workloads = combinations(definition, values)
     caches = select_words("cache", split_names(cache) or (), CACHES)
-    group = OperationGroup(tuple(kernels or _ALL_KERNELS), workloads, caches)
-    return Suite("sweep", f"{name} at parameters that a person chose", "", (group,))
+    return Sweep(tuple(kernels or _ALL_KERNELS), (), (), (), caches, tuple(workloads))
 
 
 def split_sizes(text: str | None) -> tuple[int, ...] | None:

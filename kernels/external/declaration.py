@@ -79,6 +79,7 @@ class Declaration:
     configurations: Configurations = ()
     min_capability: Capability = (8, 0)
     rounds_to: int | None = None
+    updates: tuple[tuple[str, str], ...] = ()
     summary: str = ""
     machine_code: Callable[[str], bytes | None] | None = None
     package: Package | None = None
@@ -106,6 +107,7 @@ class Declaration:
             raise DefinitionError(f"{self.name}: backends is empty: name cpu, cuda or both")
         if self.is_linear:
             self._check_linear()
+        self._check_updates()
         for what in ("prepare_activation", "quantize_activation"):
             if not self.is_linear and getattr(self, what) is not None:
                 raise DefinitionError(
@@ -116,6 +118,24 @@ class Declaration:
     @property
     def is_linear(self) -> bool:
         return self.definition.name == LINEAR
+
+    def _check_updates(self) -> None:
+        inputs = {} if self.is_linear else {i.name: i for i in self.definition.inputs}
+        outputs = {} if self.is_linear else {o.name: o for o in self.definition.outputs}
+        prepared = {"weight": self.prepare_weight, "state": self.prepare_state}
+        for name, of in self.updates:
+            output, given = outputs.get(name), inputs.get(of)
+            if (
+                output is None
+                or given is None
+                or (output.shape, output.number) != (given.shape, given.number)
+                or prepared.get(given.role) is not None
+            ):
+                raise DefinitionError(
+                    f"{self.name}: updates: {name} of {self.definition.name} can't be written in "
+                    f"{of}: name an output, and an input of its shape and number that is not "
+                    "prepared"
+                )
 
     def _check_linear(self) -> None:
         if self.prepare_state is not None:
@@ -189,6 +209,7 @@ class Declaration:
             stages=self.stages,
             min_capability=self.min_capability,
             rounds_to=self.rounds_to,
+            updates=self.updates,
             integer_sums=False,  # a function may dequantize its operands first
             reads_weights=self.is_linear
             or any(tensor.role in ("weight", "state") for tensor in self.definition.inputs),

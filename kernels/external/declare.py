@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flexq_bench.kernels.contract import Backend, Capability
@@ -38,6 +38,7 @@ def kernel(
     configurations: Configurations = (),
     min_capability: Capability = (8, 0),
     rounds_to: int | None = None,
+    updates: Mapping[str, str] | None = None,
     summary: str = "",
     machine_code: Callable[[str], bytes | None] | None = None,
     package: str | Package = "",
@@ -60,6 +61,11 @@ def kernel(
     replaces them. package: what must be installed, as `torchao>=0.16,<0.20`. version: of the work
     that it does; results of another one are another series. Other arguments are as of
     `linear_kernel`.
+
+    updates: outputs that the function writes in the memory of an input of the same shape and
+    number, as `{"total": "residual"}`; it gets no tensors for these, and doesn't return them. Such
+    a kernel is measured cold only: each launch of a sample has inputs of its own, which are
+    restored before.
 
     Raises WorkloadError for an unknown operation, ShapeError for an unknown format, and
     DefinitionError for a declaration that can't run.
@@ -91,6 +97,7 @@ def kernel(
             configurations,
             min_capability,
             rounds_to,
+            tuple(sorted((updates or {}).items())),
             summary,
             machine_code,
             needed,

@@ -50,5 +50,6 @@ def described_by(values: Mapping[str, Any]) -> DescribedKernel:
         declare_plain(definition)
     formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
     tuples = {name: tuple(values[name]) for name in _TUPLES}
-    spec = KernelSpec(**{**values, **formats, **tuples})
+    updates = tuple((str(output), str(of)) for output, of in values.get("updates", ()))
+    spec = KernelSpec(**{**values, **formats, **tuples, "updates": updates})
     return DescribedKernel(spec, has_own_rule=has_own_rule)

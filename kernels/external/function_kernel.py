@@ -148,6 +148,7 @@ class FunctionOperation(_Declared, OperationKernel):
             for role, function in given.items()
             if function is not None
         }
+        self._updates = dict(declaration.updates)
         self._names: dict[tuple[OperationWorkload, str], tuple[str, ...]] = {}
 
     def prepare(self, workload: OperationWorkload, streamed: PackedOperand) -> PackedOperand:
@@ -184,11 +185,21 @@ class FunctionOperation(_Declared, OperationKernel):
         names = [
             name
             for output in self._declared.definition.outputs
+            if output.name not in self._updates
             for name in self._buffers(workload, output)
         ]
         outs = [out[name] for name in names]
         made = self._declared.call(self.spec.label, given, outs, dict(workload.values), config)
-        return None if made is None else dict(out) | dict(zip(names, made, strict=True))
+        if made is None and not self._updates:
+            return None
+        written = {
+            name: (fresh if of in fresh.buffers else streamed).buffers[of]
+            for output in self._declared.definition.outputs
+            if output.name in self._updates
+            for name in self._buffers(workload, output)
+            for of in [f"{self._updates[output.name]}.{name.rpartition('.')[2]}"]
+        }
+        return dict(out) | written | dict(zip(names, made or outs, strict=True))
 
     def read_only(self) -> frozenset[str]:
         return frozenset("x" if self._prepared else "xw")

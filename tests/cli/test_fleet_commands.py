@@ -84,8 +84,12 @@ def test_report_names_reason_of_missing_device(path, capsys):
     assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
 
 
-def test_worker_measures_queued_sweep(path, capsys):
-    command = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
+OF_NORM = ("--operation", "norm_quantize", "--parameter", "tokens=1", "--parameter", "hidden=256")
+
+
+@pytest.mark.parametrize("chosen", [("cublas-fp16", *SHAPE), ("decoder-norm", *OF_NORM)])
+def test_worker_measures_queued_sweep(path, capsys, chosen):
+    command = ("sweep", "--kernels", *chosen, "--queue", "--db", path, "--backend", "cpu")
     assert main(command) == 0
     assert "queued request" in capsys.readouterr().out
 

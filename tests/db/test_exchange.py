@@ -163,6 +163,21 @@ def test_metric_other_than_time_may_be_zero_or_negative(session, tmp_path, build
     assert import_file(session, tmp_path / "r.jsonl").added == 1
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("value", [40.0, None])
+def test_value_of_another_unit_is_no_time_in_files(tmp_path, build, suffix, value):
+    other = {"metric": "registers", "unit": "registers", "accepted": value is not None}
+    times = {"floor_us": None, "ci_low_us": None, "ci_high_us": None}
+    records = [build.a_record("a"), build.a_record("b", median_us=value, **other, **times)]
+
+    write_records(tmp_path / f"r{suffix}", records)
+
+    assert list(read_records(tmp_path / f"r{suffix}")) == records
+    flat = json.loads(record_line(records[1]))
+    assert flat["value"] == value
+    assert "median_us" not in flat
+
+
 def test_import_on_a_full_disk_stores_nothing(tmp_path, build):
     records = [build.a_record(str(i), case=str(i), detail="x" * 1000) for i in range(500)]
     write_records(tmp_path / "r.jsonl", records)
@@ -417,8 +432,10 @@ def test_flipped_bit_of_a_sample_is_detected(tmp_path, three):
     write_records(path, three)
     content, end = path.read_bytes(), pq.ParquetFile(path).metadata.row_group(0).column(0)
     drawn, refused = random.Random(3), 0
+    first = end.dictionary_page_offset or end.data_page_offset
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
     for _ in range(40):
-        at = drawn.randrange(end.dictionary_page_offset or end.data_page_offset, len(content) // 2)
+        at = drawn.randrange(first, footer)
         flipped = bytearray(content)
         flipped[at] ^= 1 << drawn.randrange(8)
         path.write_bytes(flipped)

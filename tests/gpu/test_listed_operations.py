@@ -117,7 +117,7 @@ def test_listed_kernels_take_at_most_thirty_lines(kernels):
 class Repository:
     """A repository with the kernels and a suite of them."""
 
-    def __init__(self, folder: Path, git) -> None:
+    def __init__(self, folder: Path, git, names=NAMES) -> None:
         self.folder, self._git = folder, git
         folder.mkdir()
         git(folder, "init", "-q", "-b", "main")
@@ -125,9 +125,11 @@ class Repository:
             f'[[cases]]\noperation = "{OTHERS[name][0]}"\nkernels = ["acme.{name}"]\n'
             f'caches = ["cold"]\nparameters = {{{parameters(name)}}}\n'
             for name in OTHERS
+            if name in names
         ]
-        linear = ", ".join(f'"acme.{name}"' for name in LINEAR)
-        groups.append(f'[[group]]\nkernels = [{linear}]\nm = "16"\nshapes = ["4096x4096"]\n')
+        linear = ", ".join(f'"acme.{name}"' for name in LINEAR if name in names)
+        if linear:
+            groups.append(f'[[group]]\nkernels = [{linear}]\nm = "16"\nshapes = ["4096x4096"]\n')
         files = {
             "kernels.py": changeable(),
             "flexq-bench.toml": PROJECT,
@@ -152,9 +154,9 @@ def parameters(name: str) -> str:
 
 
 @pytest.fixture
-def repository(tmp_path, git, monkeypatch):
+def repository(tmp_path, git, monkeypatch, names):
     monkeypatch.setenv("FLEXQ_BENCH_DB", str(tmp_path / "results.sqlite"))
-    return Repository(tmp_path / "acme", git)
+    return Repository(tmp_path / "acme", git, names)
 
 
 def flexq_bench(*words: str) -> subprocess.CompletedProcess[str]:
@@ -180,25 +182,27 @@ def gated(repository: Repository, report: Path):
 
 @pytest.mark.alone
 @pytest.mark.slow
+@pytest.mark.parametrize("names", [LINEAR, tuple(OTHERS)], ids=["linear", "others"])
 @pytest.mark.parametrize(
     ("old", "new", "verdict"),
     [("OFF = 0.0", "OFF = 0.03", "incorrect"), ("TIMES = 1", "TIMES = 2", "slower")],
 )
-def test_gate_fails_for_each_listed_kernel(repository, tmp_path, old, new, verdict):
+def test_gate_fails_for_each_listed_kernel(repository, tmp_path, names, old, new, verdict):
     repository.commit("changed", old, new)
 
     code, verdicts = gated(repository, tmp_path / "report.json")
 
-    assert (code, verdicts) == (1, dict.fromkeys(NAMES, verdict))
+    assert (code, verdicts) == (1, dict.fromkeys(names, verdict))
 
 
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_bisect_names_slower_commit(repository, kernels, name):
+@pytest.mark.parametrize("names", [(name,) for name in NAMES], ids=NAMES)
+def test_bisect_names_slower_commit(repository, kernels, names):
     repository.commit("nothing")
     slower = repository.commit("slower", "TIMES = 1", "TIMES = 2")
     repository.commit("nothing more")
+    [name] = names
     case = case_of(replace(kernels[0][name].spec, name=f"acme.{name}"))
 
     ran = flexq_bench(

@@ -133,6 +133,12 @@ def add_norm_fp8(x, residual, gamma, codes, scales, total):
     codes.copy_((y / scales.float()).clamp(-448, 448))
 
 
+@kernel("norm_quantize", "in-place", updates={"total": "residual"}, **CPU)
+def in_place(x, residual, gamma, y):
+    residual.add_(x)
+    y.copy_(functional.rms_norm(residual.float(), gamma.shape, gamma.float(), 1e-6))
+
+
 @kernel("activation_quantize", "silu", activation="int8/128", **CPU)
 def silu(x, codes, scales, *, hidden):
     y = functional.silu(x[:, :hidden].float()) * x[:, hidden:].float()

@@ -27,6 +27,7 @@ SHAPES = {
     "prefill": ("attention_prefill", "tokens=9 past=6 heads=4 kv_heads=2 head_dim=32"),
     "norm-int8": ("norm_quantize", "tokens=4 hidden=256"),
     "add-norm-fp8": ("norm_quantize", "tokens=4 hidden=256 residual=add norm=layer"),
+    "in-place": ("norm_quantize", "tokens=4 hidden=256 residual=add"),
     "silu": ("activation_quantize", "tokens=4 hidden=256"),
     "rope": ("rope_cache_write", "tokens=4 heads=4 kv_heads=2 head_dim=32 slots=16"),
     "reduce": ("all_reduce", "elements=512"),
@@ -43,7 +44,8 @@ def definitions():
 KERNELS = definitions()
 
 
-def measured(a_meter, kernel, cache="hot"):
+def measured(a_meter, kernel, cache=""):
+    cache = cache or ("cold" if kernel.spec.updates else "hot")
     name = kernel.spec.name.partition(".")[2] or kernel.spec.name
     workload, stage = GemmWorkload(2, 64, 256), "gemm"
     if name in SHAPES:
@@ -74,7 +76,8 @@ def spoiled(kernel):
 
     def writing(*given, **named):
         function(*given, **named)
-        outputs = 2 if kernel.spec.operation == "norm_quantize" else 1
+        two = kernel.spec.operation == "norm_quantize" and not kernel.spec.updates
+        outputs = 2 if two else 1
         for out in given[-outputs:]:
             out.copy_(off(out))
 
@@ -83,7 +86,10 @@ def spoiled(kernel):
 
 
 # Of each operation one; the others are slow tests.
-FAST = {"grouped", "sdpa", "prefill", "add-norm-fp8", "silu", "rope", "reduce", "sampling"}
+FAST = {
+    *("grouped", "sdpa", "prefill", "add-norm-fp8", "in-place", "silu", "rope", "reduce"),
+    "sampling",
+}
 
 
 @pytest.mark.parametrize(
@@ -167,11 +173,45 @@ def test_kernel_is_refused_at_an_operation_of_another_name(a_meter):
             api.DefinitionError,
             "no dtype",
         ),
+        *(
+            (
+                lambda pair=pair: api.kernel("norm_quantize", "a", updates=dict([pair]))(print),
+                api.DefinitionError,
+                f"{pair[0]} of norm_quantize can't be written in {pair[1]}",
+            )
+            for pair in (("total", "x"), ("y", "residual"), ("z", "x"), ("y", "z"))
+        ),
     ],
 )
 def test_declaration_that_cannot_run_is_refused(declare, error, message):
     with pytest.raises(error, match=message):
         declare()
+
+
+@pytest.mark.parametrize(
+    ("line", "detail"),
+    [
+        ("residual.add_(x * 1.05)", "elements wrong"),
+        ("total = residual + x", "elements wrong"),
+        ("residual.add_(x), gamma.add_(0.01)", "launches write into gamma"),
+        ("residual.add_(x), x.add_(1)", "launches write into x"),
+    ],
+)
+def test_wrong_writes_into_inputs_are_detected(a_meter, line, detail):
+    def kernel(x, residual, gamma, y):
+        total = residual.add(x).float()
+        y.copy_(torch.nn.functional.rms_norm(total, gamma.shape, gamma.float(), 1e-6))
+        exec(line)
+
+    result = measured(a_meter, with_function(KERNELS["in-place"], kernel))
+
+    assert (result.status, detail in result.detail) == ("incorrect", True), result.detail
+
+
+def test_kernel_that_writes_into_inputs_has_no_hot_times(a_meter):
+    result = measured(a_meter, KERNELS["in-place"], cache="hot")
+
+    assert (result.status, "measure it cold" in result.detail) == ("unsupported", True)
 
 
 def test_static_values_are_those_of_the_first_weights(a_meter):

@@ -253,7 +253,7 @@ def test_a_kernel_that_writes_into_its_operands_is_incorrect(measured, operand):
     result = measured(QUANTIZED.format(writes=WRITERS[operand]), declared="")
 
     assert result.status == "incorrect"
-    assert f"launches write into {operand}: only out is theirs to write" in result.detail
+    assert f"launches write into {operand}: only outputs are theirs to write" in result.detail
 
 
 def test_prepared_weights_may_be_written_if_results_stay_right(measured):

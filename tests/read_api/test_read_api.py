@@ -104,6 +104,7 @@ def test_latest_results_equal_the_query(path, ask):
     assert answer["total"] == 2
     assert {r["uuid"]: r["median_us"] for r in answer["results"]}.items() <= stored.items()
     assert {(r["kernel"], r["m"]) for r in answer["results"]} == {("flexq-w6a6", 8)}
+    assert all(r["value"] == r["median_us"] for r in answer["results"])
 
 
 def test_pages_add_up_to_the_list(path, ask):

@@ -23,6 +23,7 @@ from flexq_bench.fleet.requests import (
 )
 from flexq_bench.sweeps.sweep import Sweep, sweep_of
 from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.operation import operation
 from flexq_bench.workloads.suite import Shape
 
 SHAPE = Shape(64, 128, "o_proj", "llama-7b")
@@ -36,10 +37,24 @@ def ask(database, sweep=SWEEP, requester="ada"):
     return request
 
 
-@pytest.mark.parametrize("shape", [SHAPE, Shape(288, 96, "Wqkv", "")])
-def test_sweep_is_the_same_after_storage(shape):
-    sweep = replace(SWEEP, shapes=(shape,))
+NORM = operation("norm_quantize").workload(tokens=1, hidden=256)
+OF_NORM = Sweep(("decoder-norm",), (), (), (), ("cold",), (NORM,))
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [SWEEP, replace(SWEEP, shapes=(Shape(288, 96, "Wqkv", ""),), workloads=(NORM,)), OF_NORM],
+)
+def test_sweep_is_the_same_after_storage(sweep):
     assert sweep_of(sweep.as_data()) == sweep
+
+
+def test_workloads_of_a_request_are_planned(database):
+    request = ask(database, OF_NORM)
+
+    [case] = [c for c in OF_NORM.suite().cases(["decoder-norm"]) if c.kernel == "decoder-norm"]
+    assert case.workload == NORM
+    assert request.cases == 2  # the empty kernel
 
 
 @pytest.mark.parametrize(
@@ -55,6 +70,9 @@ def test_sweep_is_the_same_after_storage(shape):
         ({"shapes": [{"n": 64, "k": 64, "layer": "<b>"}]}, "letters, digits"),
         ({"shapes": [{"n": 64, "k": 64, "model": "gpt-9"}]}, "no model 'gpt-9'"),
         ({"stages": ["rm"]}, "no stage 'rm'"),
+        ({"workloads": ["norm_quantize"]}, "name:parameter=value"),
+        ({"workloads": ["norm:tokens=1"]}, "no operation 'norm'"),
+        ({"workloads": ["norm_quantize:tokens=0,hidden=4"]}, "tokens must be from 1"),
         ({"code": "1"}, "no field of a sweep 'code'"),
     ],
 )

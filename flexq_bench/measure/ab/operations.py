@@ -13,7 +13,6 @@ from typing import Any
 import flexq_bench
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.kernels.contract import LinearKernel, PackedOperand
-from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.external.sources import hash_of_folders
 from flexq_bench.kernels.registry import external_labels
 from flexq_bench.measure import Meter
@@ -220,8 +219,10 @@ class WorkerOperations:
         """
         # Who gives inputs takes samples without gaps, whatever the clock is then.
         placed, mine = self._placed(slot, boost=False), self._slots[slot]
-        if not isinstance(placed, Placed) or not isinstance(mine.prepared, PreparedCase):
-            raise UnsupportedError("a judge gives inputs to kernels of one GPU only")
+        if isinstance(placed, RankedPlacement):
+            placed.fill(path, layout, plain)
+            return {}
+        assert isinstance(mine.prepared, PreparedCase)  # as its placement is
         parts = parts_of(read_tensors(Path(path), layout, self._meter.torch_device), plain)
         mine.given |= parts
         inputs = mine.prepared.given(mine.given)
@@ -237,7 +238,9 @@ class WorkerOperations:
         A linear layer has one: `out` [M,N].
         """
         placed = self._placed(slot)
-        assert isinstance(placed, Placed)  # as `fill` says
+        if isinstance(placed, RankedPlacement):
+            placed.output(path)
+            return {}
         write_tensors(Path(path), with_elements(placed.buffers.outputs()))
         return {}
 
@@ -249,7 +252,7 @@ class WorkerOperations:
         operand: x or w. Returns the layout of the result, and what is no tensor.
         """
         prepared = self._slots[slot].prepared
-        assert isinstance(prepared, PreparedCase)  # as `fill` says
+        assert isinstance(prepared, PreparedCase)  # no linear layer is of several GPUs
         kernel = prepared.kernel
         assert isinstance(kernel, LinearKernel)  # others have no inputs
         real = read_tensors(Path(path), layout, self._meter.torch_device)["real"]
@@ -298,8 +301,10 @@ class WorkerOperations:
         """
         placed, mine = self._placed(slot), self._slots[slot]
         if kept is not None:
-            assert isinstance(placed, Placed)  # as `fill` says
-            placed.buffers.between.keep_samples(kept)
+            if isinstance(placed, RankedPlacement):
+                placed.rotation.keep_samples(kept)
+            else:
+                placed.buffers.between.keep_samples(kept)
         gap_us = mine.gap_us if gap_us is None else gap_us
         samples = mine.samples if count is None else count
         batch = placed.rotation.sample(samples, gap_us=None if steady else gap_us)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from thread_ranks import RankThreads, ThreadRanks
 
 from flexq_bench.measure import PROTOCOL_CPU, Meter, judged_kernel
 from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
@@ -18,6 +19,7 @@ from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.protocol import Protocol, WarmUp
+from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.telemetry import NoSensor
 from flexq_bench.measure.worker_process import WorkerError
@@ -49,6 +51,7 @@ OPERATIONS = (
     "decoder-silu-mul op cold activation_quantize:tokens=3,hidden=256,function=silu_mul",
     "decoder-attention op cold decoder_attention:batch=2,context=9,heads=4,kv_heads=2,head_dim=32",
 )
+SUM = "all-reduce op cold all_reduce:elements=64,gpus=2"
 OTHERS = (OPERATIONS[0], *OPERATIONS[3:])
 Answer = Callable[[dict[str, Any], dict[str, Any]], object]
 
@@ -163,6 +166,32 @@ def defined(request, monkeypatch):
 def test_operation_is_right_and_its_spoiled_outputs_are_not(judged, case):
     assert judged(case).problem == ""
     assert "wrong in a timed turn" in judged(case, output=of_the_file(zeros)).head.wrong
+
+
+@pytest.fixture
+def _ranks_in_threads(monkeypatch):
+    monkeypatch.setattr(
+        RankedCases, "prepared", lambda _, case, *seeds: RankedCase(RankThreads(), case, *seeds)
+    )
+
+
+@pytest.mark.usefixtures("_ranks_in_threads")
+def test_sum_over_ranks_is_right_and_its_spoiled_outputs_are_not(judged):
+    assert judged(SUM).problem == ""
+    assert "wrong in a timed turn" in judged(SUM, output=of_the_file(zeros)).head.wrong
+
+
+@pytest.mark.parametrize("add", [lambda x: x, lambda x: x.mul_(2)], ids=["none", "own twice"])
+@pytest.mark.usefixtures("_ranks_in_threads")
+def test_sum_without_the_other_rank_is_detected_by_the_judge(judged, monkeypatch, add):
+    monkeypatch.setattr(ThreadRanks, "add_by_library", lambda _, x: add(x))
+
+    assert "elements wrong" in judged(SUM).head.wrong
+
+
+@pytest.mark.usefixtures("_ranks_in_threads")
+def test_clock_of_ranks_must_agree_with_that_of_the_judge(judged):
+    assert "its clock is not the device's" in judged(SUM, turn=scaled(50)).head.wrong
 
 
 @pytest.mark.usefixtures("defined")
