@@ -227,6 +227,24 @@ READ = {
         [("example.com/gemm.BenchmarkDot", "procs=2", (1, 1024, 1), "time", "us", "lower",
           0.7529)],
     ),
+    "made/k6-1.1.0.json": (
+        "k6",
+        [
+            ("http_req_duration", "", (1, 1, 1), "time", "us", "lower", 3635.6905),
+            ("http_req_duration", "", (1, 1, 1), "p(95)", "us", "lower", 12126.140950000003),
+            ("http_reqs", "", (1, 1, 1), "rate", "1/s", "higher", 299.65047719563233),
+            ("data_sent", "", (1, 1, 1), "rate", "B/s", "higher", 21275.183880889897),
+        ],
+    ),
+    "made/k6-1.1.0-handle-summary.json": (
+        "k6",
+        [
+            ("http_req_duration", "expected_response:true", (1, 1, 1), "avg", "us", "lower",
+             4938.03885),
+            ("http_reqs", "", (1, 1, 1), "rate", "1/s", "higher", 354.47959497586857),
+            ("checks", "", (1, 1, 1), "rate", "fraction", "higher", 1.0),
+        ],
+    ),
     "made/catch2-2.13.10.txt": (
         "catch2",
         [
@@ -468,6 +486,8 @@ CORRECTED = {
     "made/hyperfine-1.15.0.json": ("0.027693076", "0.027693077"),
     "made/go-1.19.8.txt": ("30.90 ns/op", "30.92 ns/op"),
     "made/go-1.19.8.json": ("752.9 ns/op", "753.9 ns/op"),
+    "made/k6-1.1.0.json": ("299.65047719563233", "299.75047719563233"),
+    "made/k6-1.1.0-handle-summary.json": ("354.47959497586857", "354.57959497586857"),
     "made/catch2-2.13.10.txt": ("14.4711 us", "14.4712 us"),
     "made/catch2-2.13.10.xml": ("129.874", "129.875"),
     "made/criterion-0.3.6.txt": ("292.38 ns", "292.39 ns"),
