@@ -69,8 +69,8 @@ def show_series(
         draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
         st.markdown(_in_words(levels, steps))
-    for series_break in series_breaks(session, [member.series_id]):
-        st.warning(as_text(series_break.text), icon=":material/swap_vert:")
+    for one in series_breaks(session, [member.series_id]):
+        st.warning(as_text(one.text), icon=":material/swap_vert:")
     _show_by_gpu(alert, histories, styles)
 
 
@@ -86,7 +86,7 @@ def _change_points(frame: pd.DataFrame, metric: Metric) -> list[_Step]:
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
-        points = [Point(*value) for value in zip(rows["value"], rows["device"], strict=True)]
+        points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
         for change in find_change_points(points, metric.scale).steps:
             row = rows.iloc[change.index]
             text = change_text(change, metric)
