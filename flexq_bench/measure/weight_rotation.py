@@ -195,7 +195,7 @@ class WeightCopies(Sequence[PackedOperand]):
                 [self.current[copy].packed.buffers[name] for copy, name in places],
             )
 
-    def changed(self, copy: int, updated: Collection[str]) -> str | None:
+    def changed(self, copy: int, updated: Collection[str] = ()) -> str | None:
         """The first buffer of a copy but `updated` that differs from its content; None: none."""
         return first_change(self._copies[copy], self.current[copy].packed, updated)
 
