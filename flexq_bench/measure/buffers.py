@@ -158,13 +158,22 @@ class RotatingBuffers(Buffers, BetweenSamples):
         else:
             self._last_x = self._xs.slot(self._position)
         self._last_copy = i
-        self._updated_copies.add(i)
         self._position += 1
         # Without a reference, memory of the launches before can be used again.
         self._returned_before = self._returned
         self._returned = self._work.launch(
             self._xs.slots[self._last_x], self.weights[i], self._lent_out, config
         )
+
+    def bound(self, config: Config | None) -> Callable[[int], None]:
+        if not self._work.updated:
+            return super().bound(config)
+
+        def launch(i: int) -> None:
+            self._updated_copies.add(i)
+            self.launch(i, config)
+
+        return launch
 
     def after_launch(self) -> None:
         self._kept.after_launch(self._position - 1, self.outputs(), self._last_x, self._last_copy)
