@@ -10,24 +10,26 @@ from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.operation import MAX_DIMENSION
 
 MAX_VALUES = 10_000
+_SIZES = range(1, MAX_DIMENSION + 1)
+PARAMETERS = range((1 << 40) + 1)  # of operations, which each have bounds of their own
 
 _NUMBER = r"[0-9]{1,18}"
 _FROM = re.compile(rf"{_NUMBER}:")
 _ITEM = re.compile(rf"(?P<low>{_NUMBER})(:(?P<high>{_NUMBER})(:(?P<by>x?)(?P<step>{_NUMBER}))?)?")
 
 
-def parse_ranges(text: str) -> tuple[int, ...]:
+def parse_ranges(text: str, within: range = _SIZES) -> tuple[int, ...]:
     """Return the sorted unique values of a comma-separated list of sizes.
 
     An item is a value `8`, a range `1:8` (inclusive), a range with a step `8:64:8`, or a geometric
-    range `4:64:x2`: 4, 8, 16, 32, 64. Values are from 1 to 2^24. Raises WorkloadError if an item
-    has another form, is descending or exceeds the largest size, or if there are more than 10,000
-    values; they are counted before they are generated.
+    range `4:64:x2`: 4, 8, 16, 32, 64. within: which values may be. Raises WorkloadError if an item
+    has another form, is descending or out of range, or if there are more than 10,000 values; they
+    are counted before they are generated.
     """
     items = text.count(",") + 1
     if items > MAX_VALUES:
         raise _too_many_values(_quoted(text), items)
-    parts = [_parse_item(item.strip(), text) for item in text.split(",")]
+    parts = [_parse_item(item.strip(), text, within) for item in text.split(",")]
     return _merge(parts, _quoted(text))
 
 
@@ -70,8 +72,8 @@ def in_sizes(size: int, text: str) -> bool:
 @lru_cache
 def _sizes(text: str) -> tuple[Sequence[int], ...]:
     items = (item.strip() for item in text.split(","))
-    closed = (f"{item}{MAX_DIMENSION}" if _FROM.fullmatch(item) else item for item in items)
-    return tuple(_parse_item(item, text) for item in closed)
+    closed = (f"{item}{PARAMETERS[-1]}" if _FROM.fullmatch(item) else item for item in items)
+    return tuple(_parse_item(item, text, PARAMETERS) for item in closed)
 
 
 def _merge(parts: Sequence[Sequence[int]], source: str) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ def _too_many_values(source: str, count: int) -> WorkloadError:
     )
 
 
-def _parse_item(item: str, text: str) -> range | tuple[int, ...]:
+def _parse_item(item: str, text: str, within: range = _SIZES) -> range | tuple[int, ...]:
     match = _ITEM.fullmatch(item)
     if match is None:
         raise WorkloadError(
@@ -97,8 +99,10 @@ def _parse_item(item: str, text: str) -> range | tuple[int, ...]:
         )
     low, high = int(match["low"]), int(match["high"] or match["low"])
     step, multiplies = int(match["step"] or 1), match["by"] == "x"
-    if low < 1 or high > MAX_DIMENSION:
-        raise WorkloadError(f"{item!r} is out of range: sizes are from 1 to {MAX_DIMENSION:,}")
+    if low < within[0] or high > within[-1]:
+        raise WorkloadError(
+            f"{item!r} is out of range: sizes are from {within[0]} to {within[-1]:,}"
+        )
     if high < low:
         raise WorkloadError(f"{item!r} runs backwards: write the smaller end first")
     if step < (2 if multiplies else 1):
@@ -109,7 +113,7 @@ def _parse_item(item: str, text: str) -> range | tuple[int, ...]:
 
 def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:
     values = [low]
-    while values[-1] * factor <= high:
+    while low and values[-1] * factor <= high:
         values.append(values[-1] * factor)
     return tuple(values)
 

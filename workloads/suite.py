@@ -25,7 +25,7 @@ from flexq_bench.workloads.operation import (
 )
 from flexq_bench.workloads.patterns import check_pattern, is_glob, matches, matches_any, select
 from flexq_bench.workloads.probes import is_probe
-from flexq_bench.workloads.ranges import in_sizes, parse_ranges
+from flexq_bench.workloads.ranges import PARAMETERS, in_sizes, parse_ranges
 
 MAX_CASES = 100_000
 
@@ -368,7 +368,7 @@ def parameter_values(text: str) -> tuple[Value, ...]:
     Raises WorkloadError for invalid sizes, or if there are no values.
     """
     if text[:1].isdigit():
-        return parse_ranges(text)
+        return parse_ranges(text, PARAMETERS)
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
         raise WorkloadError(f"{text!r:.60} names no value: write sizes or words")

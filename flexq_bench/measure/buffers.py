@@ -122,6 +122,8 @@ class RotatingBuffers(Buffers, BetweenSamples):
         self._kept = KeptOutputs(work.elements, self._out, self._draw)
         self._is_announced = False
         self._updated_buffers = self._work.updated & first.packed.buffers.keys()
+        self._updated_copies: set[int] = set()
+        self._is_on_host = device.type == "cpu"
         # True if each launch has its own activations and only one result is judged
         self._is_unseen = False
         # Given inputs, for which the result of a batch's last launch is judged: activations of
@@ -163,6 +165,16 @@ class RotatingBuffers(Buffers, BetweenSamples):
             self._xs.slots[self._last_x], self.weights[i], self._lent_out, config
         )
 
+    def bound(self, config: Config | None) -> Callable[[int], None]:
+        if not self._work.updated:
+            return super().bound(config)
+
+        def launch(i: int) -> None:
+            self._updated_copies.add(i)
+            self.launch(i, config)
+
+        return launch
+
     def after_launch(self) -> None:
         self._kept.after_launch(self._position - 1, self.outputs(), self._last_x, self._last_copy)
         # A graph of kept samples has results of its own.
@@ -181,7 +193,9 @@ class RotatingBuffers(Buffers, BetweenSamples):
 
     def before_sample(self, *, last_copy: int | None = None) -> None:
         if self._work.updated:
-            self.weights.restore(self._updated_buffers)
+            self.weights.restore(self._updated_copies, self._updated_buffers)
+            if self._is_on_host:  # others replay the same launches
+                self._updated_copies.clear()
         if self._is_announced:
             return
         if last_copy is not None and self._given_x is not None:

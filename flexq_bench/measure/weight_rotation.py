@@ -186,16 +186,16 @@ class WeightCopies(Sequence[PackedOperand]):
         self.current[copy] = content
         self._copies[copy].copy_from(content.packed)
 
-    def restore(self, names: Collection[str]) -> None:
-        """Give these buffers of all copies their contents again."""
-        pairs = [
-            (copy.buffers[name], content.packed.buffers[name])
-            for copy, content in zip(self._copies, self.current, strict=True)
-            for name in names
-        ]
-        torch._foreach_copy_([to for to, _ in pairs], [of for _, of in pairs])
+    def restore(self, copies: Collection[int], names: Collection[str]) -> None:
+        """Give these buffers of these copies their contents again."""
+        places = [(copy, name) for copy in sorted(copies) for name in names]
+        if places:
+            torch._foreach_copy_(
+                [self._copies[copy].buffers[name] for copy, name in places],
+                [self.current[copy].packed.buffers[name] for copy, name in places],
+            )
 
-    def changed(self, copy: int, updated: Collection[str]) -> str | None:
+    def changed(self, copy: int, updated: Collection[str] = ()) -> str | None:
         """The first buffer of a copy but `updated` that differs from its content; None: none."""
         return first_change(self._copies[copy], self.current[copy].packed, updated)
 

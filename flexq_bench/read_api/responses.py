@@ -29,7 +29,6 @@ from flexq_bench.db.queries import (
 )
 
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100  # rows per response
-_STATED = ("value", "value_low", "value_high")
 
 Parameters = Mapping[str, Any]
 T = TypeVar("T")
@@ -271,10 +270,10 @@ def latest_results(source: Source, parameters: Parameters) -> ResultList:
 
 def _stated(row: HistoryPoint | ResultRow, kind: Callable[..., T], unit: str) -> T:
     values = {field.name: getattr(row, field.name) for field in fields(row)}
-    stated = dict(zip(_STATED, (row.median_us, row.ci_low_us, row.ci_high_us), strict=True))
+    value, low, high = row.median_us, row.ci_low_us, row.ci_high_us
     if unit != "us":
         values |= {name: None for name in values if name.endswith("_us")}
-    return kind(**values, **stated)
+    return kind(**values, value=value, value_low=low, value_high=high)
 
 
 # Parameters by the fields of filters.

@@ -121,11 +121,11 @@ def status(cli, folder):
     return found
 
 
-def outcomes(cli, folder, tmp_path):
+def outcomes(cli, folder, tmp_path, *more):
     report = tmp_path / "report.json"
     ran = cli(
         *("gate", "perf", "--project", str(folder), "--base", "main~1", "--head", "main"),
-        *("--device", "cpu", "--json", str(report)),
+        *("--device", "cpu", "--json", str(report), *more),
     )
     assert report.exists(), ran.err
     cases = json.loads(report.read_text())["cases"]
@@ -177,9 +177,11 @@ def test_gate_fails_for_slower_head_only(cli, repository, tmp_path, name):
     assert code in (0, 3), found  # on a busy machine it is not decided
     repository.commit("slower", HEADS["slower"])
 
-    code, found = outcomes(cli, folder, tmp_path)
+    code, found = outcomes(cli, folder, tmp_path, "--alert")
 
     assert (code, found[f"acme.{name}"]["verdict"]) == (1, "slower"), found
+    [alert] = json.loads(cli("alerts", "list", "--json").out)
+    assert (alert["state"], alert["kernels"]) == ("new", [f"acme.{name}"])
 
 
 @pytest.mark.slow

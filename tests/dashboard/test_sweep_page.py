@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import streamlit as st
-from made_results import H200, a_record, a_run
+from made_results import H200, a_record, a_run, attention
 from page_content import charts, words
 from streamlit.testing.v1 import AppTest
 
@@ -290,6 +290,29 @@ def test_curve_is_over_the_varying_size(store, open_sweep):
     assert curve["x"] == [1, 8]
     assert min(curve["error_y"]["array"]) > 0
     assert app.query_params["request"] == "12345678"
+
+
+def test_results_of_another_operation_are_in_the_table(store, open_sweep):
+    content = {
+        "kernels": ["sdpa"],
+        **{name: [] for name in ("m", "shapes", "stages")},
+        "caches": ["cold"],
+        "workloads": ["attention_decode:batch=1,context=1024"],
+    }
+    info = RequestInfo("12345678-aaaa", "sweep", content, "Ada", H200, 2, 20.0, now())
+    with store.session() as session:
+        add_request(session, info, limits=LIMITS)
+        claim_request(session, "server", [H200], until=now() + timedelta(hours=1), at=now())
+    store.add(attention(1024, run=a_run("swept", suite="sweep")))
+    with store.session() as session:
+        set_request_run(session, info.uuid, a_run("swept").uuid)
+        finish_request(session, info.uuid, "done", detail="", at=now())
+
+    app = open_sweep()
+
+    assert not app.exception
+    assert "Kernels draws other operations" in words(app)
+    assert "sdpa" in str([frame.value for frame in app.dataframe])
 
 
 def test_a_request_that_failed_says_why(store, open_sweep):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.operation import MAX_DIMENSION
-from flexq_bench.workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
+from flexq_bench.workloads.ranges import MAX_VALUES, PARAMETERS, in_sizes, parse_lines, parse_ranges
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,8 @@ def test_a_file_holds_a_bounded_number_of_values():
         parse_lines(["1:10000", "1:10000"], "sizes.txt")
     with pytest.raises(WorkloadError, match=r"sizes\.txt holds no size"):
         parse_lines(["", " "], "sizes.txt")
+
+
+def test_parameters_may_be_zero_or_larger_than_sizes():
+    assert parse_ranges("0,33554432", PARAMETERS) == (0, 33_554_432)
+    assert in_sizes(1 << 30, "1024:")

@@ -103,10 +103,10 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
         _show_progress(request, len(results))
         frame = results_frame(results, BASELINE)
         shown = frame[~frame["is_probe"]]
-        points = with_ends(shown, value)
+        points = with_ends(shown[shown["m"].notna()], value)  # of linear layers
         if points.empty:
             if results and not is_open:
-                st.info("Nothing to draw: no result has this value. See the table.")
+                st.info("Nothing to draw here: see the table; Kernels draws other operations.")
         else:
             used = zip(shown["kernel"], shown["variant"], strict=True)
             draw_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")

@@ -176,7 +176,7 @@ def _ranks_in_threads(monkeypatch):
 
 
 @pytest.mark.usefixtures("_ranks_in_threads")
-def test_sum_over_ranks_is_right_and_its_spoiled_outputs_are_not(judged):
+def test_sum_over_ranks_is_right_and_spoiled_outputs_are_not(judged):
     assert judged(SUM).problem == ""
     assert "wrong in a timed turn" in judged(SUM, output=of_the_file(zeros)).head.wrong
 
