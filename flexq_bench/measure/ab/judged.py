@@ -100,11 +100,10 @@ def compare_judged(
             _JudgedExperiment, **options, starts_ahead=False, repository=repository
         )
         pair = partial(judged_pair, judge=judge, believes_binary=runs_code_of_base, same=same)
+        judging = experiment(*sides, pair=pair, controls_base=not is_cpu)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        yield from compare_cases(
-            [(experiment(*sides, pair=pair), kernels), (experiment(sides[0], steady), probes)]
-        )
+        yield from compare_cases([(judging, kernels), (experiment(sides[0], steady), probes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,12 +101,13 @@ class JudgedProject:
         unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
         yield from unmeasured.values()
         kernels = [case for case in kernels if case not in unmeasured]
+        controls = self.judge.device.type != "cpu"
+        experiment = partial(
+            ABExperiment, **options, pair=pair, starts_ahead=False, controls_base=controls
+        )
         yield from compare_cases(
             [
-                (
-                    ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
-                    [(case, case) for case in group],
-                )
+                (experiment(*matched), [(case, case) for case in group])
                 for matched, group in _by_source(*self.sides, kernels)
             ]
         )
