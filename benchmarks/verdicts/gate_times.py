@@ -10,7 +10,8 @@
 
 The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
 (an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows, which on a GPU
-may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, and `one`: a W4A16 kernel with a
+may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, `queued` (slower, with work of
+its own on the GPU during base's turns), and `one`: a W4A16 kernel with a
 single case is slower by 3 %, the other cases are not. --blocks: adds the blocks of unchanged heads
 to FOLDER/noise.json.gz. Prints a line for each gate, then a row for
 each head. Exit code 1: an unchanged head was reported as a regression.
@@ -47,6 +48,21 @@ PROGRAM = ("-m", "flexq_bench")
 PHASES = (str(ROOT / "benchmarks/verdicts/gate_phases.py"),)
 HEADS = "unchanged,slower-15,slower-3,wrong"
 PADDING, SIGN = "PADDING_PERCENT = 0 ", "SIGN = 1\n"
+QUEUED = """
+from flexq_bench.measure.ab.operations import WorkerOperations
+
+timed_turn, cycles = WorkerOperations.turn, 60_000_000
+
+
+def turn(*given, **named):
+    reply = timed_turn(*given, **named)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(cycles)
+    return reply
+
+
+WorkerOperations.turn = turn
+"""
 ONE_CASE = '\n[[group]]\nkernels = ["acme.{kernel}-w4a16"]\nm = "16"\nshapes = ["{shape}"]\n'
 
 
@@ -73,6 +89,8 @@ def changed(source: str, head: str, kernel: str) -> str:
         return source + "UNUSED = 0\n"
     if head == "wrong":
         return source.replace(SIGN, "SIGN = -1\n")
+    if head == "queued":
+        return changed(source, "slower-15", kernel) + QUEUED
     if head == "one":
         label = f'"{kernel}-w4a16"'
         before, after = source.split(label)
