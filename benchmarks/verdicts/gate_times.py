@@ -174,8 +174,10 @@ def keep_blocks(database: Path, folder: Path) -> None:
 
 def line(case: dict[str, Any]) -> str:
     """Facts about a case, except where it is the same."""
-    if case["verdict"] == "same" or case["change_percent"] is None:
+    if case["verdict"] == "same":
         return ""
+    if case["change_percent"] is None:
+        return f"  {case['case']}: {case['verdict']}: {case['reason']}\n"
     low, change, high = (case[f"{name}_percent"] for name in ("low", "change", "high"))
     bounds = f"{change:+.2f} % ({low:+.2f} … {high:+.2f})"
     return f"  {case['case']}: {case['verdict']} {bounds} after {case['pairs']} pairs\n"
