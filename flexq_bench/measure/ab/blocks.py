@@ -238,7 +238,6 @@ def measure_blocks(
     blocks: int,
     on_block: Callable[[Block], None],
     side_by_side: bool = False,
-    at_once: bool = False,
     shares: bool = False,
     is_warm: bool = False,
 ) -> None:
@@ -246,10 +245,10 @@ def measure_blocks(
 
     workers: of base and head; the same one for two kernels. process: number of the pair. The side
     that is placed first, and the side that starts a block, alternate. side_by_side: the workers
-    allocate a placement before they warm it up, and can leave out the check of a result. at_once:
-    they allocate at the same time; on a GPU each launch would wait for the other's time slice.
-    shares: they can share weights among the cases of a layer. is_warm: the device was just busy.
-    Raises RefusedError if a side refuses the case, WorkerError if a worker broke.
+    allocate a placement before they warm it up, so that both can do so at the same time, and can
+    leave out the check of a result. shares: they can share weights among the cases of a layer.
+    is_warm: the device was just busy. Raises RefusedError if a side refuses the case, WorkerError
+    if a worker broke.
     """
     sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     with _released(sides):
@@ -271,7 +270,7 @@ def measure_blocks(
             return
         for placement in range(placements):
             ordered = sides if (process + placement) % 2 == 0 else sides[::-1]
-            _place(ordered, placement, side_by_side=side_by_side, at_once=at_once, is_warm=is_warm)
+            _place(ordered, placement, side_by_side=side_by_side, is_warm=is_warm)
             for number in range(blocks):
                 outer, inner = ordered if number % 2 == 0 else ordered[::-1]
                 block = _block(outer, inner, pair, process, placement)
@@ -328,18 +327,7 @@ def _prepare(
     _at_once(sides, begin, lambda side, worker: side.end_prepare(worker))
 
 
-def _groups(sides: Sides, *, at_once: bool) -> Sequence[Sides]:
-    return [sides] if at_once else [[each] for each in sides]
-
-
-def _place(
-    sides: Sides,
-    index: int,
-    *,
-    side_by_side: bool = False,
-    at_once: bool = False,
-    is_warm: bool = False,
-) -> None:
+def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: bool = False) -> None:
     """Place sides, the second of one worker beside the first."""
     shares = _shares_worker(sides)
 
@@ -349,7 +337,7 @@ def _place(
         # The first one's warm-up comes before the second's.
         side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))
 
-    for group in _groups(sides, at_once=at_once):
+    for group in [sides] if side_by_side else [[each] for each in sides]:
         _at_once(group, begin, lambda side, worker: side.end_place(worker))
 
 
@@ -374,7 +362,7 @@ def _at_once(
     """
     errors: list[RefusedError | WorkerError] = []
     replies: list[_Reply] = []
-    for group in _groups(sides, at_once=not _shares_worker(sides)):
+    for group in [[each] for each in sides] if _shares_worker(sides) else [sides]:
         waiting = []
         for side, worker in group:
             try:

@@ -294,7 +294,6 @@ class _Course:
                         blocks=rules.blocks,
                         on_block=partial(_report, experiment, pair.base.case),
                         side_by_side=side_by_side,
-                        at_once=side_by_side and experiment.device.startswith("cpu"),
                         shares=shares,
                         is_warm=time.monotonic() - self._measured_at < WARM_S,
                     )
