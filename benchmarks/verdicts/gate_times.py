@@ -49,6 +49,7 @@ PHASES = (str(ROOT / "benchmarks/verdicts/gate_phases.py"),)
 HEADS = "unchanged,slower-15,slower-3,wrong"
 PADDING, SIGN = "PADDING_PERCENT = 0 ", "SIGN = 1\n"
 QUEUED = """
+import torch
 from flexq_bench.measure.ab.operations import WorkerOperations
 
 timed_turn, cycles = WorkerOperations.turn, 60_000_000
