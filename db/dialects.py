@@ -12,6 +12,11 @@ from sqlalchemy.orm import Session
 
 # Arbitrary; must not be used for another advisory lock in the same PostgreSQL database.
 _ADVISORY_KEY = 0x666C657871  # "flexq"
+WRITER_SILENCE = "writer_silence"  # option of an engine of PostgreSQL: a time, with its unit
+_LOCK = text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :silence, true), "
+    "pg_advisory_xact_lock(:key)"
+)
 
 
 def lock_for_writing(connection: Connection) -> None:
@@ -19,10 +24,12 @@ def lock_for_writing(connection: Connection) -> None:
 
     Writers select a row and insert it if it is missing. One writer at a time prevents duplicate
     inserts of the same series by two processes, and deadlocks. Waits up to the database's timeout;
-    the driver's error then becomes LockedError.
+    the driver's error then becomes LockedError. PostgreSQL ends the transaction of a writer that is
+    silent for too long: a frozen one would keep the lock.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_KEY})
+        silence = connection.get_execution_options()[WRITER_SILENCE]
+        connection.execute(_LOCK, {"key": _ADVISORY_KEY, "silence": silence})
         return
     # Python's driver begins a transaction only at the first INSERT: too late for the SELECT before.
     driver_connection = connection.connection.driver_connection

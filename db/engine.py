@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session as Session  # re-exported for annotations of 
 from sqlalchemy.pool import QueuePool
 
 from flexq_bench.db import schema
-from flexq_bench.db.dialects import lock_for_writing
+from flexq_bench.db.dialects import WRITER_SILENCE, lock_for_writing
 from flexq_bench.db.errors import (
     FileMovedError,
     MissingDatabaseError,
@@ -187,7 +187,8 @@ def open_database(
     is missing or empty is created with its tables, unless `create` is False or `read_only` True.
     check_schema False: accept tables of any revision, for `upgrade`. busy_timeout_s: wait for
     another writer before LockedError. silence_s: wait for the server's answer to a statement before
-    UnreachableError; the server waits as long for a writer's next one. Raises DatabaseError.
+    UnreachableError; with the writer's lock, the server waits as long for the next one. Raises
+    DatabaseError.
     """
     target = resolve_url(url)
     name = display(target)
@@ -374,7 +375,12 @@ def _postgresql_engine(
 ) -> Engine:
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
     try:
-        engine = create_engine(url, connect_args=arguments, pool_pre_ping=True)
+        engine = create_engine(
+            url,
+            connect_args=arguments,
+            pool_pre_ping=True,
+            execution_options={WRITER_SILENCE: f"{silence_s * 1000:.0f}ms"},
+        )
     except ModuleNotFoundError as error:
         raise MissingDriverError(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
@@ -395,9 +401,6 @@ def _postgresql_engine(
         connection.execute("SET plan_cache_mode = force_custom_plan")
         if read_only:
             connection.execute("SET default_transaction_read_only = on")
-        else:  # a frozen writer would keep its lock
-            silence_ms = round(silence_s * 1000)
-            connection.execute(f"SET idle_in_transaction_session_timeout = {silence_ms}")
         connection.commit()
 
     return engine

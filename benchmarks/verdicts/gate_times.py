@@ -5,17 +5,22 @@
     python benchmarks/verdicts/gate_times.py --kernel triton --m 1:99 --heads unchanged,one
     python benchmarks/verdicts/gate_times.py --times 200 --heads unchanged    # A/A
     python benchmarks/verdicts/gate_times.py --phases           # where each gate spent its time
+    python benchmarks/verdicts/gate_times.py --heads unchanged --processes 24 --blocks FOLDER
+    python benchmarks/verdicts/looks.py --stored FOLDER         # gates of these pairs, drawn anew
 
 The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
 (an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows, which on a GPU
-may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, and `one`: a W4A16 kernel with a
-single case is slower by 3 %, the other cases are not. Prints a line for each gate, then a row for
+may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, `queued` (slower, with work of
+its own on the GPU during base's turns), and `one`: a W4A16 kernel with a
+single case is slower by 3 %, the other cases are not. --blocks: adds the blocks of unchanged heads
+to FOLDER/noise.json.gz. Prints a line for each gate, then a row for
 each head. Exit code 1: an unchanged head was reported as a regression.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import re
 import statistics
@@ -23,12 +28,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select
+
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.tables import DecisionEvidence
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.repository.provenance import ROOT
 
@@ -38,6 +48,22 @@ PROGRAM = ("-m", "flexq_bench")
 PHASES = (str(ROOT / "benchmarks/verdicts/gate_phases.py"),)
 HEADS = "unchanged,slower-15,slower-3,wrong"
 PADDING, SIGN = "PADDING_PERCENT = 0 ", "SIGN = 1\n"
+QUEUED = """
+import torch
+from flexq_bench.measure.ab.operations import WorkerOperations
+
+timed_turn, cycles = WorkerOperations.turn, 60_000_000
+
+
+def turn(*given, **named):
+    reply = timed_turn(*given, **named)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(cycles)
+    return reply
+
+
+WorkerOperations.turn = turn
+"""
 ONE_CASE = '\n[[group]]\nkernels = ["acme.{kernel}-w4a16"]\nm = "16"\nshapes = ["{shape}"]\n'
 
 
@@ -64,6 +90,8 @@ def changed(source: str, head: str, kernel: str) -> str:
         return source + "UNUSED = 0\n"
     if head == "wrong":
         return source.replace(SIGN, "SIGN = -1\n")
+    if head == "queued":
+        return changed(source, "slower-15", kernel) + QUEUED
     if head == "one":
         label = f'"{kernel}-w4a16"'
         before, after = source.split(label)
@@ -130,10 +158,27 @@ def gate(
     return ran.returncode, took, json.loads(report.read_text())
 
 
+def keep_blocks(database: Path, folder: Path) -> None:
+    """Write the blocks of all gates of a database, as `hardware.py noise` does."""
+    rows = []
+    stored = select(DecisionEvidence.data).order_by(DecisionEvidence.decision_id)
+    with open_database(str(database), read_only=True) as opened, opened.session() as session:
+        for number, data in enumerate(session.scalars(stored)):
+            evidence = json.loads(zlib.decompress(data))
+            blocks = (evidence["comparison"][name] for name in ("base_us", "head_us", "placement"))
+            for base, head, pair in zip(*blocks, strict=True):
+                place = {"case": evidence["case"], "process": 1000 * number + pair, "placement": 0}
+                rows.append({**place, "base_us": base, "head_us": head})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "noise.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
+
+
 def line(case: dict[str, Any]) -> str:
     """Facts about a case, except where it is the same."""
-    if case["verdict"] == "same" or case["change_percent"] is None:
+    if case["verdict"] == "same":
         return ""
+    if case["change_percent"] is None:
+        return f"  {case['case']}: {case['verdict']}: {case['reason']}\n"
     low, change, high = (case[f"{name}_percent"] for name in ("low", "change", "high"))
     bounds = f"{change:+.2f} % ({low:+.2f} … {high:+.2f})"
     return f"  {case['case']}: {case['verdict']} {bounds} after {case['pairs']} pairs\n"
@@ -148,6 +193,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=2.0, help="accepted slow-down, percent")
     parser.add_argument("--times", type=int, default=1, help="gates of each head")
     parser.add_argument("--phases", action="store_true")
+    parser.add_argument("--blocks", type=Path, metavar="FOLDER")
     given, more = parser.parse_known_args()
     outcomes: dict[str, Outcomes] = {head: Outcomes() for head in given.heads.split(",")}
     with tempfile.TemporaryDirectory() as name:
@@ -156,6 +202,8 @@ def main() -> None:
         for seed in range(given.times):
             for head, found in outcomes.items():
                 code, took, report = gate(folder, head, seed, more, phases=given.phases)
+                if given.blocks and head == "unchanged":
+                    keep_blocks(folder.parent / "gates.sqlite", given.blocks)
                 found.codes[code] += 1
                 found.seconds.append(took)
                 found.pairs.append(sum(case["pairs"] for case in report["cases"]))

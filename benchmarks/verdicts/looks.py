@@ -2,10 +2,12 @@
 
 Prints the table that docs/statistics.md quotes, from fixed seeds:
     python benchmarks/verdicts/looks.py [--gates 500] [--processes 1] [--stored FOLDER,FOLDER]
+                                        [--unchanged]
 Each gate has 8 cases with a limit of 1 %. "false" counts the gates without a change that report a
 slow-down, "found" the gates that report the slow-down of their first case, "pairs" the pairs of
 processes of that case, and of all cases together ("all"). --stored: instead of simulated noise,
-blocks of commits compared with themselves (`hardware.py noise --out FOLDER`), drawn by placement.
+blocks of commits compared with themselves (`hardware.py noise --out FOLDER`, or gates of unchanged
+heads, `gate_times.py --blocks FOLDER`), drawn by placement. --unchanged: gates without a change.
 """
 
 from __future__ import annotations
@@ -123,18 +125,20 @@ def main() -> None:
     parser.add_argument("--gates", type=int, default=500)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--stored", default="", metavar="FOLDER,FOLDER")
+    parser.add_argument("--unchanged", action="store_true")
     options = parser.parse_args()
+    steps = STEPS[:1] if options.unchanged else STEPS
     of_noise = [(folder, 0.0) for folder in options.stored.split(",") if folder] or NOISE
     out = sys.stdout.write
     out("| between processes | looks | false |")
-    out("".join(f" {step:.0%} found |" for step in STEPS[1:]))
-    out("".join(f" pairs: {step:.0%} |" for step in STEPS) + " all: 0% |\n")
-    out("| --- | --- |" + " ---: |" * (2 * len(STEPS) + 1) + "\n")
+    out("".join(f" {step:.0%} found |" for step in steps[1:]))
+    out("".join(f" pairs: {step:.0%} |" for step in steps) + " all: 0% |\n")
+    out("| --- | --- |" + " ---: |" * (2 * len(steps) + 1) + "\n")
     rows = [(name, *noise) for noise in of_noise for name in RULES]
-    todo = [(*row, step, options.gates) for row in rows for step in STEPS]
+    todo = [(*row, step, options.gates) for row in rows for step in steps]
     results = in_processes(gates, todo, options.processes)
     for name, kind, sigma in rows:
-        of_steps = [next(results) for _ in STEPS]
+        of_steps = [next(results) for _ in steps]
         out(f"| {f'{kind}, σ {sigma:.1%}' if sigma else kind} | {name} |")
         out("".join(f" {share:.1%} |" for share, _, _ in of_steps))
         out("".join(f" {pairs:.1f} |" for _, pairs, _ in of_steps))

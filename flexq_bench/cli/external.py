@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,8 +15,10 @@ from flexq_bench.workloads.patterns import select
 
 if TYPE_CHECKING:
     from flexq_bench.ci.policy import Policy
+    from flexq_bench.kernels.external.sources import KernelSource
     from flexq_bench.measure.ab import JudgedProject
     from flexq_bench.measure.external_kernels import Adopted
+    from flexq_bench.measure.worker_process import WorkerProcess
     from flexq_bench.repository.project import Project, ProjectRevision
     from flexq_bench.workloads.suite import Suite
 
@@ -187,17 +189,22 @@ def use_project(
     return used
 
 
-def use_judged_project(judged: JudgedProject) -> OpenedProject:
+def use_judged_project(
+    judged: JudgedProject, loaders: Mapping[KernelSource, WorkerProcess]
+) -> OpenedProject:
     """Register the kernels of base, which its own sandbox loads, and no others.
 
-    Raises MissingResultsError if none of them loads.
+    loaders: processes that were started for it. Raises MissingResultsError if none of them loads.
     """
     from flexq_bench.measure import external_kernels
 
     base = judged.sides[0]
     external_kernels.forget()
     external_kernels.adopt(
-        judged.built[0].sources, environment=base.environment, launcher=base.launcher
+        judged.built[0].sources,
+        environment=base.environment,
+        launcher=base.launcher,
+        loaders=loaders,
     )
     base.reset(keeps_caches=False)
     used = OpenedProject(judged.project, judged.revisions[0], judged.built[0].folder)

@@ -270,6 +270,7 @@ def _input_of_judged_project(
     Both are built, and base's kernels described, in the sandboxes of the comparison.
     """
     from flexq_bench.measure.judged_places import judged_places, trees_built_in
+    from flexq_bench.measure.program import loading
     from flexq_bench.repository.project import open_project, project_notes, revision
 
     opened = open_project(folder)
@@ -280,13 +281,18 @@ def _input_of_judged_project(
     places = stack.enter_context(judged_places(project.file.variables, sandbox))
     with _importing("flexq_bench.measure.ab", "flexq_bench.ci.gate_perf"):
         built = trees_built_in(places, project, (first, second))
+        where = places["base"]
+        load = partial(
+            loading, environment=built[0].environment(where.variables), launcher=where.launcher
+        )
+        loaders = {source: stack.enter_context(load(source)) for source in built[0].sources}
     from flexq_bench.measure.ab import judged_project
 
     device = place.device_name()
     judged = stack.enter_context(
         judged_project(project, first, second, places, built, device=device)
     )
-    trusted = use_judged_project(judged)
+    trusted = use_judged_project(judged, loaders)
     notes = project_notes(project, first.checkout, second.checkout)
     rules = _policy_of(trusted, policy)
     return _GateInput(

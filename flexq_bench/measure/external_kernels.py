@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flexq_bench.kernels import registry
@@ -26,7 +26,7 @@ from flexq_bench.kernels.external.sources import KernelSource, top_of_package
 from flexq_bench.kernels.runtime.files import cache_folder
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
 from flexq_bench.measure.own_quantization import plain_description
-from flexq_bench.measure.program import program_root
+from flexq_bench.measure.program import LOAD_TIMEOUT_S, LOADER, loading, program_root
 from flexq_bench.measure.sandbox import Sandbox, available_kind
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.worker_messages import printable
@@ -34,8 +34,6 @@ from flexq_bench.measure.worker_process import RefusedError, WorkerError, Worker
 from flexq_bench.workloads.errors import WorkloadError
 
 _TRITON_CACHE = Path(".triton", "cache")  # in a home
-LOADER = (sys.executable, "-m", "flexq_bench.measure.external_loader")
-LOAD_TIMEOUT_S = 180.0  # for the import of a file, which may build an extension
 OPTION = "--kernels-from"
 _MAX_SHOWN_CHARS = 80  # characters of a file's output
 
@@ -77,12 +75,14 @@ def adopt(
     *,
     environment: Mapping[str, str] | None = None,
     launcher: Launcher | None = None,
+    loaders: Mapping[KernelSource, WorkerProcess] = MappingProxyType({}),
 ) -> Adopted:
     """Register the kernels of sources.
 
     A source that can't be loaded, or has a kernel of an earlier one, is among the failures; the
     others are registered. environment: of the processes that run them; None: ours. launcher: starts
-    those that describe them; None: each as a fresh process in a sandbox of its own.
+    those that describe them; None: each as a fresh process in a sandbox of its own. loaders: those
+    of them that were started before.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
@@ -90,7 +90,8 @@ def adopt(
     for source in sources:
         try:
             starts = launcher or FreshProcesses(sandbox_of([source], environment).wrap)
-            kernels = described(source, environment=environment, launcher=starts)
+            begun = loaders.get(source)
+            kernels = described(source, environment=environment, launcher=starts, loader=begun)
             refuse_taken(kernels, source, owners)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
@@ -206,24 +207,19 @@ def described(
     timeout_s: float = LOAD_TIMEOUT_S,
     environment: Mapping[str, str] | None = None,
     launcher: Launcher | None = None,
+    loader: WorkerProcess | None = None,
 ) -> tuple[DescribedKernel, ...]:
     """The kernels of a source as another process describes them.
 
-    environment, launcher: of that process; see WorkerProcess. Raises RefusedError or WorkerError
-    with one line: the source does not import, ends its process, has no kernel, or takes longer than
-    timeout_s.
+    environment, launcher: of that process; see WorkerProcess. loader: the process, if it was
+    started before. Raises RefusedError or WorkerError with one line: the source does not import,
+    ends its process, has no kernel, or takes longer than timeout_s.
     """
-    name = Path(source.place).name if source.is_file else source.place
-    loader = WorkerProcess(
-        name,
-        program_root(),
-        LOADER,
-        timeout_s=timeout_s,
-        environment=environment,
-        launcher=launcher,
-    )
+    if loader is None:
+        loader = loading(source, timeout_s=timeout_s, environment=environment, launcher=launcher)
+    name = loader.name
     with loader:
-        reply = loader.ask("load", source=source.argument)
+        reply = loader.receive()
     printed = " ".join(str(reply["printed"]).split())
     if printed:
         log.warning(

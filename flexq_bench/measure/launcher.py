@@ -303,7 +303,8 @@ class ForkedProcess:
     def signal_group(self, number: int) -> None:
         if number == signal.SIGKILL and self._killed_at is None:
             self._killed_at = time.monotonic() + _END_S
-            if self._pid is None and not self._read(0.0):
+            is_begun = self._pid is not None or self.returncode is not None
+            if not is_begun and not self._read(0.0):
                 # The process that the server may still create ends when it finds no reader.
                 self._end(-signal.SIGKILL, "it was ended before it started")
         with suppress(ProcessLookupError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 VERSION = 1
@@ -23,6 +24,11 @@ JUDGED_VERSION = 5
 _COMMAND = re.compile(r"(?<!\S)::|##(?=\w*\[)")
 
 
+_MOST_CHARS = 4000  # of a text in a reply; errors have fewer
+_MOST_VALUES = 100  # of a configuration
+_LARGEST = 1e18  # of any number: neither times, bytes, clocks nor versions are larger
+
+
 def printable(text: str) -> str:
     """External text for a terminal or a report: no control characters, on one line."""
     return without_commands("".join(sign if sign.isprintable() else " " for sign in text))
@@ -31,6 +37,48 @@ def printable(text: str) -> str:
 def without_commands(text: str) -> str:
     """Escape what services that run jobs take for commands when they read a log."""
     return _COMMAND.sub(lambda match: f"\\x{ord(match[0][0]):x}{match[0][1]}", text)
+
+
+def odd_value(reply: Mapping[str, Any]) -> str:
+    """The name of a value that no worker gives unless external code does; empty: there is none.
+
+    Whoever reads a reply relies on the types of these.
+    """
+    return next((name for name in _USUAL if name in reply and not _USUAL[name](reply[name])), "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not abs(value) > _LARGEST
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_CHARS
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or _is_number(value) or _is_text(value)
+
+
+def _is_config(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= _MOST_VALUES
+        and all(_is_text(name) and _is_plain(of) for name, of in value.items())
+    )
+
+
+def _are_samples(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
+
+
+_USUAL: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("root", "wrong"), _is_text),
+    **dict.fromkeys(("version", "needed", "free", "copies", "launches"), _is_number),
+    "binary": lambda value: value is None or _is_text(value),
+    **dict.fromkeys(("mhz", "trim"), lambda value: value is None or _is_number(value)),
+    "config": _is_config,
+    "samples_us": _are_samples,
+}
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
-from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
+from flexq_bench.measure.worker_messages import VERSION, decode, encode, odd_value, printable
 from flexq_bench.repository.descendants import (
     continue_stopped,
     end_marked,
@@ -218,6 +218,9 @@ class WorkerProcess:
         """
         answer = self._answer()
         if isinstance(answer.get("reply"), dict):
+            odd = odd_value(answer["reply"])
+            if odd:
+                raise WorkerError(f"{self.name} gave a reply with an odd {odd!r}")
             return _Reply(self.name, answer["reply"])
         error = printable(str(answer.get("error", "an answer without a reply")))
         if answer.get("refused"):

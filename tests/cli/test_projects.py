@@ -7,6 +7,9 @@ everything else runs as usual. The slow tests below run the kernels.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.outbox import events_to_address
 from flexq_bench.measure.external_loader import Loader
 from flexq_bench.measure.machine_code import projects
+from flexq_bench.measure.sandbox import KINDS, obstacle
 
 
 @pytest.fixture(scope="module")
@@ -357,3 +361,42 @@ def test_gate_judges_wrong_head_by_project_file_of_base(cli, acme, tmp_path):
     wrong = [finding for finding in findings if finding["outcome"] == "regression"]
     assert [finding["case"] for finding in wrong] == [CASE]  # the other kernel has no SIGN
     assert {finding["owner"] for finding in findings} == {"acme-kernels"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(all(map(obstacle, KINDS)), reason="a gate needs a sandbox")
+def test_gate_runs_nothing_of_a_checkout_outside_its_sandbox(tmp_path, git):
+    """What Python, git, pip or a shell would run of the folder that they are called in."""
+    acme, marks = Path(made_repository(tmp_path / "acme", (100, 50))), tmp_path / "marks"
+    marks.mkdir()
+    git(acme, "checkout", "-q", "-b", "evil", "slower~1")
+    for name in ("sitecustomize", "usercustomize", "conftest", "setup", "pip", "git", "readline"):
+        path = str(marks / name)
+        mark = f"try:\n    open({path!r}, 'w').close()\nexcept OSError:\n    pass\n"
+        (acme / f"{name}.py").write_text(mark)
+    for name in ("git", "python", "sh", "nvcc", "gcc", "bwrap"):
+        (acme / name).write_text(f"#!/bin/sh\n: > {marks / name}\n")
+        (acme / name).chmod(0o755)
+    (acme / "evil.pth").write_text("import sitecustomize\n")
+    (acme / "evil-1.dist-info").mkdir()
+    (acme / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+    (acme / ".gitattributes").write_text("* filter=evil diff=evil export-subst\n")
+    with (acme / "kernels" / "torch_kernels.py").open("a") as source:
+        source.write("UNUSED = 0\n")
+    git(acme, "add", "--all", "--force")
+    git(acme, "commit", "-q", "-m", "evil")
+
+    program = Path(sys.executable).with_name("flexq-bench")
+    refs = ("--base", "slower~1", "--head", "evil", "--project", ".")
+    ran = subprocess.run(
+        [program, "gate", "perf", *refs, "--device", "cpu", "--budget", "1s"],
+        cwd=acme,
+        env={**os.environ, "FLEXQ_BENCH_DB": str(tmp_path / "gates.sqlite")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ran.returncode == 3, ran.stderr
+    assert "the budget of 1 s ended" in " ".join(ran.stdout.split())
+    assert not list(marks.iterdir())

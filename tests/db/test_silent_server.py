@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 from sqlalchemy import text
@@ -63,6 +64,14 @@ def test_frozen_writer_loses_its_lock(url, build):
 
         with pytest.raises(BusyError):
             freeze()
+
+
+def test_without_the_lock_a_writer_may_think(url):
+    """As a command that reads, computes for minutes, and reads again."""
+    with open_database(url, silence_s=0.1) as database, database.session() as session:
+        session.scalar(text("SELECT 1"))
+        time.sleep(0.3)
+        assert session.scalar(text("SELECT 1")) == 1
 
 
 def test_slow_server_is_waited_for(url):

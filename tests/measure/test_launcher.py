@@ -263,6 +263,15 @@ def test_process_is_killed_before_its_server_is_ready(processes):
     assert not (processes.folder / "written").exists()
 
 
+def test_process_that_its_server_never_started_can_be_killed(processes):
+    with ForkServer() as server:
+        process = processes.start(server, "-m", "any")
+        os.kill(server._server.pid, signal.SIGKILL)
+
+        assert process.wait(20.0) == -signal.SIGKILL
+        process.signal_group(signal.SIGKILL)
+
+
 def test_death_of_server_ends_its_processes_until_next_start(processes, eventually):
     processes.write("waits", "print('.', flush=True); input()")
     with ForkServer() as server:

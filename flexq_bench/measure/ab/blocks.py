@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +13,11 @@ from flexq_bench.measure.judged_kernel import Worker
 from flexq_bench.measure.sampling import location
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
+
+# Base may be slower beside head by this much. It is as much as head's clock may be off.
+MAX_SLOWED = 0.05
+MOST_ALONE = 16  # processes of base in which nothing of head runs
+_MAX_CHANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,7 @@ class CasePair:
     sources; head then uses base's configuration, because a choice of its own would only add noise.
     base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
     None: it did not run there, or not to the end. same_code: True if this process found the same
-    code in both commits.
+    code in both commits. alone_us: base's times where nothing of head ran, one of each process.
     """
 
     base: CaseSide
@@ -180,6 +186,7 @@ class CasePair:
     base_is_wrong: bool | None = None
     same_code: bool = False
     failure: str = ""  # why it could not be measured
+    alone_us: list[float] = field(default_factory=list)
 
     @property
     def problem(self) -> str:
@@ -193,6 +200,29 @@ class CasePair:
     def is_corrected(self) -> bool:
         """True if head's result is right where base's is wrong."""
         return bool(self.base_is_wrong) and not self.problem
+
+    @property
+    def is_slowed(self) -> bool | None:
+        """True if base is slower beside head than alone; None: it must run alone once more.
+
+        Processes of a kernel with two speeds are slow by chance: if as many of both kinds had been
+        drawn from all, the slow ones would all be beside head with this small probability.
+        """
+        if not self.alone_us:
+            return None
+        times: dict[int, list[float]] = {}
+        for block in self.blocks:
+            times.setdefault(block.process, []).append(block.base_us)
+        limit = (1 + MAX_SLOWED) * min(self.alone_us)
+        beside, alone = len(times), len(self.alone_us)
+        slow = sum(statistics.fmean(found) > limit for found in times.values())
+
+        def chance(alone: int) -> float:
+            return math.comb(beside, slow) / math.comb(beside + alone, slow)
+
+        if max(self.alone_us) > limit or chance(MOST_ALONE) > _MAX_CHANCE:
+            return False
+        return True if chance(alone) <= _MAX_CHANCE else None
 
 
 Sides = Sequence[tuple[CaseSide, Worker]]
@@ -266,20 +296,24 @@ def check_results(sides: Sides) -> None:
         )
 
 
-def run_alone(side: CaseSide, worker: Worker, *, placements: int, blocks: int) -> None:
-    """Run as many turns of one side as beside another, until a result is wrong.
+def run_alone(
+    side: CaseSide, worker: Worker, *, placements: int, blocks: int, is_brief: bool = False
+) -> list[float]:
+    """Run as many turns of one side as beside another, until a result is wrong; return their times.
 
-    Raises as measure_blocks.
+    is_brief: only to time it, in a worker that can do what measure_blocks asks for. Raises as
+    measure_blocks.
     """
+    times: list[float] = []
     with _released([(side, worker)]):
-        _prepare([(side, worker)], None)
+        _prepare([(side, worker)], None, check=not is_brief, shares=is_brief)
         for placement in range(placements):
             if side.wrong:
-                return
+                break
             _place([(side, worker)], placement)
-            for _ in range(2 * blocks):
-                side.sample(worker)
+            times += [side.sample(worker).time_us for _ in range(2 * blocks)]
             _leave([(side, worker)])
+    return times
 
 
 def _prepare(

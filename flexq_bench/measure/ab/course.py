@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from flexq_bench.measure.ab.blocks import (
+    MAX_SLOWED,
+    MOST_ALONE,
     Block,
     CasePair,
     check_results,
@@ -209,6 +212,40 @@ class _Course:
             ]
             while doubted and not lane.experiment.one_process:
                 doubted = self._bases_alone(lane.experiment, doubted)
+            if lane.experiment.controls_base:
+                self._control(lane.experiment, open_pairs)
+
+    def _control(self, experiment: ABExperiment, pairs: Sequence[CasePair]) -> None:
+        """Measure bases where nothing of head runs, before their cases end as not slower.
+
+        Head can't run beside base, but what it queued on a device can, and slow base down. Where
+        processes have two speeds, some of base's may be slower by chance: as many run alone as make
+        that unlikely.
+        """
+        ending = [pair for pair in pairs if self._ends_unless_slower(pair)]
+        for count in range(1, MOST_ALONE + 1):
+            if not ending or self._wrong:
+                break
+            self._bases_alone(experiment, ending, is_brief=True)
+            for pair in ending:
+                if len(pair.alone_us) < count:
+                    pair.failure = f"{experiment.base.short_name} could not be measured alone"
+                elif pair.is_slowed:
+                    pair.failure = (
+                        f"{experiment.base.short_name} is faster by more than {MAX_SLOWED:.0%} "
+                        f"where nothing of {experiment.head.short_name} runs: no times are believed"
+                    )
+                if pair.failure:
+                    pair.blocks.clear()
+            ending = [pair for pair in ending if not pair.problem and pair.is_slowed is None]
+
+    def _ends_unless_slower(self, pair: CasePair) -> bool:
+        """Return True if a case needs no more pairs of processes, and is not slower."""
+        if pair.problem or pair.alone_us:
+            return False
+        result = self._lane_of[id(pair)].experiment.result(pair)
+        verdict = result.confirmation.verdict
+        return verdict not in (Verdict.SLOWER, Verdict.NO_DATA) and self._rules.is_enough(result)
 
     def _affordable(self, pairs: Sequence[CasePair], rounds: int) -> list[CasePair]:
         """The first of these cases: as many as the budget allows to be in so many more pairs."""
@@ -271,14 +308,16 @@ class _Course:
         return ()
 
     def _bases_alone(
-        self, experiment: ABExperiment, pairs: Sequence[CasePair]
+        self, experiment: ABExperiment, pairs: Sequence[CasePair], *, is_brief: bool = False
     ) -> Sequence[CasePair]:
-        """Run bases in a process beside which nothing of head runs; note which are wrong there.
+        """Run bases in a process beside which nothing of head runs; note their times, and which are
+        wrong there.
 
-        Return the remaining cases if the process broke.
+        is_brief: one placement is enough. Return the remaining cases if the process broke.
         """
         rules = self._rules
-        placements = rules.processes * rules.placements
+        placements = 1 if is_brief else rules.processes * rules.placements
+        run = partial(run_alone, placements=placements, blocks=rules.blocks, is_brief=is_brief)
         with ExitStack() as stack:
             worker = experiment.worker(stack, experiment.base)
             worker.request_identity()
@@ -287,12 +326,15 @@ class _Course:
                 side = experiment.pair(pair.base.case, pair.head.case).base
                 side.config = pair.base.config
                 try:
-                    run_alone(side, worker, placements=placements, blocks=rules.blocks)
+                    times = run(side, worker)
                 except RefusedError:
                     continue
                 except WorkerError:
                     return pairs[position + 1 :]
-                pair.base_is_wrong = side.wrong != ""
+                if pair.base.wrong:
+                    pair.base_is_wrong = side.wrong != ""
+                if times:
+                    pair.alone_us.append(statistics.fmean(times))
             worker.finish()
         return ()
 

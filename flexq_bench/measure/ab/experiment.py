@@ -93,7 +93,8 @@ class ABExperiment:
     comes, on_progress with the state of the whole comparison. pair: creates the CasePair that
     measures a pair of cases, base's and head's. starts_ahead: the next pair of workers starts while
     one measures; None: where that does not disturb it. False for code that is not trusted: it could
-    run while the other side is measured.
+    run while the other side is measured. controls_base: before a case ends as not slower, base is
+    measured where nothing of head runs, too.
     """
 
     base: Side
@@ -108,6 +109,7 @@ class ABExperiment:
     on_progress: OnProgress | None = None
     pair: Callable[[Case, Case], CasePair] = trusted_pair
     starts_ahead: bool | None = None
+    controls_base: bool = False
 
     def start(self, stack: ExitStack) -> Workers:
         """Start a pair of workers, which the stack ends. Raises as `identities`."""

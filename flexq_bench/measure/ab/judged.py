@@ -15,7 +15,7 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Identity, Options, S
 from flexq_bench.measure.ab.judged_sides import judged_pair, judging_device
 from flexq_bench.measure.ab.judged_tree import judged_tree
 from flexq_bench.measure.ab.revisions import resolve_pair
-from flexq_bench.measure.ab.same_code import same_code, without_measurement
+from flexq_bench.measure.ab.same_code import compare_briefly, same_code, without_measurement
 from flexq_bench.measure.ab.tree_bytecode import add_bytecode
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.ab.worker_command import worker_command
@@ -100,11 +100,14 @@ def compare_judged(
             _JudgedExperiment, **options, starts_ahead=False, repository=repository
         )
         pair = partial(judged_pair, judge=judge, believes_binary=runs_code_of_base, same=same)
+        judging = experiment(*sides, pair=pair, controls_base=not is_cpu)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        yield from compare_cases(
-            [(experiment(*sides, pair=pair), kernels), (experiment(sides[0], steady), probes)]
-        )
+        equal = [pair for pair in kernels if pair[0] in same]
+        settled = {result.case: result for result in compare_briefly([(judging, equal)])}
+        yield from settled.values()
+        kernels = [pair for pair in kernels if pair[0] not in settled]
+        yield from compare_cases([(judging, kernels), (experiment(sides[0], steady), probes)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, Options, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair, judging_device
 from flexq_bench.measure.ab.rules import InterleaveRules
-from flexq_bench.measure.ab.same_code import is_same_project, without_measurement
+from flexq_bench.measure.ab.same_code import compare_briefly, is_same_project, without_measurement
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device import find_device
@@ -101,13 +101,20 @@ class JudgedProject:
         unmeasured = without_measurement(same, base.commit.sha, head.commit.sha)
         yield from unmeasured.values()
         kernels = [case for case in kernels if case not in unmeasured]
+        controls = self.judge.device.type != "cpu"
+        experiment = partial(
+            ABExperiment, **options, pair=pair, starts_ahead=False, controls_base=controls
+        )
+        groups = [
+            (experiment(*matched), [(case, case) for case in group])
+            for matched, group in _by_source(*self.sides, kernels)
+        ]
+        settled = {result.case: result for result in compare_briefly(groups if same else ())}
+        yield from settled.values()
         yield from compare_cases(
             [
-                (
-                    ABExperiment(*matched, **options, pair=pair, starts_ahead=False),
-                    [(case, case) for case in group],
-                )
-                for matched, group in _by_source(*self.sides, kernels)
+                (of_source, [pair for pair in pairs if pair[0] not in settled])
+                for of_source, pairs in groups
             ]
         )
 

@@ -10,20 +10,24 @@ from __future__ import annotations
 import ast
 import random
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from flexq_bench.kernels.runtime.sources import included_files
+from flexq_bench.measure.ab.course import CasesOfBoth, compare_cases
+from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.machine_code.revision_builds import open_revision
 from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.worktrees import worktree
 from flexq_bench.stats.baseline import BASELINE
-from flexq_bench.verdicts import CaseComparison, Comparison, confirm
+from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
+from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.probes import calibrates
+from flexq_bench.workloads.probes import calibrates, is_probe
 
 _MEASURED_SHARE = 0.1  # of the cases with the same code
 _DEVICE_CODE = ("kernels", "csrc")
@@ -43,19 +47,45 @@ _CUDA_TOKEN = re.compile(
 
 
 def without_measurement(same: Collection[Case], base: str, head: str) -> dict[Case, CaseComparison]:
-    """Results of cases with the same code, but for a random tenth, which is to be measured.
+    """Results of cases with the same code, but for a random tenth of the kernels', which is to be
+    measured.
 
     base, head: commits, which also seed the draw.
     """
     ordered = sorted(same, key=lambda case: case.key)
     draw = random.Random(f"{base} {head}")
-    measured = {case for case in ordered if draw.random() < _MEASURED_SHARE}
+    kernels = [case for case in ordered if not is_probe(case.kernel)]
+    measured = {case for case in kernels if draw.random() < _MEASURED_SHARE}
     comparison = Comparison((), (), (), same_code=True)
     return {
         case: CaseComparison(case, base, head, comparison, confirm(comparison))
         for case in ordered
         if case not in measured
     }
+
+
+def compare_briefly(
+    experiments: Iterable[tuple[ABExperiment, CasesOfBoth]],
+) -> Iterator[CaseComparison]:
+    """Compare cases with the same code in one pair of processes; yield those that are the same.
+
+    The others are to be compared as any case: processes may differ by chance.
+    """
+    brief = [
+        (
+            replace(
+                experiment,
+                rules=replace(experiment.rules, processes=1, placements=FEWEST_PLACEMENTS, looks=1),
+                controls_base=False,
+                on_result=None,
+            ),
+            pairs,
+        )
+        for experiment, pairs in experiments
+    ]
+    for result in compare_cases(brief):
+        if result.confirmation.verdict is Verdict.SAME:
+            yield result
 
 
 def same_code(

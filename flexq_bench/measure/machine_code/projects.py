@@ -13,7 +13,6 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
-from flexq_bench.measure.external_kernels import LOAD_TIMEOUT_S, LOADER
 from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
@@ -26,7 +25,7 @@ from flexq_bench.measure.machine_code.revision_builds import (
     ListedBuild,
     read_code,
 )
-from flexq_bench.measure.program import program_root
+from flexq_bench.measure.program import LOAD_TIMEOUT_S, LOADER, program_root
 from flexq_bench.measure.sandbox import Kind, available_kind, building
 from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
 from flexq_bench.repository.project import Project, ProjectRevision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from flexq_bench.measure import worker_process
 from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.worker_messages import odd_value
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 
 
@@ -118,9 +120,10 @@ def test_reply_written_before_its_request_is_refused(a_tree):
         ("b'[' * 10**5", "answered 'turn' with"),
         ('b\'{"id": %d, "reply": 7}\' % number', "an answer without a reply"),
         ('b\'{"id": %d, "reply": {}}\' % number', "a reply without 'samples_us'"),
+        ('b\'{"id": %d, "reply": {"samples_us": 7}}\' % number', "an odd 'samples_us'"),
         ("b'x' * 3000", "answered 'turn' without an end"),
     ],
-    ids=["deep", "no reply", "empty", "endless"],
+    ids=["deep", "no reply", "empty", "odd", "endless"],
 )
 def test_bad_reply_is_the_worker_s_error(a_tree, monkeypatch, reply, said):
     if "end" in said:
@@ -138,6 +141,22 @@ def test_bad_reply_is_the_worker_s_error(a_tree, monkeypatch, reply, said):
         pytest.raises(WorkerError, match=f"head.*{said}"),
     ):
         worker.ask("turn")["samples_us"]
+
+
+def test_odd_values_of_a_reply_are_found():
+    usual = {"wrong": "", "config": {"tile": 8, "kind": "a"}, "binary": None, "mhz": None}
+    odd: dict[str, tuple[object, ...]] = {
+        "root": (None, 7, [], "x" * 5000),
+        "needed": (None, "", {}, 10**400, -math.inf),
+        "config": (True, "x", [1], {"a": [{}]}, {"a": "x" * 5000}),
+        "binary": (7, "x" * 5000),
+        "samples_us": (None, 7, [], {}, "xyz", ["1.0"], [1e300]),
+        "mhz": ("", [], 1e308),
+    }
+
+    assert odd_value(usual) == ""
+    for name, values in odd.items():
+        assert [odd_value({**usual, name: value}) for value in values] == [name] * len(values)
 
 
 def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path, eventually):

@@ -9,7 +9,7 @@ import pytest
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
-from flexq_bench.measure.ab.blocks import measure_blocks
+from flexq_bench.measure.ab.blocks import Block, SampleBatch, measure_blocks
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, trusted_pair
 from flexq_bench.measure.worker_process import WorkerError
@@ -167,6 +167,49 @@ def test_head_that_corrects_base_is_not_timed(compared, when):
     assert found.detail == f"{CORRECTED}; base: not bit-exact"
     assert not found.comparison.base_correct
     assert len(found.comparison.head_us) == 10  # its results are checked as many times as ever
+
+
+@pytest.mark.parametrize(
+    ("alone", "is_slowed"),
+    [
+        ([100], False),
+        ([90], None),
+        ([90, 100], False),
+        ([90] * 7, None),
+        ([90] * 8, True),
+        ([96] * 8, False),
+    ],
+    ids=["equal", "unknown", "two speeds", "by chance", "slowed", "a little"],
+)
+def test_base_is_slowed_if_it_is_always_faster_alone(alone, is_slowed):
+    pair = trusted_pair(CASE, CASE)
+    batch = SampleBatch((100.0,), None, True)
+    pair.blocks = [Block(process, 0, (batch, batch), (batch, batch)) for process in range(5)]
+    pair.alone_us = alone
+
+    assert pair.is_slowed is is_slowed
+
+
+def test_base_slowed_by_head_is_not_believed(a_tree, command):
+    """Head is as slow as base beside it."""
+    base = a_tree("base", offsets=[0.1] * RULES.processes + [0.0] * 16)
+    head = a_tree("head", us=100 * math.exp(0.1))
+    experiment = ABExperiment(base, head, RULES, "cpu", command=command, controls_base=True)
+
+    (found,) = compare_cases([(experiment, [(CASE, CASE)])])
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert "faster by more than 5% where nothing of head runs" in found.detail
+
+
+def test_slower_case_needs_no_run_of_base_alone(a_tree, command):
+    base, head = a_tree("base"), a_tree("head", us=110)
+    experiment = ABExperiment(base, head, RULES, "cpu", command=command, controls_base=True)
+
+    (found,) = compare_cases([(experiment, [(CASE, CASE)])])
+
+    assert found.confirmation.verdict is Verdict.SLOWER
+    assert len((base.tree / "starts").read_text()) == RULES.processes
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,18 @@ import shutil
 import pytest
 
 from flexq_bench.measure.ab import compare_judged
+from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.judged_tree import judged_tree
-from flexq_bench.measure.ab.same_code import is_same_project, same_code, without_measurement
+from flexq_bench.measure.ab.same_code import (
+    compare_briefly,
+    is_same_project,
+    same_code,
+    without_measurement,
+)
 from flexq_bench.repository.project import FILE, open_project, revision
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
-from tests.measure.ab.conftest import ROOT, RULES
+from tests.measure.ab.conftest import CASE, ROOT, RULES
 
 LAUNCHER = '''"""Launches a kernel."""
 
@@ -188,3 +194,20 @@ def test_project_is_the_same_if_only_texts_and_comments_changed(tmp_path, git, p
     commits = (revision(project, name) for name in ("HEAD~1", "HEAD"))
 
     assert is_same_project(project, *commits) is is_same
+
+
+@pytest.mark.parametrize(("us", "labels"), [(100, [CASE.label]), (105, [])], ids=["same", "slower"])
+def test_the_same_code_is_measured_in_one_pair_of_processes(a_tree, command, us, labels):
+    base, head = a_tree("base"), a_tree("head", us=us)
+    experiment = ABExperiment(base, head, device="cpu", command=command)
+
+    found = list(compare_briefly([(experiment, [(CASE, CASE)])]))
+
+    assert [result.case.label for result in found] == labels
+    assert (base.tree / "starts").read_text() == "x"
+
+
+def test_probes_of_the_same_code_are_not_measured():
+    probes = [Case.from_key(f"read-6 gemm cold m1n{64 * n}k64") for n in range(1, 100)]
+
+    assert without_measurement(probes, "a" * 40, "b" * 40).keys() == set(probes)
