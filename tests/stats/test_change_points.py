@@ -100,7 +100,7 @@ def test_large_step_stays_at_every_look() -> None:
     assert abs(looks[0][0] - 60) <= 1
 
 
-@pytest.mark.parametrize(("chance", "most"), [(0.1, 9), (0.2, 3)])
+@pytest.mark.parametrize(("chance", "most"), [(0.1, 4), (0.2, 2)])
 def test_series_that_switches_often_is_slower_at_few_looks(chance: float, most: int) -> None:
     slower = 0
     for seed in range(40):
@@ -114,7 +114,7 @@ def test_series_that_switches_often_is_slower_at_few_looks(chance: float, most: 
             follower.see(seen)
             reported += [level.effect for level in follower.levels if level.is_reported]
         slower += any(effect > 0 for effect in reported)
-    assert slower <= most  # 2 are wanted: docs/statistics.md has the rates and their price
+    assert slower <= most  # one in twenty is wanted: docs/statistics.md has the rates
 
 
 def test_noise_alone_has_no_step() -> None:
@@ -141,13 +141,13 @@ def test_early_step_waits_until_its_levels_lasted() -> None:
     assert not young.steps
     assert young.waiting is not None
     assert young.waiting.index == 12
-    assert _indices(values[:18]) == _indices(values) == [12]
+    assert _indices(values) == [12]
 
 
 def test_return_after_a_short_visit_is_reported_later() -> None:
-    values = _noisy([(20, 100.0), (10, 110.0), (90, 100.0)], 0.005, 7)
-    assert _indices(values[:50]) == [20]
-    assert _indices(values) == [20, 30]
+    values = _noisy([(30, 100.0), (10, 110.0), (90, 100.0)], 0.005, 7)
+    assert _indices(values[:60]) == [30]
+    assert _indices(values) == [30, 40]
 
 
 def test_series_needs_one_dimension_and_a_device_per_value() -> None:
