@@ -251,7 +251,7 @@ def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str
         points = history_of(session, series_id)
         shas = [point.commit for point in points]
         found = find_change_points([Point(one.median_us, one.device) for one in points])
-        known = [(w.change.index, w.change.before, w.change.after) for w in found.waiting]
+        known = [(one.index, one.before, one.after) for one in found.with_waiting[-1:]]
         for one in stored.get(series_id, [])[-1:]:
             if one.commit in shas[1:]:  # of this epoch
                 known.append((shas.index(one.commit), one.before, one.after))

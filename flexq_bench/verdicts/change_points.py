@@ -100,6 +100,11 @@ class ChangePoints:
     waiting: tuple[Waiting, ...]
     model: LevelModel
 
+    @property
+    def with_waiting(self) -> tuple[Change, ...]:
+        """The steps and, after them, the changes that wait: what a reader of a plot sees."""
+        return (*self.steps, *(one.change for one in self.waiting))
+
 
 def find_change_points(
     points: Sequence[Point],
