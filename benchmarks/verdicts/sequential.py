@@ -55,6 +55,7 @@ RULES: dict[str, dict[str, float]] = {
     "visits count": {"SPIKE_SIGMAS": np.inf},
     "share of the range": {"_LEAST_SHARE": 0.0},
     "share of a larger step": {"_LEAST_LATER": 0.0},
+    "waiting and both shares": {"LARGE": 0.0, "_LEAST_SHARE": 0.0, "_LEAST_LATER": 0.0},
     "most counted": {"_MOST_COUNTED": np.inf},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
