@@ -122,7 +122,8 @@ def _revise_one(
         place = places.get(known.commit)
         if place is None or known.retracted is not None:
             continue
-        if all(abs(step.index - place) > REACH for step in located):
+        # A change that an earlier version reported may wait today.
+        if all(abs(change.index - place) > REACH for change in judged.found.with_waiting):
             reason = judged.reason_without(place, known.before, known.after)
             retract_change_point(session, known.id, reason, at)
     new = []

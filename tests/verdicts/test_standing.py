@@ -16,6 +16,7 @@ from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.external.records import Origin, external_records
 from flexq_bench.exchange.external.result import ExternalResult, Reading
+from flexq_bench.stats import follower
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -86,6 +87,15 @@ def test_second_visit_says_that_its_level_is_earlier(session, feed):
 def test_lasting_change_keeps_its_alert(session, feed):
     feed([*noisy(100, 30), *noisy(110, 6)])
     assert feed(noisy(110, 30, seed=1)) == []
+    assert alert_of(session).state == "new"
+
+
+def test_change_that_an_earlier_version_reported_stays(session, feed, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(follower, "SETTLED", 18)
+        feed([*noisy(100, 20), *noisy(110, 6)])
+
+    assert feed(noisy(110, 1, seed=1)) == []
     assert alert_of(session).state == "new"
 
 
