@@ -39,6 +39,7 @@ from flexq_bench.repository.worktrees import resolve_revision, worktree
 from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts.alert_rule import DETECTOR
+from flexq_bench.verdicts.change_points import Point, find_change_points
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.verdicts.standing import history_of
 from flexq_bench.workloads.case import Case
@@ -319,20 +320,29 @@ def confirm_changes(
 
 
 def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str], list[Case]]:
-    """Return cases of a run by the two commits around their last change, if it has no verdict."""
+    """Return cases of a run by the two commits around their last change, if it has no verdict.
+
+    Also of changes that wait, since a comparison decides those.
+    """
     results = queries.run_results(session, run)
     rows = {row.series_id: row for row in results if not is_probe(row.kernel)}
+    stored = queries.change_points_by_series(session, list(rows))
     changes = []
-    for series_id, points in queries.change_points_by_series(session, list(rows)).items():
-        shas = [point.commit for point in history_of(session, series_id)]
-        head = points[-1].commit
-        if head not in shas[1:]:
-            continue  # of an earlier epoch
-        base = shas[shas.index(head) - 1]
+    for series_id, row in rows.items():
+        points = history_of(session, series_id)
+        shas = [point.commit for point in points]
+        found = find_change_points([Point(one.median_us, one.device) for one in points])
+        known = [(one.index, one.before, one.after) for one in found.with_waiting[-1:]]
+        for one in stored.get(series_id, [])[-1:]:
+            if one.commit in shas[1:]:  # of this epoch
+                known.append((shas.index(one.commit), one.before, one.after))
+        if not known:
+            continue
+        place, before, after = max(known)
+        base, head = shas[place - 1], shas[place]
         decided = queries.decisions_between(session, base, head).get(series_id)
         if decided is None or decided.detector != DETECTOR:
-            size = abs(math.log(points[-1].after / points[-1].before))
-            changes.append((size, base, head, rows[series_id]))
+            changes.append((abs(math.log(after / before)), base, head, row))
     pairs: dict[tuple[str, str], list[Case]] = defaultdict(list)
     for _, base, head, row in sorted(changes, key=lambda one: one[:3], reverse=True)[:budget]:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)

@@ -92,7 +92,16 @@ def suspects_of(
         and row.regime != "sustained"
         and row.kernel != EMPTY_KERNEL
     ]
-    histories = queries.timed_histories(session, {row.series_id for row in rows}, branch=branch)
+    alerts = queries.alerts(session, states=OPEN_STATES)
+    release, order, head = _last_release(session, commit)
+    goods = [one.good for one in alerts if one.good and one.good.project == commit.project]
+    # the oldest commit whose level counts
+    until = min(
+        (at for at in (order, head, *(one.topo_order for one in goods)) if at), default=None
+    )
+    histories = queries.timed_histories(
+        session, {row.series_id for row in rows}, until=until, branch=branch
+    )
     for row in rows:
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
@@ -100,7 +109,6 @@ def suspects_of(
         for latest in [point for point in points if point.commit == commit.sha][-1:]:
             earlier = [p for p in points if p is not latest and p.epoch == latest.epoch]
             measured.append(Suspect(row.series_id, case, latest, earlier))
-    alerts = queries.alerts(session, states=OPEN_STATES)
     outliers, measured = _outliers(session, measured, waiting or {})
     perhaps_fixed = _perhaps_fixed(measured, alerts)
     # They are compared with the last good commit instead.
@@ -108,7 +116,7 @@ def suspects_of(
     return Suspects(
         cases,
         [suspect for suspect in outliers if suspect.series not in back],
-        _crept(session, measured, alerts, commit),
+        _crept(session, measured, alerts, release, order, head),
         perhaps_fixed,
         frozenset(series for alert in alerts for series in alert.series),
         histories,
@@ -209,19 +217,29 @@ def _outliers(
     return outliers, judged
 
 
-def _crept(
-    session: Session, measured: Sequence[Suspect], alerts: Sequence[AlertRow], commit: CommitInfo
-) -> list[tuple[str, Suspect]]:
-    """Return series that are slower than at the previous release, with the release's commit.
-
-    Each of many small steps may be within the noise of a night. Leaves out series of open alerts,
-    and series already compared with the release, unless they have changed further.
-    """
+def _last_release(session: Session, commit: CommitInfo) -> tuple[str, int, int]:
+    """Return the newest release before a commit ("": none), its place on the line, the commit's."""
     row = queries.commit_row(session, commit.sha, project=commit.project)
     head = 0 if row is None else row.topo_order or 0
     releases = queries.releases(session, project=commit.project)
     orders = ((r.sha, r.topo_order) for r in releases if r.topo_order is not None)
-    release, order = next(((sha, at) for sha, at in orders if at < head), ("", head))
+    return *next(((sha, at) for sha, at in orders if at < head), ("", head)), head
+
+
+def _crept(
+    session: Session,
+    measured: Sequence[Suspect],
+    alerts: Sequence[AlertRow],
+    release: str,
+    order: int,
+    head: int,
+) -> list[tuple[str, Suspect]]:
+    """Return series that are slower than at the previous release, with the release's commit.
+
+    Each of many small steps may be within the noise of a night. Leaves out series of open alerts,
+    and series already compared with the release, unless they have changed further. order, head:
+    places of the release and of the night's commit.
+    """
     if not release:
         return []
     alerted = {series for alert in alerts for series in alert.series}

@@ -39,7 +39,7 @@ from flexq_bench.verdicts.standing import history_of
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 15
+VERSION = 16
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
 
@@ -136,7 +136,7 @@ def _retract(
         place = places.get(known.commit, 0)
         if place < SHORTEST_LEVEL:  # too early in the analysed results to be detected again
             continue
-        if any(abs(step.index - place) <= REACH for step in found.steps):
+        if any(abs(change.index - place) <= REACH for change in found.with_waiting):
             continue
         reason = reason_without_step(found, place, rises=known.after > known.before)
         retract_change_point(session, known.id, reason, datetime.now(UTC))

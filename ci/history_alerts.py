@@ -26,7 +26,7 @@ from flexq_bench.verdicts.history_verdict import (
     evidence_of,
     judge_history,
 )
-from flexq_bench.verdicts.standing import metric_of, newest_epoch
+from flexq_bench.verdicts.standing import MAX_RESULTS, metric_of, newest_epoch
 
 _SERIES_PER_READ = 100  # series whose histories are read at a time
 
@@ -96,7 +96,7 @@ def _revise(
 ) -> list[_StoredStep]:
     """Retract the steps of series that no longer hold; store the new ones, and return them."""
     ids = [row.id for row in rows]
-    histories = queries.series_histories(session, ids, without_sweeps=True)
+    histories = queries.newest_histories(session, ids, commits=MAX_RESULTS)
     stored = queries.change_points_by_series(session, ids, with_retracted=True)
     new = []
     for row in rows:
@@ -122,7 +122,8 @@ def _revise_one(
         place = places.get(known.commit)
         if place is None or known.retracted is not None:
             continue
-        if all(abs(step.index - place) > REACH for step in located):
+        # A change that an earlier version reported may wait today.
+        if all(abs(change.index - place) > REACH for change in judged.found.with_waiting):
             reason = judged.reason_without(place, known.before, known.after)
             retract_change_point(session, known.id, reason, at)
     new = []

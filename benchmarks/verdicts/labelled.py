@@ -5,6 +5,7 @@
     python benchmarks/verdicts/labelled.py --annotated        # like those of a database's CI
     python benchmarks/verdicts/labelled.py --ci               # the same by kind of noise
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/labelled-series.md
+    python benchmarks/verdicts/labelled.py --without-rules    # ours alone, with each rule off
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
 in the format of the Turing Change Point Dataset. There are tables for its series whose level jumps,
@@ -28,7 +29,7 @@ from ci_series import DEVELOPMENT as DEVELOPMENT_NOISES
 from ci_series import HELD_OUT, ci_series
 from made_series import NOISES, SHAPES, made_series, made_shape
 from numpy.typing import NDArray
-from yardsticks import DETECTORS, Detector
+from yardsticks import DETECTORS, Detector, ours
 
 Floats = NDArray[np.float64]
 Annotations = Mapping[str, Sequence[int]]
@@ -185,13 +186,29 @@ def detections(detect: Detector, values: Floats) -> list[int]:
     return [int(usable[index]) for index in detect(values[usable])]
 
 
-def score(series: Sequence[Labelled]) -> None:
+def without_rules() -> dict[str, Detector]:
+    """Ours, and ours with each rule of the sequential benchmark switched off."""
+    from sequential import RULES, constants  # it imports this module
+
+    def detector(changes: dict[str, float]) -> Detector:
+        def detect(values: Floats) -> list[int]:
+            with constants(changes):
+                return ours(values)
+
+        return detect
+
+    return {"level model": ours} | {
+        f"without: {name}": detector(changes) for name, changes in RULES.items()
+    }
+
+
+def score(series: Sequence[Labelled], detectors: Mapping[str, Detector]) -> None:
     out = sys.stdout.write
     groups = list(dict.fromkeys(name for name, _, _ in series))
     out("| detector | F1 | covering | false / 1,000 values | s |\n")
     out("| --- | ---: | ---: | ---: | ---: |\n")
     by_group: dict[str, dict[str, float]] = {}
-    for name, detect in DETECTORS.items():
+    for name, detect in detectors.items():
         scores: list[tuple[str, float, float]] = []
         false = values_seen = 0
         start = time.process_time()
@@ -231,13 +248,15 @@ def main() -> None:
             f"--{family.__name__}", action="store_const", const=family, default=made, dest="family"
         )
     parser.add_argument("--ci", action="store_true")
+    parser.add_argument("--without-rules", action="store_true")
     arguments = parser.parse_args()
+    detectors = without_rules() if arguments.without_rules else DETECTORS
     if arguments.ci or arguments.tcpd is not None:
         for title, part in ci_parts() if arguments.ci else public_parts(arguments.tcpd):
             sys.stdout.write(f"\n{title}: {len(part)} series\n\n")
-            score(part)
+            score(part, detectors)
     else:
-        score(list(arguments.family()))
+        score(list(arguments.family()), detectors)
 
 
 if __name__ == "__main__":

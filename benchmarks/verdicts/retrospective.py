@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
 from flexq_bench.stats.change_points import change_points
+from flexq_bench.stats.follower import Follower
+from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
+from flexq_bench.stats.newest_step import FEWEST_POINTS
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -109,13 +112,17 @@ def stored_and_kept(series: Iterable[Floats]) -> tuple[int, int]:
     """
     stored = kept = 0
     for logs in series:
-        known = detected(logs[:HISTORY])
-        before, now = len(known), known
-        for night in range(HISTORY + 1, HISTORY + NIGHTS + 1):
-            now = detected(logs[:night])
+        seen_by_now = Follower(logs, SMALLEST_LOG_RATIO)
+        known: list[int] = []
+        before = 0
+        for night in range(FEWEST_POINTS, HISTORY + NIGHTS + 1):
+            seen_by_now.see(night)
+            now = [index for index, _ in seen_by_now.history.steps]
             known += [
                 index for index in now if all(abs(index - other) > MAX_SHIFT for other in known)
             ]
+            if night == HISTORY:
+                before = len(known)
         stored += len(known) - before
         kept += len(now)
     return stored, kept

@@ -4,14 +4,16 @@
     python benchmarks/verdicts/sequential.py FOLDER --without-rules --false
     python benchmarks/verdicts/sequential.py FOLDER --detectors '' --seconds 10000
     python benchmarks/verdicts/sequential.py FOLDER --detectors ours,windowed,bocpd,otava
+    python benchmarks/verdicts/sequential.py FOLDER --detectors '' --switching 400
 
 FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
 or is a folder in the format of the Turing Change Point Dataset, whose marks of all annotators are
 possible and those of most of them clear. Sources with even numbers were used for development, odd
 ones are held out; both are reported apart. `--frontier` repeats ours with other constants,
 `--without-rules` with each rule switched off, `--false` lists ours that are far from all marks,
-`--seconds N` is the time for the first 100 values of N series. apache-otava is left out if it is
-not installed.
+`--seconds N` is the time for the first 100 values of N series. `--switching N` follows N series on
+two levels, and steps of 10 % after few steady values, with several constants.
+apache-otava is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -52,14 +54,18 @@ RULES: dict[str, dict[str, float]] = {
     "large changes sooner": {"LARGE": np.inf},
     "visits count": {"SPIKE_SIGMAS": np.inf},
     "share of the range": {"_LEAST_SHARE": 0.0},
+    "share of a larger step": {"_LEAST_LATER": 0.0},
+    "waiting and both shares": {"LARGE": 0.0, "_LEAST_SHARE": 0.0, "_LEAST_LATER": 0.0},
     "most counted": {"_MOST_COUNTED": np.inf},
 }
 FRONTIER: tuple[dict[str, float], ...] = (
     {"SELDOM": 0.001},
     {"SELDOM": 0.2},
-    {"SETTLED": 30},
+    {"SETTLED": 18},
     {"SETTLED": 60},
     {"LARGE": 0.2},
+    {"_LEAST_LATER": 0.25},
+    {"_LEAST_LATER": 0.5},
     {"_REGULAR": 1.3},
     {"SIGNIFICANCE": 1e-4},
     {"SIGNIFICANCE": 1e-5},
@@ -247,6 +253,53 @@ def score(series: Sequence[Marked], detect: Detector) -> Score:
     return total
 
 
+def first_slower(values: NDArray[np.floating]) -> int | None:
+    """Number of values that were seen when a step for the worse was first reported."""
+    seen_by_now = Follower(np.log(values), SMALLEST_LOG_RATIO)
+    for seen in range(FEWEST_POINTS, values.size + 1):
+        seen_by_now.see(seen)
+        if any(level.effect > 0 and level.is_reported for level in seen_by_now.levels):
+            return seen
+    return None
+
+
+def slower_of_switching(count: int, chance: float, apart: float) -> float:
+    """Share of series of 60 values on two levels that have a step for the worse at some look."""
+    slower = 0
+    for seed in range(count):
+        rng = np.random.default_rng(5000 + seed)
+        upper = (np.cumsum(rng.random(60) < chance) + rng.integers(2)) % 2
+        values = (1 + apart * upper) * np.exp(0.005 * rng.standard_normal(60))
+        slower += first_slower(values) is not None
+    return slower / count
+
+
+def wait_after(steady: int) -> float:
+    """Median number of values until a step of 10 % (sigma 1 %) after steady ones is reported."""
+    waits = []
+    for seed in range(9):
+        noise = np.random.default_rng(seed).standard_normal(steady + 80)
+        values = (1 + 0.1 * (np.arange(noise.size) >= steady)) * np.exp(0.01 * noise)
+        waits.append((first_slower(values) or 10**6) - steady)
+    return float(np.median(waits))
+
+
+def switching(count: int) -> Iterator[str]:
+    """A row for each of several constants: shares of switching series, and waits after steps."""
+    kinds = ((0.2, 0.15), (0.1, 0.15), (0.1, 0.25))
+    steady = (10, 15, 20, 30, 60)
+    yield "| settled after | chance, distance: "
+    yield " | ".join(f"{chance:.0%}, {apart:.0%}" for chance, apart in kinds)
+    yield "".join(f" | wait after {number}" for number in steady) + " |\n"
+    yield "| ---: |" + " ---: |" * (len(kinds) + len(steady)) + "\n"
+    for settled in (18, 24, 30, 40):
+        with constants({"SETTLED": settled}):
+            shares = [slower_of_switching(count, *kind) for kind in kinds]
+            waits = [wait_after(number) for number in steady]
+        cells = [f"{share:.1%}" for share in shares] + [f"{wait:g}" for wait in waits]
+        yield f"| {settled} | " + " | ".join(cells) + " |\n"
+
+
 def false_onsets(series: Sequence[Marked]) -> Iterator[str]:
     """A row for each onset at any look that is far from all marks."""
     for number, one in enumerate(series):
@@ -277,6 +330,7 @@ def main() -> None:
     parser.add_argument("--without-rules", action="store_true")
     parser.add_argument("--false", action="store_true", dest="lists_false")
     parser.add_argument("--seconds", type=int, metavar="N")
+    parser.add_argument("--switching", type=int, metavar="N")
     arguments = parser.parse_args()
     everything = list(marked(arguments.folder))
     halves: tuple[list[Marked], list[Marked]] = [], []
@@ -297,8 +351,12 @@ def main() -> None:
         for number in range(arguments.seconds):
             find_change_points(series[number % len(series)])
         out(f"{arguments.seconds} series: {time.process_time() - begun:.1f} s of CPU\n")
+    if arguments.switching:
+        for text in switching(arguments.switching):
+            out(text)
+            sys.stdout.flush()
     for title, part in parts.items():
-        if not part:
+        if not part or not (arguments.detectors or arguments.frontier or arguments.without_rules):
             continue
         clear = sum(len(one.clear) for one in part)
         out(f"\n{title}: {len(part)} series, {clear} clear changes\n\n")

@@ -158,6 +158,7 @@ if TYPE_CHECKING:
         list_series,
         main_project,
         measured_series,
+        newest_histories,
         noise_sigmas,
         project_names,
         project_series,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -302,6 +303,17 @@ def series_history(
     return histories.get(series_id, [])
 
 
+def newest_histories(
+    session: Session, series_ids: Iterable[int], *, commits: int, until: int | None = None
+) -> dict[int, list[HistoryPoint]]:
+    """Return `series_histories` without sweeps of the main line: at least so many newest commits.
+
+    Of each series up to twice as many, and no older results: the cost does not grow with a history.
+    until: place on the line up to which so many are read; what came later is read, too.
+    """
+    return _newest(session, series_ids, HistoryPoint, commits, until)
+
+
 def series_histories(
     session: Session,
     series_ids: Iterable[int],
@@ -318,9 +330,15 @@ def series_histories(
 
 
 def timed_histories(
-    session: Session, series_ids: Iterable[int], *, branch: str | None = None
+    session: Session,
+    series_ids: Iterable[int],
+    *,
+    until: int | None = None,
+    branch: str | None = None,
 ) -> dict[int, list[TimedPoint]]:
-    """Return `series_histories` without sweeps, in a third of the time."""
+    """Return `newest_histories` of 300 commits in a third of the time; of a branch, all results."""
+    if branch is None:
+        return _newest(session, series_ids, TimedPoint, _TIMED_COMMITS, until)
     return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
 
 
@@ -335,6 +353,33 @@ def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | Non
         for start in range(0, len(points), _BATCH)
     ]
     return min((time for time in times if time is not None), default=None)
+
+
+def _newest(
+    session: Session,
+    series_ids: Iterable[int],
+    point: type[Point],
+    commits: int,
+    until: int | None,
+) -> dict[int, list[Point]]:
+    by_place: dict[int, list[int]] = defaultdict(list)
+    ids = sorted(set(series_ids))
+    newest = select(Commit.position).where(Commit.position.is_not(None))
+    if session.scalar(newest.order_by(Commit.position.desc()).offset(commits).limit(1)) is None:
+        by_place[0] = ids  # all are among the newest
+        ids = []
+    for start in range(0, len(ids), _BATCH):
+        query = select(Series.id, _place_of_newest(commits, until))
+        for series, place in session.execute(
+            query.where(Series.id.in_(ids[start : start + _BATCH]))
+        ):
+            by_place[place // commits * commits].append(series)  # few statements for all series
+    histories: dict[int, list[Point]] = {}
+    for place, own in by_place.items():
+        later = select(Commit.id).where(Commit.position >= place)
+        conditions = [Measurement.commit_id.in_(later)] if place else []
+        histories |= _on_line(session, own, None, point, Run.trigger != SWEEP, *conditions)
+    return histories
 
 
 def _on_line(
@@ -500,6 +545,7 @@ def filter_values(session: Session) -> FilterValues:
 
 
 _BATCH = 500  # series per statement
+_TIMED_COMMITS = 300  # triggers compare with the newest 30 results of an environment
 
 
 def recent_histories(
@@ -561,6 +607,26 @@ def _time_of_newest(results: int) -> ColumnElement[Any]:
         .scalar_subquery()
     )
     return func.coalesce(last, first)
+
+
+def _place_of_newest(commits: int, until: int | None) -> ColumnElement[Any]:
+    """The place of the last of so many newest commits on the main line of a Series in a query."""
+    commit = aliased(Commit)
+    is_of_series = Measurement.series_id == Series.id, Measurement.commit_id == commit.id
+    counts = Measurement.accepted, Measurement.median_us.is_not(None), Run.trigger != SWEEP
+    is_measured = select(Measurement.id).join(Run).where(*is_of_series, *counts)
+    last = (
+        select(commit.position)
+        .where(commit.project == Series.project)
+        .where(commit.position.is_not(None) if until is None else commit.position <= until)
+        .where(is_measured.correlate(Series, commit).exists())
+        .order_by(commit.position.desc())
+        .offset(commits - 1)
+        .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
+    )
+    return func.coalesce(last, 0)
 
 
 def _histories(

@@ -16,16 +16,20 @@ from flexq_bench.stats.newest_step import (
 )
 
 SIGNIFICANCE = 0.001  # probability of a false step in one look at the series
-# While a series has changed once, so many values are enough. If it came back, a step is reported
-# once few series that switch between two levels with this chance a value would have switched so
-# seldom. A change by a factor of two is no such switch.
-SETTLED = 18
+# values. While a series has changed once, so many before its step are enough, or half on either
+# side, or half as many again in all. If it came back, a step is reported once few series that
+# switch between two levels with this chance a value would have switched so seldom. A change by half
+# is no such switch.
+SETTLED = 30
 SWITCHING = 0.1
-SELDOM = 0.03
-LARGE = float(np.log(2))
+SELDOM = 0.026
+LARGE = float(np.log(1.5))
 _NEARER = 0.5  # of the step: nearer to one of its levels than to the other
-# of the range of the levels so far, up to a factor of e: nobody looks for smaller steps
+# Nobody looks for smaller steps than a share of the range of the levels so far, and than another of
+# those of the last `SETTLED` values. A change of so much always counts.
 _LEAST_SHARE = 0.1
+_LEAST_LATER = 0.4
+_MOST = 0.1
 _GATE_SIGMAS = 1.5  # beyond it, three values on one side of the level are a reason to look
 _AGAIN = 8  # a look that finds nothing is repeated after an eighth of the values since its step
 # growth of a level after which a look is due: weak steps pass the gate unseen. Each look may be
@@ -52,7 +56,8 @@ class _Level:
     """A level that began at `start`, from a level `before` it.
 
     excluded: visits (start, stop) of the level before it, which do not belong to that level.
-    is_reported: it is no switch between two levels; until then its step is not reported.
+    settles: its step belongs to a larger one just before it, and is never reported. is_reported: it
+    is no switch between two levels; until then its step is not reported.
     """
 
     start: int
@@ -61,6 +66,7 @@ class _Level:
     p_value: float
     first: int
     excluded: list[tuple[int, int]]
+    settles: bool
     is_reported: bool = False
 
     def place(self, value: float) -> float:
@@ -73,13 +79,13 @@ class Follower:
     """Follows a series value by value. A decision depends only on the values seen by then.
 
     values: [n], of which only those that were seen count. smallest: step that counts, in their
-    unit. large: step that is no switch between two levels, likewise; the default is of logarithms.
-    Call `see` for every number of values from 8 on.
+    unit. are_logs: a large ratio is no switch between two levels. Call `see` for every number of
+    values from 8 on.
     """
 
     values: Floats
     smallest: float
-    large: float = LARGE
+    are_logs: bool = True
     plain: list[float] = field(init=False)
     first: int = 0  # of the present level
     excluded: list[tuple[int, int]] = field(default_factory=list)
@@ -111,16 +117,20 @@ class Follower:
                 self.levels.pop()
                 self._restart(level.first, level.excluded)
                 if self._look(seen):
-                    self.levels[-1].is_reported = lasts
+                    self.levels[-1].is_reported = lasts and not self.levels[-1].settles
 
     @property
     def history(self) -> History:
         """Result for the values seen so far."""
-        steps, waiting = (
-            tuple((one.start, one.p_value) for one in self.levels if one.is_reported is reported)
-            for reported in (True, False)
+        reported, waiting = (
+            tuple(
+                (one.start, one.p_value)
+                for one in self.levels
+                if one.is_reported is is_reported and not one.settles
+            )
+            for is_reported in (True, False)
         )
-        return History(steps, waiting, tuple(self.spells))
+        return History(reported, waiting, tuple(self.spells))
 
     def _restart(self, first: int, excluded: list[tuple[int, int]]) -> None:
         """Make `first` the beginning of the present level."""
@@ -186,9 +196,9 @@ class Follower:
             return False
         if step.p_value <= SIGNIFICANCE and abs(step.effect) >= self._least(step.before):
             start = int(index[step.place])
-            self.levels.append(
-                _Level(start, step.before, step.effect, step.p_value, self.first, self.excluded)
-            )
+            settles = abs(step.effect) < self._least_later(start, step.before)
+            found = start, step.before, step.effect, step.p_value
+            self.levels.append(_Level(*found, self.first, self.excluded, settles))
             self._restart(start, [])
             self.look_at = seen
             return True
@@ -200,20 +210,29 @@ class Follower:
         """Smallest step that counts beside the levels that lasted, and the present one."""
         lasted = (one.before for one in self.levels if one.start - one.first >= FEWEST_POINTS)
         levels = [present, *lasted]
-        return max(self.smallest, _LEAST_SHARE * min(max(levels) - min(levels), 1.0))
+        return max(self.smallest, min(_LEAST_SHARE * (max(levels) - min(levels)), _MOST))
+
+    def _least_later(self, start: int, present: float) -> float:
+        """Smallest step at `start` that is no part of a larger one before it."""
+        # a benchmark's first values are often odd
+        later = [one for one in self.levels if one.start > FEWEST_POINTS]
+        levels = [present, *(one.before for one in later if start - one.start <= SETTLED)]
+        return min(_LEAST_LATER * (max(levels) - min(levels)), _MOST)
 
     def _lasts(self, level: _Level, seen: int) -> bool:
         """Return True if a series that switches would seldom have stayed at its levels so long."""
-        if seen - level.start < SHORTEST_LEVEL:
+        if level.settles or seen - level.start < SHORTEST_LEVEL:
             return False
-        if abs(level.effect) >= self.large:
+        if self.are_logs and abs(level.effect) >= LARGE:
             return True
         values = self.values[:seen]
         noise = _DIFFERENCE * float(np.median(np.abs(np.diff(values))))
         are_apart = abs(level.effect) >= SPIKE_SIGMAS * noise
         places = (values - level.before) / level.effect
         changed_once = not are_apart or _switches(places) == 1
-        if changed_once and seen >= SETTLED and level.start >= FEWEST_POINTS:
+        sides = level.start, seen - level.start
+        is_settled = max(sides[0], 2 * min(sides), seen // 1.5) >= SETTLED
+        if changed_once and is_settled and sides[0] >= FEWEST_POINTS:
             return True
         if level.start > FEWEST_POINTS:  # a benchmark's first values are often odd
             places = places[FEWEST_POINTS:]
@@ -233,16 +252,16 @@ def _switches(places: Floats) -> int:
     return int(np.count_nonzero(upper[1:] != upper[:-1]))
 
 
-def follow(values: Floats, smallest: float = 0.0, large: float = LARGE) -> History:
+def follow(values: Floats, smallest: float = 0.0, *, are_logs: bool = True) -> History:
     """The steps of values [n], all finite, decided value by value.
 
-    smallest, large: as of Follower. The result for the first k values never depends on later ones,
-    and a step stays unless its level ends within 6 values by a return to the one before. Values
-    that are equal, or fewer than 8, have no step.
+    smallest, are_logs: as of Follower. The result for the first k values never depends on later
+    ones, and a step stays unless its level ends within 6 values by a return to the one before.
+    Values that are equal, or fewer than 8, have no step.
     """
     if values.size < FEWEST_POINTS or np.ptp(values) <= SAME_VALUE * np.abs(values).max():
         return History()
-    follower = Follower(values, smallest, large)
+    follower = Follower(values, smallest, are_logs)
     for seen in range(FEWEST_POINTS, values.size + 1):
         follower.see(seen)
     return follower.history

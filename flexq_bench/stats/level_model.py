@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
-from flexq_bench.stats.follower import LARGE, follow
+from flexq_bench.stats.follower import follow
 from flexq_bench.stats.log_series import (
     SMALLEST_CHANGE,
     Floats,
@@ -150,7 +150,7 @@ def level_model(
     effects = None if codes is None else device_effects(scaled, codes, least)
     if effects is not None:
         scaled = scaled - effects.component
-    history = follow(scaled, least, LARGE if scale.unit is None else np.inf)
+    history = follow(scaled, least, are_logs=scale.unit is None)
     decided = _agreeing(scaled, list(history.steps))
     waiting = [one for one in history.waiting[-1:] if one > max(decided, default=(0, 0.0))]
     model = [*decided, *waiting]

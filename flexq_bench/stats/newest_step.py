@@ -32,6 +32,7 @@ _MOST_COUNTED = 20.0  # independent values of a side: levels wander, so more mak
 # Independent positions of a step whose shorter side has m of n values: n / m times this, since a
 # look at every commit adds new ones.
 _TRIALS = 48.0
+_MUCH_BETTER = 12.0  # twice the gain in log likelihood; fewer are curves, more hide steps of drifts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
 
     seen: number of values of the series so far, for the number of positions that were tested. The
     step has at least 3 values on either side; [n] has at least 8. A slope that fits as well as the
-    step gives a p-value of 1.
+    step, and hardly better with it, gives a p-value of 1.
     """
     spread = float(np.ptp(values))
     if spread <= SAME_VALUE * float(np.abs(values).max()):
@@ -90,7 +91,7 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     p_value = 2 * float(special.stdtr(freedom, -t))
     by_sign = seen * _sign_test(*beside, before, after)
     p_value = min(max(p_value * _TRIALS * seen / min(sizes), by_sign), 1.0)
-    if p_value == 1.0 or _is_slope(np.concatenate((left, right)), residuals):
+    if p_value == 1.0 or _is_slope(np.concatenate((left, right)), residuals, left.size):
         return NewestStep(at, before, after, 1.0)
     sigma = float(np.sqrt(max(variances)))
     # An outlier, or what was before the level before, hardly moves the step.
@@ -142,15 +143,20 @@ def _variances(left: Floats, right: Floats, floor: float) -> list[float]:
     ]
 
 
-def _is_slope(values: Floats, residuals: Floats) -> bool:
+def _is_slope(values: Floats, residuals: Floats, place: int) -> bool:
     """Return True if a straight line fits values [n] as well as the step with these residuals.
 
-    Each is compared with its own AR(1) memory.
+    Then there is still a step if the line fits much better with one. place: of the step. Each is
+    compared with its own AR(1) memory.
     """
     time = np.arange(values.size) - (values.size - 1) / 2
     centered = values - values.mean()
-    about_line = centered - float(time @ centered) / float(time @ time) * time
-    return _innovations(about_line) <= _innovations(residuals) * (1 + 2 / values.size)
+    about_line = _innovations(centered - float(time @ centered) / float(time @ time) * time)
+    if about_line > _innovations(residuals) * (1 + 2 / values.size):
+        return False
+    both = np.stack((np.ones(values.size), time, time > time[place - 1]), axis=1)
+    rest = values - both @ np.linalg.lstsq(both, values, rcond=None)[0]
+    return about_line <= _innovations(rest) * (1 + _MUCH_BETTER / values.size)
 
 
 def _innovations(residuals: Floats) -> float:

@@ -24,7 +24,7 @@ from flexq_bench.verdicts.differences import steps_from_constant
 REACH = 5
 _LASTING = (
     "not decided: a series that switches between two levels could look so; "
-    f"{SETTLED} values decide, more if it was at these levels before"
+    f"{SETTLED // 2} values of either level decide, more if it was at both before"
 )
 _SMALLEST_OF_COUNT = 0.005  # of the level; some bytes more of a megabyte are no change
 _NEARBY = 10  # values within which another step is named as the one that replaced a withdrawn one
@@ -99,6 +99,11 @@ class ChangePoints:
     steps: tuple[Change, ...]
     waiting: tuple[Waiting, ...]
     model: LevelModel
+
+    @property
+    def with_waiting(self) -> tuple[Change, ...]:
+        """The steps and, after them, the changes that wait: what a reader of a plot sees."""
+        return (*self.steps, *(one.change for one in self.waiting))
 
 
 def find_change_points(

@@ -34,7 +34,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 15
+DETECTOR_VERSION = 16
 PARAMETERS: dict[str, Any] = {
     "shortest_level": SHORTEST_LEVEL,
     "switching": SWITCHING,

@@ -200,9 +200,8 @@ def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
 
 
 def _step_indices(values: Floats) -> list[int]:
-    return [
-        step.index for step in find_change_points([Point(one) for one in values.tolist()]).steps
-    ]
+    found = find_change_points([Point(one) for one in values.tolist()])
+    return [change.index for change in found.with_waiting]
 
 
 def _fresh_tail(values: Floats) -> tuple[int, ...]:

@@ -110,7 +110,8 @@ def _outcome(
 
 def history_of(session: Session, series_id: int, *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
     """The newest commits of the newest epoch of a series on the main line, a point for each."""
-    return newest_epoch(queries.series_history(session, series_id, without_sweeps=True), most=most)
+    histories = queries.newest_histories(session, [series_id], commits=most)
+    return newest_epoch(histories.get(series_id, []), most=most)
 
 
 def newest_epoch(history: Sequence[HistoryPoint], *, most: int = MAX_RESULTS) -> list[HistoryPoint]:
@@ -151,30 +152,35 @@ def _by_history(session: Session, alert: AlertRow) -> Iterator[Standing]:
         if one.detector == history_verdict.DETECTOR
     ]
     stored = queries.change_points_by_decision(session, [one.uuid for one in decisions])
-    histories = queries.series_histories(
-        session, {one.series_id for one in decisions}, without_sweeps=True
-    )
+    ids = {one.series_id for one in decisions}
+    histories = queries.newest_histories(session, ids, commits=MAX_RESULTS)
     for decision in decisions:
         if decision.uuid in stored and decision.series_id in histories:
-            history = histories[decision.series_id]
-            yield from _by_one_history(decision, stored[decision.uuid], history)
+            points = newest_epoch(histories[decision.series_id])
+            yield from _by_one_history(session, decision, stored[decision.uuid], points)
 
 
 def _by_one_history(
-    decision: DecisionRow, point: queries.ChangePointRow, history: Sequence[HistoryPoint]
+    session: Session,
+    decision: DecisionRow,
+    point: queries.ChangePointRow,
+    points: Sequence[HistoryPoint],
 ) -> Iterator[Standing]:
-    points = newest_epoch(history)
     metric = metric_of(decision)
     judged = judge_history([one.median_us for one in points], metric)
     located = judged.steps
     places = {one.commit: place for place, one in reversed(list(enumerate(points)))}
     place = places.get(decision.head)
     if place is None:
+        history = queries.series_history(session, decision.series_id, without_sweeps=True)
         yield _of_missing_commit(decision, point, points, located, history)
         return
     worse = [step for step in located if step.verdict == decision.verdict]
     nearest = min(worse, key=lambda step: abs(step.index - place), default=None)
     apart = _NEARBY + 1 if nearest is None else nearest.index - place
+    if any(abs(one.change.index - place) <= _NEARBY for one in judged.found.waiting):
+        yield Standing((decision.base or "", decision.head))
+        return
     if nearest is None or abs(apart) > _NEARBY:
         newest = _newest_level(points, located)
         reason = judged.reason_without(place, point.before, point.after)

@@ -58,11 +58,11 @@ def measured(database, commits, sha):
 
 
 def test_change_point_is_stored_once(measured, database, sha):
-    seen = [measured(order, [20.0 if order <= 12 else 22.0]) for order in range(1, 27)]
+    seen = [measured(order, [20.0 if order <= 15 else 22.0]) for order in range(1, 31)]
 
     found = found_at(database, kernel="flexq-w6a6")
     assert (found.commit, found.before, found.after) == (
-        sha(13),
+        sha(16),
         pytest.approx(20.0),
         pytest.approx(22.0),
     )
@@ -70,7 +70,7 @@ def test_change_point_is_stored_once(measured, database, sha):
 
 
 def test_change_point_is_retracted_when_the_level_returns(a_night, database):
-    times = (*[20.0] * 23, *[22.0] * 3, *[20.0] * 4)
+    times = (*[20.0] * 23, *[32.0] * 3, *[20.0] * 4)
     reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
 
     assert sum(report.change_points for report in reports) == 3
@@ -120,14 +120,14 @@ def test_level_change_with_the_device_is_a_note(a_night, database, commits, sha,
 def test_step_with_the_device_is_stored_when_the_device_returns(
     a_night, database, commits, sha, compared
 ):
-    for order in range(1, 27):
-        us = 20.0 if order <= 7 else 21.0
+    for order in range(1, 31):
+        us = 20.0 if order <= 15 else 21.0
         pool = PoolOfTwo(database, commits[sha(order)], compared, us)
-        pool.device = 2 if 8 <= order <= 11 else 1
+        pool.device = 2 if 16 <= order <= 19 else 1
         a_night(order, pool=pool)
 
     found = found_at(database, kernel="flexq-w6a6")
-    assert found.commit == sha(8)
+    assert found.commit == sha(16)
     assert found.after / found.before == pytest.approx(1.05, abs=0.003)
 
 

@@ -695,7 +695,7 @@ def test_backfill_compares_the_commits_around_a_change_once(history, database, c
 
     contests = [contest for pool in history.pools for contest in pool.contests]
     assert contests == [(history.shas[9], history.shas[10], [KEY])]
-    assert (first["change_points"], first["verdicts"], len(first["opened"])) == (3, 1, 1)
+    assert (first["change_points"], first["verdicts"], len(first["opened"])) == (0, 1, 1)
     assert (again["verdicts"], again["opened"], again["obstacles"]) == (0, [], [])
     with database.session() as session:
         [alert] = queries.alerts(session)

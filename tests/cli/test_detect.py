@@ -174,7 +174,7 @@ def test_stored_series_is_detected_by_id(cli, measured):
 def test_levels_are_compared_within_one_epoch(cli, database, build):
     drivers = ["580"] * 20 + ["590"] * 20 + ["600"] * 5
     medians = [*map(float, STEP), *[130.0] * 5]
-    medians[30:40] = [1.05 * median for median in medians[30:40]]
+    medians[30:40] = [1.6 * median for median in medians[30:40]]
     with open_database(str(database)) as opened, opened.session() as session:
         for order, (driver, median) in enumerate(zip(drivers, medians, strict=True), 1):
             values = {"median_us": median, "ci_low_us": None, "ci_high_us": None}

@@ -85,11 +85,11 @@ def steady(n, level=20.0, seed=0):
 
 
 def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, database):
-    ran = history([*steady(16), *steady(8, 21.0, seed=1)])
+    ran = history([*steady(30), *steady(8, 21.0, seed=1)])
 
     rows = json.loads(cli("alerts", "list", "--json").out)
     assert [(row["family"], row["bad"]["sha"]) for row in rows] == [
-        (f"{PROJECT}/gemm", f"{17:040x}")
+        (f"{PROJECT}/gemm", f"{31:040x}")
     ]
     assert "judged by history alone" in ran.out
     explained = cli("explain", str(rows[0]["id"]))
@@ -102,8 +102,8 @@ def test_step_in_nvbench_results_opens_alert_by_history_alone(cli, history, data
 
 
 def test_alert_closes_when_level_comes_back(cli, history):
-    history([*steady(16), *steady(6, 21.5, seed=1)])
-    history(steady(6, 20.0, seed=2), first=23)
+    history([*steady(30), *steady(6, 21.5, seed=1)])
+    history(steady(6, 20.0, seed=2), first=37)
 
     (row,) = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
     assert row["state"] == "fixed"
@@ -184,13 +184,13 @@ def test_rate_or_time_of_zero_is_refused(cli, tmp_path, unit, value):
 
 def test_other_unit_of_a_quantity_continues_its_series(cli, give):
     rate = {"metric": "bandwidth", "better": "higher"}
-    give([100.0, 100.2, 99.9, 100.1, 99.8] * 4, unit="GB/s", **rate)
-    give([80_000, 80_100, 79_900], first=21, unit="MB/s", **rate)
+    give([100.0, 100.2, 99.9, 100.1, 99.8] * 6, unit="GB/s", **rate)
+    give([80_000, 80_100, 79_900], first=31, unit="MB/s", **rate)
 
     (series,) = json.loads(cli("list", "series", "--json").out)
-    assert (series["unit"], series["measurements"]) == ("GB/s", 23)
+    assert (series["unit"], series["measurements"]) == ("GB/s", 33)
     (row,) = alerts(cli)
-    assert row["bad"]["sha"] == f"{21:040x}"
+    assert row["bad"]["sha"] == f"{31:040x}"
     assert "80 from here on" in cli("explain", "1").out
 
 

@@ -83,23 +83,23 @@ def alerts_of(cli):
 def test_rewritten_commits_leave_the_history_and_their_alert_ends(
     cli, origin, git, commit, measured, main_line, database
 ):
-    old = [commit(f"change {i}") for i in range(23)]
+    old = [commit(f"change {i}") for i in range(33)]
     for seed, sha in enumerate(old):
-        measured(sha, noisy(100 if seed < 20 else 120, seed))
-    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[20], "new")]
-    git(origin, "reset", "-q", "--hard", old[19])
+        measured(sha, noisy(100 if seed < 30 else 120, seed))
+    assert [(alert["bad"]["sha"], alert["state"]) for alert in alerts_of(cli)] == [(old[30], "new")]
+    git(origin, "reset", "-q", "--hard", old[29])
     new = [commit(f"rewritten {i}") for i in range(3)]
     new += [commit(f"later {i}") for i in range(4)]
     for seed, sha in enumerate(new):
         measured(sha, noisy(100, 40 + seed))
 
-    assert main_line() == [*old[:20], *new]
+    assert main_line() == [*old[:30], *new]
     with open_database(str(database), read_only=True) as opened, opened.session() as session:
         (note,) = queries.history_notes(session, "p", since=START)
     assert "no branch reaches 3 measured commits any more" in note
     (alert,) = alerts_of(cli)
     assert alert["state"] == "ended"
-    assert alert["note"].startswith(f"{old[20][:10]} is no longer on the line of history")
+    assert alert["note"].startswith(f"{old[30][:10]} is no longer on the line of history")
 
 
 def test_results_of_a_pull_request_do_not_touch_main(cli, origin, git, commit, measured, main_line):
@@ -211,7 +211,7 @@ def test_older_clone_does_not_move_the_line_back(
 
 @pytest.mark.slow
 def test_reruns_of_a_commit_are_one_piece_of_evidence(cli, commit, measured):
-    for seed in range(20):
+    for seed in range(30):
         measured(commit(f"change {seed}"), noisy(100, seed))
     slow = commit("measured three times")
     for seed in range(3):

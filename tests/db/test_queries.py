@@ -44,6 +44,27 @@ def test_history_has_accepted_results_and_commits_without_order_last(session, bu
     assert [p.commit for p in points] == [build.a_commit(5).sha, "pkg-1.0.0-abc"]
 
 
+def test_newest_histories_do_not_read_older_results(session, build, add):
+    for order in range(1, 41):
+        commit = build.a_commit(order)
+        add(f"all {order}", commit=commit, median_us=float(order))
+        if order % 5 == 0 or order > 38:
+            add(f"some {order}", commit=commit, m=8, median_us=float(order))
+    ids = [series.id for series in queries.list_series(session)]
+    whole = queries.series_histories(session, ids)
+
+    newest = queries.newest_histories(session, ids, commits=3)
+    earlier = queries.newest_histories(session, ids, commits=3, until=20)
+
+    for series in ids:
+        assert newest[series] == whole[series][-len(newest[series]) :]
+        assert 3 <= len(newest[series]) <= 6
+        before = [point.topo_order for point in earlier[series] if point.topo_order <= 20]
+        assert 3 <= len(before) <= 6
+        assert earlier[series][-1] == whole[series][-1]
+    assert queries.newest_histories(session, ids, commits=40) == whole
+
+
 def test_missing_cases_are_planned_and_not_received_in_plan_order(session, build, add):
     run = build.a_run(plan=("c", "b", "a"))
     begin_run(session, run, build.a_commit())

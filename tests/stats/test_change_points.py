@@ -100,11 +100,11 @@ def test_large_step_stays_at_every_look() -> None:
     assert abs(looks[0][0] - 60) <= 1
 
 
-@pytest.mark.parametrize(("chance", "most"), [(0.1, 9), (0.2, 3)])
-def test_series_that_switches_often_is_slower_at_few_looks(chance: float, most: int) -> None:
+@pytest.mark.parametrize("chance", [0.1, 0.2])
+def test_series_that_switches_often_is_slower_at_few_looks(chance: float) -> None:
     slower = 0
     for seed in range(40):
-        rng = np.random.default_rng(2000 + seed)
+        rng = np.random.default_rng(seed)
         upper = (np.cumsum(rng.random(60) < chance) + rng.integers(2)) % 2
         follower = Follower(
             np.log(100 * (1 + 0.15 * upper)) + 0.005 * rng.standard_normal(60), SMALLEST_LOG_RATIO
@@ -114,7 +114,7 @@ def test_series_that_switches_often_is_slower_at_few_looks(chance: float, most: 
             follower.see(seen)
             reported += [level.effect for level in follower.levels if level.is_reported]
         slower += any(effect > 0 for effect in reported)
-    assert slower <= most  # 2 are wanted: docs/statistics.md has the rates and their price
+    assert slower <= 2  # of 40: docs/statistics.md has the rates and their price
 
 
 def test_noise_alone_has_no_step() -> None:
@@ -141,13 +141,28 @@ def test_early_step_waits_until_its_levels_lasted() -> None:
     assert not young.steps
     assert young.waiting is not None
     assert young.waiting.index == 12
-    assert _indices(values[:18]) == _indices(values) == [12]
+    assert _indices(values) == [12]
+
+
+def test_small_move_after_a_step_is_part_of_it() -> None:
+    values = _noisy([(40, 100.0), (15, 125.0), (60, 122.5)], 0.002, 7)
+    assert _indices(values) == [40]
+    values = _noisy([(40, 100.0), (40, 125.0), (40, 122.5)], 0.002, 7)
+    assert _indices(values) == [40]
+    values = _noisy([(40, 100.0), (40, 125.0), (40, 120.0)], 0.002, 7)
+    assert _indices(values) == [40, 80]
+
+
+def test_step_on_a_drift_is_found() -> None:
+    rng = np.random.default_rng(1)
+    steps = 0.001 * np.arange(200) + 0.06 * (np.arange(200) >= 100)
+    assert _indices(100 * np.exp(steps + 0.003 * rng.standard_normal(200))) == [100]
 
 
 def test_return_after_a_short_visit_is_reported_later() -> None:
-    values = _noisy([(20, 100.0), (10, 110.0), (90, 100.0)], 0.005, 7)
-    assert _indices(values[:50]) == [20]
-    assert _indices(values) == [20, 30]
+    values = _noisy([(30, 100.0), (10, 110.0), (90, 100.0)], 0.005, 7)
+    assert _indices(values[:60]) == [30]
+    assert _indices(values) == [30, 40]
 
 
 def test_series_needs_one_dimension_and_a_device_per_value() -> None:

@@ -16,6 +16,7 @@ from flexq_bench.db.releases import store_releases
 from flexq_bench.db.store import add_records
 from flexq_bench.exchange.external.records import Origin, external_records
 from flexq_bench.exchange.external.result import ExternalResult, Reading
+from flexq_bench.stats import follower
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -57,7 +58,7 @@ def alert_of(session):
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_three_slow_commits_close_with_the_reason(session, feed, seed):
     texts = feed(
-        [*noisy(100, 20, seed), *noisy(120, 3, seed), *noisy(100, 17, seed + 9)], each=True
+        [*noisy(100, 30, seed), *noisy(120, 3, seed), *noisy(100, 17, seed + 9)], each=True
     )
 
     alert = alert_of(session)
@@ -68,7 +69,7 @@ def test_three_slow_commits_close_with_the_reason(session, feed, seed):
 
 
 def test_visit_to_a_level_closes_on_return(session, feed):
-    feed([*noisy(100, 25), *noisy(115, 20)])
+    feed([*noisy(100, 30), *noisy(115, 20)])
     assert alert_of(session).state == "new"
 
     (text_of_end,) = feed(noisy(100, 10, seed=1))
@@ -84,13 +85,22 @@ def test_second_visit_says_that_its_level_is_earlier(session, feed):
 
 
 def test_lasting_change_keeps_its_alert(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
     assert feed(noisy(110, 30, seed=1)) == []
     assert alert_of(session).state == "new"
 
 
+def test_change_that_an_earlier_version_reported_stays(session, feed, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(follower, "SETTLED", 18)
+        feed([*noisy(100, 20), *noisy(110, 6)])
+
+    assert feed(noisy(110, 1, seed=1)) == []
+    assert alert_of(session).state == "new"
+
+
 def test_alert_of_benchmark_no_longer_measured_ends(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
 
     texts = feed(noisy(50, 31), name="other")
 
@@ -98,7 +108,7 @@ def test_alert_of_benchmark_no_longer_measured_ends(session, feed):
 
 
 def test_alert_of_an_old_environment_ends(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
     assert feed(noisy(90, 19), tool="t 2") == []
 
     (ended,) = feed(noisy(90, 1), tool="t 2")
@@ -118,21 +128,21 @@ def leave_out(session, order):
 
 
 def test_alert_moves_if_its_commit_left_the_history(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 8)])
-    leave_out(session, 21)
+    feed([*noisy(100, 30), *noisy(110, 8)])
+    leave_out(session, 31)
 
     (moved,) = feed(noisy(110, 1, seed=1))
 
     alert = alert_of(session)
-    assert (alert.state, alert.good.sha, alert.bad.sha) == ("new", f"{20:040x}", f"{22:040x}")
+    assert (alert.state, alert.good.sha, alert.bad.sha) == ("new", f"{30:040x}", f"{32:040x}")
     assert "has moved to" in moved
-    assert f"{21:040x}"[:10] in moved
+    assert f"{31:040x}"[:10] in moved
     assert "no longer on the line of history" in queries.alert_events(session, alert.id)[-1].note
 
 
 def test_alert_ends_if_its_change_left_the_history(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
-    for order in range(21, 27):
+    feed([*noisy(100, 30), *noisy(110, 6)])
+    for order in range(31, 37):
         leave_out(session, order)
 
     (ended,) = feed(noisy(100, 1, seed=1))
@@ -141,7 +151,7 @@ def test_alert_ends_if_its_change_left_the_history(session, feed):
 
 
 def test_ended_alert_opens_again_with_its_change(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
     set_alert_state(session, 1, "ended", person="", note="gone", at=START)
     session.execute(
         text("UPDATE change_point SET retracted_at = :at, retraction_reason = 'gone'"),
@@ -155,7 +165,7 @@ def test_ended_alert_opens_again_with_its_change(session, feed):
 
 
 def test_reopened_alert_does_not_end_for_same_reason(session, feed):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
     feed(noisy(50, 31), name="other")
     later = datetime.now(UTC) + timedelta(minutes=1)
     set_alert_state(session, 1, "acknowledged", person="Ada", note="", at=later)
@@ -166,7 +176,7 @@ def test_reopened_alert_does_not_end_for_same_reason(session, feed):
 
 @pytest.mark.parametrize(("days", "state"), [(100, "explained"), (1, "acknowledged")])
 def test_acknowledged_change_that_was_shipped_is_explained(session, feed, days, state):
-    feed([*noisy(100, 20), *noisy(110, 6)])
+    feed([*noisy(100, 30), *noisy(110, 6)])
     set_alert_state(
         session, 1, "acknowledged", person="Ada", note="", at=START + timedelta(days=50)
     )
@@ -174,7 +184,7 @@ def test_acknowledged_change_that_was_shipped_is_explained(session, feed, days, 
         text('UPDATE "commit" SET committed_at = :at'),
         {"at": (START + timedelta(days=days)).strftime("%Y-%m-%d %H:%M:%S")},
     )
-    store_releases(session, {"v2": f"{25:040x}"}, project="p")
+    store_releases(session, {"v2": f"{35:040x}"}, project="p")
 
     judge_histories(session)
 

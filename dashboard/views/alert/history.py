@@ -87,10 +87,12 @@ def _change_points(frame: pd.DataFrame, metric: Metric) -> list[_Step]:
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
         points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
-        for change in find_change_points(points, metric.scale).steps:
+        found = find_change_points(points, metric.scale)
+        for change in found.with_waiting:
             row = rows.iloc[change.index]
             text = change_text(change, metric)
             text = text if metric.scale is Scale.RATIO else as_text(text)
+            text += "" if change in found.steps else ", not decided yet"
             steps.append(_Step(int(row["place"]), str(row["commit"]), text, change.p_value))
     return steps
 
