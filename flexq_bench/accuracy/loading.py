@@ -19,6 +19,7 @@ from flexq_bench.checkpoints.model_source import (
     auto_class,
     check_block_count,
     check_no_more,
+    missing_weights,
     quiet_transformers,
     read_config,
 )
@@ -172,10 +173,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             "it again"
         )
     if info["missing_keys"]:
-        raise AccuracyError(
-            f"{files.name} lacks {len(info['missing_keys'])} weights of its architecture "
-            f"({min(info['missing_keys'])} …): download it again"
-        )
+        raise AccuracyError(missing_weights(files.name, model, info["missing_keys"]))
     blocks = f"{model.base_model_prefix}."
     unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
     check_no_more(files.name, unused)
