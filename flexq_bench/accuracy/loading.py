@@ -14,7 +14,7 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.gguf_config import headers_read_once
-from flexq_bench.checkpoints.layers import all_finite
+from flexq_bench.checkpoints.layers import is_finite_or_bound
 from flexq_bench.checkpoints.model_source import (
     GgufSource,
     auto_class,
@@ -199,8 +199,8 @@ def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
 
 
 def _check_numbers(files: ModelFiles, model: Any, dtype: str) -> None:
-    for name, parameter in model.named_parameters():
-        if not all_finite(parameter.detach()):
+    for name, tensor in model.state_dict().items():
+        if not is_finite_or_bound(tensor):
             raise AccuracyError(
                 f"{files.name}: {name} holds NaN or infinity in {dtype}: download the model again, "
                 "or take a --dtype of more range"

@@ -116,7 +116,7 @@ class _Comparison:
         self._model, self._original = model, original
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._tensors: dict[str, torch.Tensor] = model.state_dict()
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
@@ -369,21 +369,21 @@ class _Comparison:
     # Tensors outside the layers.
 
     def _others(self) -> Iterator[Difference]:
-        for name, theirs in self._original.named_parameters(remove_duplicate=False):
+        # The state: parameters, and buffers such as the biases of a router.
+        for name, theirs in self._original.state_dict().items():
             module, _, part = name.rpartition(".")
             if module in self._sites:
                 if part == "bias":
                     yield from self._bias(module, theirs)
                 continue
-            if module in self._scaled_norms or name not in self._parameters:
+            if module in self._scaled_norms or name not in self._tensors:
                 continue
-            ours = self._parameters[name].detach()
+            ours = self._tensors[name]
             if ours.shape != theirs.shape:
                 yield Difference(f"weights.{module}", f"{part} has another shape")
             elif theirs.ndim == 2:
-                yield from self._matrix(module, ours.float(), theirs.detach().float())
-            elif _relative(ours.float(), theirs.detach().float()) > _MAX_EQUAL:
-                change = _relative(ours.float(), theirs.detach().float())
+                yield from self._matrix(module, ours.float(), theirs.float())
+            elif (change := _relative(ours.float(), theirs.float())) > _MAX_EQUAL:
                 yield Difference(f"weights.{module}", f"{part} differs by {100 * change:.2g} %")
 
     def _bias(self, module: str, theirs: torch.Tensor) -> Iterator[Difference]:

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from families import tiny_config
+from transformers import AutoModelForCausalLM
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.accuracy.weight_distances import weight_distances
 from flexq_bench.schemes.calibration import calibration_segments
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.linear_layers import replace_module, with_linear_layers
 from flexq_bench.schemes.registry import resolve
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
@@ -152,3 +154,17 @@ def test_rotated_weights_are_not_judged(loaded, quantized):
 def test_rounding_to_nearest_is_0_29_steps(loaded, quantized):
     report = weight_distances(quantized("w8a16"), loaded.model)
     assert all(layer.steps == pytest.approx(12**-0.5, rel=0.01) for layer in report.layers)
+
+
+@torch.no_grad()
+def test_stored_buffer_that_differs_is_named():
+    torch.manual_seed(0)
+    original = with_linear_layers(AutoModelForCausalLM.from_config(tiny_config("dots1")))
+    router = "model.layers.1.mlp.gate"
+    model = copy.deepcopy(original)
+    model.get_submodule(router).e_score_correction_bias += 0.5
+
+    assert not weight_distances(copy.deepcopy(original), original).findings
+    assert [found.name for found in weight_distances(model, original).findings] == [
+        f"weights.{router}"
+    ]
