@@ -12,7 +12,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.errors import CheckpointError, own_head_error
 from flexq_bench.checkpoints.gguf_config import headers_read_once
 from flexq_bench.checkpoints.layers import is_finite_or_bound
 from flexq_bench.checkpoints.model_source import (
@@ -180,10 +180,19 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     check_no_more(files.name, unused)
     if source is not None:
         source.check_used(model)
+    _check_ties(files.name, model)
     # transformers marks a dequantized model as quantized, so it could not be saved or changed.
     model.config.quantization_config = None
     del model.config.quantization_config
     return with_linear_layers(model)
+
+
+def _check_ties(name: str, model: Any) -> None:
+    """Raise CheckpointError if tensors differ that are one by the configuration: a tied head."""
+    asked = getattr(model, "get_expanded_tied_weights_keys", None)  # since transformers 5
+    for tied, embedding in ({} if asked is None else asked(all_submodels=True)).items():
+        if tied not in model.all_tied_weights_keys:
+            raise own_head_error(name, embedding, tied)
 
 
 def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:

@@ -45,6 +45,7 @@ _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
 _MAX_NAMED_ROWS = 8
+_TIMES = "its weights are {:.3g} times the original's"
 _OTHER_BASIS = "its weights are in another basis (rotated), or those of another model"
 
 
@@ -101,6 +102,13 @@ class _Rows:
     def explained(self) -> torch.Tensor:
         """Deviation of each row's scale from 1 that rounding explains."""
         return _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(self.k)) * self.noise
+
+    def unexplained_scale(self) -> float | None:
+        """Return the median scale of the rows; None: rounding explains it."""
+        scale = float(self.scale.median())
+        deviations = _DEVIATIONS / math.sqrt(self.k * self.noise.numel())
+        slack = (_CLIPPED + deviations) * float(self.noise.median())
+        return scale if abs(scale - 1) > _MAX_LAYER_SCALE + slack else None
 
 
 @dataclass(slots=True)
@@ -306,14 +314,12 @@ class _Comparison:
         if home is not None:
             yield Difference(key, f"it has the weights of the original's {home}")
             return
-        steps, scale = float(rows.steps.median()), float(rows.scale.median())
+        steps = float(rows.steps.median())
         if _is_other(rows):
             yield Difference(key, "its weights are unlike those of every layer of the original")
             return
-        deviations = _DEVIATIONS / math.sqrt(rows.k * rows.noise.numel())
-        slack = (_CLIPPED + deviations) * float(rows.noise.median())
-        if abs(scale - 1) > _MAX_LAYER_SCALE + slack:
-            yield Difference(key, f"its weights are {scale:.3g} times the original's")
+        if (scale := rows.unexplained_scale()) is not None:
+            yield Difference(key, _TIMES.format(scale))
             return
         offset = float(rows.offset.median())
         if abs(offset) > _MAX_LAYER_OFFSET:
@@ -412,6 +418,9 @@ class _Comparison:
         rows = _rows(ours, theirs, theirs, theirs)
         if _is_other(rows):
             self._not_judged[module] = _OTHER_BASIS
+            return
+        if (scale := rows.unexplained_scale()) is not None:
+            yield Difference(f"weights.{module}", _TIMES.format(scale))
             return
         errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
         typical = float(errors.median())

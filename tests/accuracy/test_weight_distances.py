@@ -168,3 +168,12 @@ def test_stored_buffer_that_differs_is_named():
     assert [found.name for found in weight_distances(model, original).findings] == [
         f"weights.{router}"
     ]
+
+
+@torch.no_grad()
+def test_scaled_embeddings_are_named(loaded):
+    model = copy.deepcopy(loaded.model)
+    model.get_input_embeddings().weight.mul_(1.05)
+
+    found = [finding.name for finding in weight_distances(model, loaded.model).findings]
+    assert found == ["weights.model.embed_tokens", "weights.lm_head"]
