@@ -41,6 +41,7 @@ _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped rang
 _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's smallest
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
+_MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
@@ -128,6 +129,7 @@ class _Comparison:
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
+        self._row_factors: dict[str, torch.Tensor] = {}
 
     def report(self) -> WeightReport:
         measured: dict[str, _Rows] = {}
@@ -236,7 +238,7 @@ class _Comparison:
         undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
         accepted = torch.where(agrees, own, undone)
         if site_input.through == "linear":
-            factors.rows[source] = accepted
+            factors.rows[source] = self._row_factors[source] = accepted
         for reader in readers:
             factors.columns[reader.name] = spread(1 / accepted, site_input)
         odd = (changed & ~agrees).nonzero().flatten().tolist()
@@ -396,17 +398,10 @@ class _Comparison:
         own = self._model.get_submodule(module)
         layer = _layer_of(own)
         ours = own.bias if layer is None else layer.bias
-        if (
-            ours is None
-            or module.endswith("v_proj")
-            or any(
-                f"{self._layout.path}.{self._sites[module].block}.{i.source}" == module
-                for i in self._layout.scalable_inputs(self._sites[module].block)
-            )
-        ):
-            return  # it may have its rows' factors
-        change = _relative(ours.float(), theirs.detach().float())
-        if change > _MAX_EQUAL:
+        factor = self._row_factors.get(module)
+        expected = theirs.float() if factor is None else theirs.float() * factor
+        change = _relative(torch.zeros_like(expected) if ours is None else ours.float(), expected)
+        if change > (_MAX_EQUAL if factor is None else _MAX_SCALED):
             yield Difference(f"weights.{module}", f"its bias differs by {100 * change:.2g} %")
 
     def _matrix(

@@ -177,3 +177,20 @@ def test_scaled_embeddings_are_named(loaded):
 
     found = [finding.name for finding in weight_distances(model, loaded.model).findings]
     assert found == ["weights.model.embed_tokens", "weights.lm_head"]
+
+
+@pytest.mark.parametrize("part", ["q_proj", "v_proj"])
+@torch.no_grad()
+def test_bias_that_differs_is_named(part):
+    torch.manual_seed(0)
+    original = AutoModelForCausalLM.from_config(tiny_config("qwen2"))
+    for block in original.model.layers:
+        for linear in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj):
+            linear.bias.normal_()
+    model = copy.deepcopy(original)
+    resolve("w4a16").quantize(model)
+    damaged = f"model.layers.1.self_attn.{part}"
+
+    assert not weight_distances(model, original).findings
+    model.get_submodule(damaged).layer.bias[3] += 0.6
+    assert [x.name for x in weight_distances(model, original).findings] == [f"weights.{damaged}"]
