@@ -41,6 +41,7 @@ _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped rang
 _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's smallest
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
+_MAX_NEAREST = 0.35  # steps: of layers that were rounded to nearest
 _MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
@@ -90,7 +91,8 @@ def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
 @dataclass(slots=True)
 class _Rows:
     """One layer's rows [N]: steps, their signed mean (offset), scale (relative to rounding to
-    nearest), the relative error that the scale does not explain, cosine. k: values of a row.
+    nearest), the relative error that the scale does not explain, cosine. columns: cosines [K] of
+    those that are a step or more.
     """
 
     steps: torch.Tensor
@@ -98,7 +100,12 @@ class _Rows:
     scale: torch.Tensor
     noise: torch.Tensor
     cosine: torch.Tensor
-    k: int
+    columns: torch.Tensor
+
+    @property
+    def k(self) -> int:
+        """Values of a row."""
+        return self.columns.numel()
 
     def explained(self) -> torch.Tensor:
         """Deviation of each row's scale from 1 that rounding explains."""
@@ -217,10 +224,12 @@ class _Comparison:
         changed = (own - 1).abs() > _MIN_FACTOR
         if not bool(changed.any()):
             return
-        products, squares, sizes = (torch.zeros_like(own) for _ in range(3))
+        products, squares, sizes, steps = (torch.zeros_like(own) for _ in range(4))
         rows = 0
         for reader in readers:
             ours, theirs = self._own_basis(reader.name), self._weight(reader.name)
+            smallest = torch.where(ours == 0, torch.inf, ours.abs()).amin()
+            steps = torch.maximum(steps, smallest)
             if site_input.through == "norm":  # rows of a reader may have factors of their own
                 theirs = theirs * _slopes(ours, theirs / own)[:, None]
             products += self._of_source((ours * theirs).sum(0), site_input)
@@ -232,7 +241,8 @@ class _Comparison:
         fitted = products * of_readers
         noise = ((sizes - fitted).clamp(min=0) / fitted.clamp(min=1e-30)).sqrt()
         explained = _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(rows)) * noise
-        agrees = (_ln(own * of_readers).abs() <= explained) | (squares == 0)
+        lost = (sizes == 0) & ((squares / rows).sqrt() / own < steps)  # readers round it to zeros
+        agrees = (_ln(own * of_readers).abs() <= explained) | lost
         # If they disagree, the readers are right, so that the source is the one that is reported.
         is_scaled = _ln(of_readers).abs() > explained
         undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
@@ -333,6 +343,14 @@ class _Comparison:
                 f"its rows are {steps:.2g} steps from the original's, those of other layers "
                 f"{typical:.2g}",
             )
+            return
+        # GPTQ zeroes columns that its inputs never use, and changes others most.
+        is_nearest = typical < _MAX_NEAREST
+        odd = rows.columns < (_OTHER_CONTENT if is_nearest else _OTHER_CONTENT / 2)
+        odd &= (rows.columns != 0) | is_nearest
+        if bool(odd.any()):
+            columns = odd.nonzero().flatten().tolist()
+            yield Difference(key, f"{_named(columns, 'column')} unlike the original's")
             return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
@@ -485,7 +503,11 @@ def _rows(
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
-    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, k)
+    resolved = step**-2 @ theirs.square() >= len(step)
+    sizes = torch.linalg.vecdot(ours, ours, dim=0) * torch.linalg.vecdot(theirs, theirs, dim=0)
+    columns = torch.linalg.vecdot(ours, theirs, dim=0) / sizes.sqrt().clamp(min=1e-30)
+    columns = torch.where(resolved, columns, 1.0)
+    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, columns)
 
 
 def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -194,3 +194,29 @@ def test_bias_that_differs_is_named(part):
     assert not weight_distances(model, original).findings
     model.get_submodule(damaged).layer.bias[3] += 0.6
     assert [x.name for x in weight_distances(model, original).findings] == [f"weights.{damaged}"]
+
+
+def negated_column(values):
+    return torch.cat([values[:, :9], -values[:, 9:10], values[:, 10:]], dim=1)
+
+
+def lost_columns(values):
+    return torch.cat([values[:, :-8], torch.zeros_like(values[:, -8:])], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "damage"),
+    [
+        ("w4a16", negated_column),
+        ("w4a16", lost_columns),
+        ("flexq-w6ax", lost_columns),
+        ("gptq-w4a16", negated_column),
+    ],
+)
+def test_damaged_columns_are_named(quantized, loaded, scheme, damage):
+    model = quantized(scheme)
+    change_codes(model, DOWN, lambda operand: replace(operand, values=damage(operand.values)))
+
+    (found,) = weight_distances(model, loaded.model).findings
+    assert found.name == f"weights.{DOWN}"
+    assert "unlike the original's" in str(found)
