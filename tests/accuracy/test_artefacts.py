@@ -120,6 +120,18 @@ CHANGES = {
         write_template(CHATML + "{% if enable_thinking is defined %}<think>{% endif %}"),
         "chat_template",
     ),
+    "chat template of documents": (
+        write_template("{% if documents %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
+    "chat template of an option's value": (
+        write_template("{% if effort == 'high' %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
+    "chat template of another role": (
+        write_template("{% if messages[1].role == 'developer' %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
     "chat template of unusual turns": (
         write_template("{% if messages[0]['role'] == 'assistant' %}A{% endif %}" + CHATML),
         "chat_template",
