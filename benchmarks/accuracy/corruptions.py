@@ -13,9 +13,8 @@ perplexity of the first text, and of the text that changes most, on the segments
 (of texts that were not evaluated: nothing); mean KL divergence (for a quantized model: percent
 above the scheme's own), number of tokens, and the limits that detected the corruption, which are
 those that the undamaged model under the same scheme does not fail. Rows that the file of --out has
-are not judged again, so that a second command goes on where --seconds ended the first. --part 2/5
-judges every fifth row, from the second on. damages.py has the corruptions; those of class
-`artefact` damage a copy of the model's folder.
+are not judged again, so that a second command goes on where --seconds ended the first. damages.py
+has the corruptions; those of class `artefact` damage a copy of the model's folder.
 
 A corruption that changes the perplexity of the first text by 0.5 %, that of another text by 2 %, or
 the mean KL divergence by 10 % of the scheme's own (at least 0.0002 nats), must be detected, and

@@ -101,13 +101,11 @@ def _rotated(run: Any, qkv: torch.Tensor, shape: Any, *rest: Any) -> Any:
     return run(qkv, replace(shape, rotary=shape.rotary.roll(-1, 0)), *rest)
 
 
-def _stale(
-    run: Any, qkv: Any, shape: Any, cache: Any, positions: Any, longest: int, to: Any
-) -> None:
+def _stale(run: Any, qkv: Any, shape: Any, cache: Any, positions: Any, *rest: Any) -> None:
     rows = torch.arange(len(positions), device=positions.device)
     at = positions.long()
     before = cache.codes[:, rows, :, at].clone()
-    run(qkv, shape, cache, positions, longest, to)
+    run(qkv, shape, cache, positions, *rest)
     kept = (at % 8 == 4)[:, None, None, None]
     cache.codes[:, rows, :, at] = torch.where(kept, before, cache.codes[:, rows, :, at])
 

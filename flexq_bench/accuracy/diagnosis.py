@@ -127,8 +127,8 @@ def differences_outside_layers(original: Any, model: Any) -> tuple[str, ...]:
             differences.append(f"{name}: {ours.get(name)}, the original's: {theirs.get(name)}")
     layers = {site.name for site in map_model(original).sites}
     # With duplicates: a tied head is a parameter of its own in a model that doesn't tie it.
-    own = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in original.named_parameters(remove_duplicate=False):
+    own = model.state_dict()
+    for name, tensor in original.state_dict().items():
         if name.rpartition(".")[0] in layers or name not in own:
             continue
         difference = _difference(own[name], tensor)

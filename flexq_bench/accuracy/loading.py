@@ -12,13 +12,15 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.errors import CheckpointError, own_head_error
 from flexq_bench.checkpoints.gguf_config import headers_read_once
+from flexq_bench.checkpoints.layers import is_finite_or_bound
 from flexq_bench.checkpoints.model_source import (
     GgufSource,
     auto_class,
     check_block_count,
     check_no_more,
+    missing_weights,
     quiet_transformers,
     read_config,
 )
@@ -172,19 +174,25 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             "it again"
         )
     if info["missing_keys"]:
-        raise AccuracyError(
-            f"{files.name} lacks {len(info['missing_keys'])} weights of its architecture "
-            f"({min(info['missing_keys'])} …): download it again"
-        )
+        raise AccuracyError(missing_weights(files.name, model, info["missing_keys"]))
     blocks = f"{model.base_model_prefix}."
     unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
     check_no_more(files.name, unused)
     if source is not None:
         source.check_used(model)
+    _check_ties(files.name, model)
     # transformers marks a dequantized model as quantized, so it could not be saved or changed.
     model.config.quantization_config = None
     del model.config.quantization_config
     return with_linear_layers(model)
+
+
+def _check_ties(name: str, model: Any) -> None:
+    """Raise CheckpointError if tensors differ that are one by the configuration: a tied head."""
+    asked = getattr(model, "get_expanded_tied_weights_keys", None)  # since transformers 5
+    for tied, embedding in ({} if asked is None else asked(all_submodels=True)).items():
+        if tied not in model.all_tied_weights_keys:
+            raise own_head_error(name, embedding, tied)
 
 
 def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
@@ -200,8 +208,8 @@ def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
 
 
 def _check_numbers(files: ModelFiles, model: Any, dtype: str) -> None:
-    for name, parameter in model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
+    for name, tensor in model.state_dict().items():
+        if not is_finite_or_bound(tensor):
             raise AccuracyError(
                 f"{files.name}: {name} holds NaN or infinity in {dtype}: download the model again, "
                 "or take a --dtype of more range"

@@ -151,7 +151,7 @@ def perplexity(
     seconds = 0.0
     try:
         whole = torch.stack(list(segments(tokens, context, max_tokens, bos=bos)))
-        for together in torch.split(whole, at_once or segments_at_once(model)):
+        for together in torch.split(whole, at_once or segments_at_once(model, context)):
             started = time.monotonic()
             ids = together.to(_device(model))
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1]

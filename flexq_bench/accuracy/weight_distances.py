@@ -41,10 +41,13 @@ _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped rang
 _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's smallest
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
+_MAX_NEAREST = 0.35  # steps: of layers that were rounded to nearest
+_MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
 _MAX_NAMED_ROWS = 8
+_TIMES = "its weights are {:.3g} times the original's"
 _OTHER_BASIS = "its weights are in another basis (rotated), or those of another model"
 
 
@@ -88,7 +91,8 @@ def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
 @dataclass(slots=True)
 class _Rows:
     """One layer's rows [N]: steps, their signed mean (offset), scale (relative to rounding to
-    nearest), the relative error that the scale does not explain, cosine. k: values of a row.
+    nearest), the relative error that the scale does not explain, cosine. columns: cosines [K] of
+    those that are a step or more.
     """
 
     steps: torch.Tensor
@@ -96,11 +100,23 @@ class _Rows:
     scale: torch.Tensor
     noise: torch.Tensor
     cosine: torch.Tensor
-    k: int
+    columns: torch.Tensor
+
+    @property
+    def k(self) -> int:
+        """Values of a row."""
+        return self.columns.numel()
 
     def explained(self) -> torch.Tensor:
         """Deviation of each row's scale from 1 that rounding explains."""
         return _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(self.k)) * self.noise
+
+    def unexplained_scale(self) -> float | None:
+        """Return the median scale of the rows; None: rounding explains it."""
+        scale = float(self.scale.median())
+        deviations = _DEVIATIONS / math.sqrt(self.k * self.noise.numel())
+        slack = (_CLIPPED + deviations) * float(self.noise.median())
+        return scale if abs(scale - 1) > _MAX_LAYER_SCALE + slack else None
 
 
 @dataclass(slots=True)
@@ -116,10 +132,11 @@ class _Comparison:
         self._model, self._original = model, original
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._tensors: dict[str, torch.Tensor] = model.state_dict()
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
+        self._row_factors: dict[str, torch.Tensor] = {}
 
     def report(self) -> WeightReport:
         measured: dict[str, _Rows] = {}
@@ -207,10 +224,12 @@ class _Comparison:
         changed = (own - 1).abs() > _MIN_FACTOR
         if not bool(changed.any()):
             return
-        products, squares, sizes = (torch.zeros_like(own) for _ in range(3))
+        products, squares, sizes, steps = (torch.zeros_like(own) for _ in range(4))
         rows = 0
         for reader in readers:
             ours, theirs = self._own_basis(reader.name), self._weight(reader.name)
+            smallest = torch.where(ours == 0, torch.inf, ours.abs()).amin()
+            steps = torch.maximum(steps, smallest)
             if site_input.through == "norm":  # rows of a reader may have factors of their own
                 theirs = theirs * _slopes(ours, theirs / own)[:, None]
             products += self._of_source((ours * theirs).sum(0), site_input)
@@ -222,13 +241,14 @@ class _Comparison:
         fitted = products * of_readers
         noise = ((sizes - fitted).clamp(min=0) / fitted.clamp(min=1e-30)).sqrt()
         explained = _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(rows)) * noise
-        agrees = (_ln(own * of_readers).abs() <= explained) | (squares == 0)
+        lost = (sizes == 0) & ((squares / rows).sqrt() / own < steps)  # readers round it to zeros
+        agrees = (_ln(own * of_readers).abs() <= explained) | lost
         # If they disagree, the readers are right, so that the source is the one that is reported.
         is_scaled = _ln(of_readers).abs() > explained
         undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
         accepted = torch.where(agrees, own, undone)
         if site_input.through == "linear":
-            factors.rows[source] = accepted
+            factors.rows[source] = self._row_factors[source] = accepted
         for reader in readers:
             factors.columns[reader.name] = spread(1 / accepted, site_input)
         odd = (changed & ~agrees).nonzero().flatten().tolist()
@@ -306,14 +326,12 @@ class _Comparison:
         if home is not None:
             yield Difference(key, f"it has the weights of the original's {home}")
             return
-        steps, scale = float(rows.steps.median()), float(rows.scale.median())
+        steps = float(rows.steps.median())
         if _is_other(rows):
             yield Difference(key, "its weights are unlike those of every layer of the original")
             return
-        deviations = _DEVIATIONS / math.sqrt(rows.k * rows.noise.numel())
-        slack = (_CLIPPED + deviations) * float(rows.noise.median())
-        if abs(scale - 1) > _MAX_LAYER_SCALE + slack:
-            yield Difference(key, f"its weights are {scale:.3g} times the original's")
+        if (scale := rows.unexplained_scale()) is not None:
+            yield Difference(key, _TIMES.format(scale))
             return
         offset = float(rows.offset.median())
         if abs(offset) > _MAX_LAYER_OFFSET:
@@ -325,6 +343,14 @@ class _Comparison:
                 f"its rows are {steps:.2g} steps from the original's, those of other layers "
                 f"{typical:.2g}",
             )
+            return
+        # GPTQ zeroes columns that its inputs never use, and changes others most.
+        is_nearest = typical < _MAX_NEAREST
+        odd = rows.columns < (_OTHER_CONTENT if is_nearest else _OTHER_CONTENT / 2)
+        odd &= (rows.columns != 0) | is_nearest
+        if bool(odd.any()):
+            columns = odd.nonzero().flatten().tolist()
+            yield Difference(key, f"{_named(columns, 'column')} unlike the original's")
             return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
@@ -369,38 +395,31 @@ class _Comparison:
     # Tensors outside the layers.
 
     def _others(self) -> Iterator[Difference]:
-        for name, theirs in self._original.named_parameters(remove_duplicate=False):
+        # The state: parameters, and buffers such as the biases of a router.
+        for name, theirs in self._original.state_dict().items():
             module, _, part = name.rpartition(".")
             if module in self._sites:
                 if part == "bias":
                     yield from self._bias(module, theirs)
                 continue
-            if module in self._scaled_norms or name not in self._parameters:
+            if module in self._scaled_norms or name not in self._tensors:
                 continue
-            ours = self._parameters[name].detach()
+            ours = self._tensors[name]
             if ours.shape != theirs.shape:
                 yield Difference(f"weights.{module}", f"{part} has another shape")
             elif theirs.ndim == 2:
-                yield from self._matrix(module, ours.float(), theirs.detach().float())
-            elif _relative(ours.float(), theirs.detach().float()) > _MAX_EQUAL:
-                change = _relative(ours.float(), theirs.detach().float())
+                yield from self._matrix(module, ours.float(), theirs.float())
+            elif (change := _relative(ours.float(), theirs.float())) > _MAX_EQUAL:
                 yield Difference(f"weights.{module}", f"{part} differs by {100 * change:.2g} %")
 
     def _bias(self, module: str, theirs: torch.Tensor) -> Iterator[Difference]:
         own = self._model.get_submodule(module)
         layer = _layer_of(own)
         ours = own.bias if layer is None else layer.bias
-        if (
-            ours is None
-            or module.endswith("v_proj")
-            or any(
-                f"{self._layout.path}.{self._sites[module].block}.{i.source}" == module
-                for i in self._layout.scalable_inputs(self._sites[module].block)
-            )
-        ):
-            return  # it may have its rows' factors
-        change = _relative(ours.float(), theirs.detach().float())
-        if change > _MAX_EQUAL:
+        factor = self._row_factors.get(module)
+        expected = theirs.float() if factor is None else theirs.float() * factor
+        change = _relative(torch.zeros_like(expected) if ours is None else ours.float(), expected)
+        if change > (_MAX_EQUAL if factor is None else _MAX_SCALED):
             yield Difference(f"weights.{module}", f"its bias differs by {100 * change:.2g} %")
 
     def _matrix(
@@ -412,6 +431,9 @@ class _Comparison:
         rows = _rows(ours, theirs, theirs, theirs)
         if _is_other(rows):
             self._not_judged[module] = _OTHER_BASIS
+            return
+        if (scale := rows.unexplained_scale()) is not None:
+            yield Difference(f"weights.{module}", _TIMES.format(scale))
             return
         errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
         typical = float(errors.median())
@@ -481,7 +503,11 @@ def _rows(
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
-    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, k)
+    resolved = step**-2 @ theirs.square() >= len(step)
+    sizes = torch.linalg.vecdot(ours, ours, dim=0) * torch.linalg.vecdot(theirs, theirs, dim=0)
+    columns = torch.linalg.vecdot(ours, theirs, dim=0) / sizes.sqrt().clamp(min=1e-30)
+    columns = torch.where(resolved, columns, 1.0)
+    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, columns)
 
 
 def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,9 @@ _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 _AUTO_CLASSES = (
     *("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMultimodalLM"),
 )
-_MASKED = ("ForMaskedLM", "ForPreTraining")  # classes that see the tokens after a masked one
+# Classes that are no decoders of text: they see the tokens after a masked one, or predict others.
+_MASKED = ("ForMaskedLM", "ForPreTraining")
+_OTHER_TASKS = ("Classification", "QuestionAnswering", "MultipleChoice", "RewardModel")
 _MAX_READ_BYTES = 1 << 20  # of a GGUF tensor, before it is dequantized
 # Of Hugging Face's configuration: the storage of the weights, which no longer applies.
 _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
@@ -346,11 +348,14 @@ def auto_class(config: Any) -> Any:
     """
     import transformers
 
-    masked = [name for name in config.architectures or () if name.endswith(_MASKED)]
-    if config.is_encoder_decoder or masked:
-        reason = f"{masked[0]} predicts masked tokens" if masked else "it has an encoder"
+    reasons = ["it has an encoder"] if config.is_encoder_decoder else []
+    for name in config.architectures or ():
+        if name.endswith((*_MASKED, *_OTHER_TASKS)):
+            of_class = "masked tokens" if name.endswith(_MASKED) else "no tokens"
+            reasons.insert(0, f"{name} predicts {of_class}")
+    if reasons:
         raise CheckpointError(
-            f"a {config.model_type} is no decoder of text ({reason}): only its shapes can be "
+            f"a {config.model_type} is no decoder of text ({reasons[0]}): only its shapes can be "
             "measured (sweep --config)"
         )
     for name in _AUTO_CLASSES:
@@ -369,15 +374,21 @@ def check_tensors(name: str, model: Any, shapes: Mapping[str, tuple[int, ...]]) 
     expected = expected_tensors(model)
     missing = sorted(set(expected) - set(shapes))
     if missing:
-        raise CheckpointError(
-            f"{name} lacks {len(missing)} weights of its architecture ({missing[0]} …): {_AGAIN}"
-        )
+        raise CheckpointError(missing_weights(name, model, missing))
     for tensor, shape in expected.items():
         if shapes[tensor] != shape:
             raise CheckpointError(
                 f"{name}: {tensor} is {list(shapes[tensor])}, its {CONFIG} asks for {list(shape)}: "
                 f"{_AGAIN}"
             )
+
+
+def missing_weights(name: str, model: Any, missing: Collection[str]) -> str:
+    """Explain that a model has no tensors of these names. name: of the model."""
+    classes = model.config.architectures or ()
+    if {*missing} == {HEAD} and classes and classes[0].endswith("Model"):
+        return f"{name} is a {classes[0]}, which has no output head: give the whole model"
+    return f"{name} lacks {len(missing)} weights of its architecture ({min(missing)} …): {_AGAIN}"
 
 
 def check_no_more(name: str, unused: Collection[str]) -> None:

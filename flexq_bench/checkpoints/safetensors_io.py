@@ -14,6 +14,7 @@ import math
 import os
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,12 @@ def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
 def with_digest(info: TensorInfo, name: str) -> TensorInfo:
     """Return the location with the digest of the tensor's bytes, which are read."""
     return replace(info, digest=digest_of(read_tensor(info, name)))
+
+
+def with_digests(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return tensors by name, each as with_digest: a thread for each core reads them."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return dict(zip(infos, threads.map(with_digest, infos.values(), infos), strict=True))
 
 
 def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorInfo:

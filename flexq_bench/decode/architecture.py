@@ -141,12 +141,12 @@ def of_config(config: Mapping[str, Any], name: str) -> DecoderArchitecture:
 
 
 # Of transformers' classes, for keys that are missing.
-_DEFAULTS: Mapping[BlockType, Mapping[str, int]] = {
+_DEFAULTS: Mapping[BlockType, Mapping[str, float]] = {
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
     "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
     "qwen3_moe": {"num_key_value_heads": 4, "sliding_window": 4096},
-    "mixtral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
 }
 
 _EXPERT_SIZE: Mapping[BlockType, str] = {

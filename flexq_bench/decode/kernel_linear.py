@@ -99,6 +99,8 @@ class KernelLinear(nn.Module):
         try:
             weight = self._packed
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
+                if not len(piece):  # an expert without tokens
+                    continue
                 packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
                 made = self.kernel.linear(piece, packed, weight, out, bias=self._bias)
                 if made is not None:

@@ -166,12 +166,12 @@ class ModuleEngine:
         watch = Stopwatch(self.model.device)
         watch.mark()
         self._begin()
-        logits = self._run(prompts.long())
+        logits = self.more(prompts)
         on_pass(length, logits)
         watch.mark()
         tokens = [logits.argmax(dim=1)]
         for position in range(length + 1, length + new):
-            logits = self._run(tokens[-1][:, None])
+            logits = self.more(tokens[-1][:, None])
             on_pass(position, logits)
             tokens.append(logits.argmax(dim=1))
             watch.mark()
@@ -191,14 +191,17 @@ class ModuleEngine:
 
             self._cache = QuantizedCache(self.model.module.config, self._kv_bits)
 
-    def _run(self, ids: torch.Tensor) -> torch.Tensor:
+    @torch.inference_mode()
+    def more(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [B, vocab] after more tokens [B, T] of each sequence."""
-        last: torch.Tensor = self._forward(ids).logits[:, -1]
+        last: torch.Tensor = self._forward(ids.long()).logits[:, -1]
         return last
 
     def _forward(self, ids: torch.Tensor) -> Any:
         output = self.model.module(input_ids=ids, use_cache=True, **{self._cache_name: self._cache})
-        self._cache = getattr(output, self._cache_name)
+        self._cache = getattr(output, self._cache_name, None)
+        if self._cache is None:  # RecurrentGemma
+            raise UsageError(f"{self.model.name} keeps its state in its modules: pick another")
         return output
 
     @cached_property

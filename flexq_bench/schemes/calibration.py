@@ -17,8 +17,9 @@ from flexq_bench.schemes.model_map import LinearSite, ModelMap
 Observer = Callable[[LinearSite, torch.Tensor], None]
 _HASHED_TOKENS = 64  # hashed at the start of a segment; different texts may share shorter passages
 _HASH_DIGITS = 16
-_MOST_AT_ONCE = 8  # segments
-_FILLS_A_GPU = 2**30  # parameters times segments; with less, launch overhead dominates on a GPU
+_LONG = 1024  # tokens of a segment
+_MOST_AT_ONCE = 8  # long segments
+_FILLS_A_GPU = 2**30  # parameters times long segments; with less, launch overhead dominates
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +91,16 @@ def calibration_segments(
     return Calibration(tokens[: available * length].view(available, length)[chosen].clone().cpu())
 
 
-def segments_at_once(model: nn.Module) -> int:
-    """Return the number of segments to run through a model together; 1 on a CPU or if it is large.
+def segments_at_once(model: nn.Module, length: int = _LONG) -> int:
+    """Return the number of segments to run through a model together; 1 on a CPU.
 
-    On a GPU, launching the layers of a small model takes longer than running them, so several
-    segments are batched.
+    On a GPU, launching the layers of a small model, or for few tokens, takes longer than running
+    them, so several segments are batched. length: tokens of a segment.
     """
     if next(model.parameters()).device.type == "cpu":
         return 1
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return max(1, min(_MOST_AT_ONCE, _FILLS_A_GPU // parameters))
+    return max(1, min(_MOST_AT_ONCE, _FILLS_A_GPU // parameters)) * max(1, _LONG // length)
 
 
 class BlockStream:

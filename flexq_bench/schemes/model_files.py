@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -285,10 +286,11 @@ def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _content_hash(paths: Iterable[Path]) -> str:
+    files = [path for path in sorted(paths) if path.is_file()]
     digest = hashlib.sha256()
-    for path in sorted(paths):
-        if path.is_file():
-            digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for path, hashed in zip(files, threads.map(_file_hash, files), strict=True):
+            digest.update(f"{path.name}\0{hashed}\n".encode())
     return digest.hexdigest()
 
 

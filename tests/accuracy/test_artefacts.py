@@ -120,6 +120,18 @@ CHANGES = {
         write_template(CHATML + "{% if enable_thinking is defined %}<think>{% endif %}"),
         "chat_template",
     ),
+    "chat template of documents": (
+        write_template("{% if documents %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
+    "chat template of an option's value": (
+        write_template("{% if effort == 'high' %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
+    "chat template of another role": (
+        write_template("{% if messages[1].role == 'developer' %}A{% endif %}" + CHATML),
+        "chat_template",
+    ),
     "chat template of unusual turns": (
         write_template("{% if messages[0]['role'] == 'assistant' %}A{% endif %}" + CHATML),
         "chat_template",
@@ -176,6 +188,19 @@ CHANGES = {
         lambda folder: shutil.copy(folder / "model.safetensors", folder / "more.safetensors"),
         "files.more.safetensors",
     ),
+    "weights of another program": (
+        lambda folder: written(folder / "model.gguf", "GGUF"),
+        "files.model.gguf",
+    ),
+    "vocabulary of another program": (
+        lambda folder: written(folder / "tokenizer.model", "x"),
+        "files.tokenizer.model",
+    ),
+    "older vocabulary": (
+        lambda folder: written(folder / "vocab.json", '{"a": 0}'),
+        "files.vocab.json",
+    ),
+    "older key of rope": (config(rope_theta=5e5), "config.rope_theta"),
     "forced cleanup": (
         edited("tokenizer_config.json", {CLEANS: True, f"{CLEANS}_for_{DESPITE}": True}),
         "tokenizer.decode",
@@ -201,8 +226,17 @@ def resaved(folder):
     tokenizer.save_pretrained(folder)
 
 
+def with_older_vocabulary(folder):
+    """As GPT-2's tokenizer writes it."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *pairs, ""]))
+
+
 HEALTHY = {
     "copy": (),
+    "vocabulary in an older form": (with_older_vocabulary,),
     "quantization settings": (
         config(
             quantization_config={"quant_method": "gptq", "bits": 4},

@@ -180,10 +180,15 @@ def test_family_is_refused_in_one_line_with_the_reason(saved, tmp_path, kind):
         ("t5", ["T5ForConditionalGeneration"], "it has an encoder"),
         ("whisper", ["WhisperForConditionalGeneration"], "it has an encoder"),
         ("bert", ["BertForMaskedLM"], "BertForMaskedLM predicts masked tokens"),
+        (
+            "llama",
+            ["LlamaForTokenClassification"],
+            "LlamaForTokenClassification predicts no tokens",
+        ),
     ],
 )
 def test_models_that_are_no_decoders_are_refused(tmp_path, tiny_llama, kind, architectures, reason):
-    is_pair, out = kind != "bert", tmp_path / "out"
+    is_pair, out = kind in ("t5", "whisper"), tmp_path / "out"
     config = tiny_config(kind, architectures=architectures, is_encoder_decoder=is_pair)
     config.save_pretrained(tmp_path)
     save_file({name: torch.zeros(1) for name in "ab"}, tmp_path / "model.safetensors")
@@ -194,6 +199,15 @@ def test_models_that_are_no_decoders_are_refused(tmp_path, tiny_llama, kind, arc
         with pytest.raises(UsageError, match=re.escape(f"no decoder of text ({reason})")) as error:
             read()
         assert len(str(error.value)) <= 200
+
+
+def test_model_without_its_head_is_refused_by_its_class(saved, tmp_path):
+    model, path = saved("llama")
+    model.base_model.save_pretrained(path)
+
+    for read in (lambda: load_model(str(path), device=CPU), lambda: write(path, tmp_path / "out")):
+        with pytest.raises(UsageError, match="LlamaModel, which has no output head"):
+            read()
 
 
 def test_decoder_without_an_automatic_class_is_found_by_its_name():

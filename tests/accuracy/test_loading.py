@@ -72,6 +72,13 @@ def rename(folder, name):
     (folder / "model.safetensors").rename(folder / name)
 
 
+def add_head(folder):
+    """An output head of its own, although the configuration ties it to the embeddings."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * 1.1
+    save_file(tensors, folder / "model.safetensors")
+
+
 def drop_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -103,6 +110,7 @@ def enlarge_tokenizer(folder):
             r"no model\.safetensors\.index\.json",
         ),
         (lambda f: rename(f, "pytorch_model.bin"), r"has no \.safetensors file"),
+        (add_head, "lm_head.weight is not model.embed_tokens.weight"),
         (drop_tokenizer, "has no tokenizer that transformers reads"),
         (
             enlarge_tokenizer,

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from families import tiny_config
+from transformers import AutoModelForCausalLM
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.accuracy.weight_distances import weight_distances
 from flexq_bench.schemes.calibration import calibration_segments
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
-from flexq_bench.schemes.linear_layers import replace_module
+from flexq_bench.schemes.linear_layers import replace_module, with_linear_layers
 from flexq_bench.schemes.registry import resolve
 
 UP, DOWN = "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj"
@@ -152,3 +154,69 @@ def test_rotated_weights_are_not_judged(loaded, quantized):
 def test_rounding_to_nearest_is_0_29_steps(loaded, quantized):
     report = weight_distances(quantized("w8a16"), loaded.model)
     assert all(layer.steps == pytest.approx(12**-0.5, rel=0.01) for layer in report.layers)
+
+
+@torch.no_grad()
+def test_stored_buffer_that_differs_is_named():
+    torch.manual_seed(0)
+    original = with_linear_layers(AutoModelForCausalLM.from_config(tiny_config("dots1")))
+    router = "model.layers.1.mlp.gate"
+    model = copy.deepcopy(original)
+    model.get_submodule(router).e_score_correction_bias += 0.5
+
+    assert not weight_distances(copy.deepcopy(original), original).findings
+    assert [found.name for found in weight_distances(model, original).findings] == [
+        f"weights.{router}"
+    ]
+
+
+@torch.no_grad()
+def test_scaled_embeddings_are_named(loaded):
+    model = copy.deepcopy(loaded.model)
+    model.get_input_embeddings().weight.mul_(1.05)
+
+    found = [finding.name for finding in weight_distances(model, loaded.model).findings]
+    assert found == ["weights.model.embed_tokens", "weights.lm_head"]
+
+
+@pytest.mark.parametrize("part", ["q_proj", "v_proj"])
+@torch.no_grad()
+def test_bias_that_differs_is_named(part):
+    torch.manual_seed(0)
+    original = AutoModelForCausalLM.from_config(tiny_config("qwen2"))
+    for block in original.model.layers:
+        for linear in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj):
+            linear.bias.normal_()
+    model = copy.deepcopy(original)
+    resolve("w4a16").quantize(model)
+    damaged = f"model.layers.1.self_attn.{part}"
+
+    assert not weight_distances(model, original).findings
+    model.get_submodule(damaged).layer.bias[3] += 0.6
+    assert [x.name for x in weight_distances(model, original).findings] == [f"weights.{damaged}"]
+
+
+def negated_column(values):
+    return torch.cat([values[:, :9], -values[:, 9:10], values[:, 10:]], dim=1)
+
+
+def lost_columns(values):
+    return torch.cat([values[:, :-8], torch.zeros_like(values[:, -8:])], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "damage"),
+    [
+        ("w4a16", negated_column),
+        ("w4a16", lost_columns),
+        ("flexq-w6ax", lost_columns),
+        ("gptq-w4a16", negated_column),
+    ],
+)
+def test_damaged_columns_are_named(quantized, loaded, scheme, damage):
+    model = quantized(scheme)
+    change_codes(model, DOWN, lambda operand: replace(operand, values=damage(operand.values)))
+
+    (found,) = weight_distances(model, loaded.model).findings
+    assert found.name == f"weights.{DOWN}"
+    assert "unlike the original's" in str(found)

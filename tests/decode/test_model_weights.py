@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from decoders import small_llama, small_opt
-from transformers import MistralConfig
+from transformers import CONFIG_MAPPING, MistralConfig
 
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.case import open_model
@@ -15,6 +15,7 @@ from flexq_bench.decode.loading import footprint, linear_kernel, packed_bytes
 from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.operations import check_capacity
 from flexq_bench.errors import UsageError
+from flexq_bench.workloads.blocks import DECODED
 
 CPU = torch.device("cpu")
 
@@ -107,6 +108,20 @@ def test_missing_keys_have_the_defaults_of_transformers(config):
 
     assert dimensions.kv_heads == expected.num_key_value_heads
     assert dimensions.context == expected.sliding_window
+
+
+@pytest.mark.parametrize("block", [kind for kind in DECODED if kind != "opt"])
+def test_missing_norm_and_rope_have_the_defaults_of_transformers(block):
+    own = CONFIG_MAPPING[block]()
+    given = own.to_dict() | {"architectures": None}
+    for key in ("rms_norm_eps", "rope_parameters", "tie_word_embeddings", "hidden_act"):
+        given.pop(key)
+
+    architecture = of_config(given, "a model")
+
+    assert architecture.eps == own.rms_norm_eps
+    assert architecture.rope_theta == own.rope_parameters["rope_theta"]
+    assert architecture.dimensions.tied_embeddings == own.tie_word_embeddings
 
 
 def test_sliding_window_limits_the_context(folder):

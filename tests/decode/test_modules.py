@@ -134,6 +134,19 @@ def test_layers_whose_blocks_fusing_would_cut_stay_separate(checkpoint):
     assert torch.equal(generated.tokens, greedy(model.module)[1])
 
 
+def test_state_within_modules_is_refused(checkpoint):
+    model = open_decodable(str(checkpoint("recurrent_gemma")[0]), "w8a16", 0).load(CPU)
+    with pytest.raises(UsageError, match="keeps its state in its modules"):
+        ModuleEngine(model, capacity=26).generate(PROMPTS, NEW)
+
+
+def test_layer_of_an_expert_without_tokens_returns_none():
+    weight = torch.randn(32, 128, generator=torch.Generator().manual_seed(0))
+    linear = KernelLinear("expert", QuantizedLayer(quantize(weight, NumberFormat(8))))
+
+    assert linear(torch.zeros(0, 128)).shape == (0, 32)
+
+
 def test_dense_weight_of_a_layer_on_a_kernel_is_refused():
     weight = torch.randn(32, 128, generator=torch.Generator().manual_seed(0))
     linear = KernelLinear("blocks.0.output", QuantizedLayer(quantize(weight, NumberFormat(8))))

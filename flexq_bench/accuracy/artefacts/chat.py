@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from flexq_bench.accuracy.artefacts.differences import Difference, changed, shown
 from flexq_bench.errors import library_reason
 
+# Label, messages, tools, and options of the template.
+Conversation = tuple[str, list[dict[str, Any]], Any, dict[str, Any]]
 _WORDS = 'Zwei Boxkämpfer jagen Eva quer durch Sylt; 2 > 1 & "so on".\n\tA tab, a line, 中文 👍. '
 _TOOLS = [
     {
@@ -34,7 +37,13 @@ _CALL = {
         }
     ],
 }
-_PROMPT = {"add_generation_prompt": True}
+_ANSWER = {"role": "assistant", "content": "Cold."}
+_MARKUP = (
+    "```python\nx = {'a': [1]}\n```\n<think>so</think> <|im_end|></s>[INST] <tool_call> "
+    "{{ x }} {% y %} # 1. *a* $b$ ~/.c?d=e@f;g! äöüßéèñçøåÅ “” – … 1234567890"
+)
+_PROMPT: dict[str, Any] = {"add_generation_prompt": True}
+_WORD = re.compile(r"[a-z_]{2,24}")  # a role, type, field or value in a template
 _RESULT = {"role": "tool", "name": "get_weather", "tool_call_id": "call00001", "content": "7 °C"}
 
 
@@ -47,7 +56,8 @@ def chat_differences(ours: Any, theirs: Any) -> Iterator[Difference]:
             absent = name not in own
             yield changed(key, None if absent else own[name], other[name] if absent else None)
             continue
-        for label, messages, tools, options in _conversations():
+        asked = [*_conversations(), *_asked_for({own[name], other[name]})]
+        for label, messages, tools, options in asked:
             rendered = [
                 _rendered(tokenizer, template, messages, tools, options)
                 for tokenizer, template in ((ours, own[name]), (theirs, other[name]))
@@ -79,11 +89,41 @@ def _templates(tokenizer: Any) -> dict[str, str]:
     return dict(template) if isinstance(template, dict) else {"default": template}
 
 
-def _conversations() -> Iterator[tuple[str, list[dict[str, Any]], Any, dict[str, bool]]]:
-    """Label, messages, tools, and options of the template."""
+def _asked_for(templates: set[str]) -> Iterator[Conversation]:
+    """Conversations with what any of the templates asks for, if they differ.
+
+    That is options that are true or have one of its words, roles and types of content that are
+    such words, and fields of a message.
+    """
+    from jinja2 import Environment, TemplateError, meta, nodes
+
+    options, words, fields = set[str](), set[str](), set[str]()
+    for template in templates if len(templates) > 1 else ():
+        try:
+            parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        except TemplateError:
+            continue  # it has tags of transformers
+        options |= meta.find_undeclared_variables(parsed) - {"messages", "tools", *_PROMPT}
+        texts = [c.value for c in parsed.find_all(nodes.Const) if isinstance(c.value, str)]
+        words |= {text for text in texts if _WORD.fullmatch(text)}
+        fields |= {node.attr for node in parsed.find_all(nodes.Getattr)} | words
+    user = {"role": "user", "content": "How is the weather in Köln?"}
+    for word in sorted(words):
+        yield f"role {word}", [user, user | {"role": word}, user], None, _PROMPT
+        part = {"type": word, word: "x", "text": "Hi"}
+        yield f"content of type {word}", [user | {"content": [part]}], None, _PROMPT
+    for field in sorted(fields - {"role", "content"}):
+        yield f"field {field}", [user, user | {field: "x"}, _ANSWER | {field: "x"}], None, _PROMPT
+    for option in sorted(options):
+        for value in (True, [{"title": "A", "text": "B"}], *sorted(words)):
+            yield f"{option}={value}", [user, _ANSWER, user], None, _PROMPT | {option: value}
+
+
+def _conversations() -> Iterator[Conversation]:
+    """Conversations for any template."""
     system = {"role": "system", "content": "You are terse. " + _WORDS}
-    for turns in (1, 2, 5):
-        for length in (1, 40):
+    for turns, lengths in ((1, (1, 40)), (2, (1, 40)), (5, (1, 40)), (40, (1,))):
+        for length in lengths:
             messages = []
             for turn in range(turns):
                 messages.append({"role": "user", "content": f"Question {turn}. " + _WORDS * length})
@@ -92,13 +132,13 @@ def _conversations() -> Iterator[tuple[str, list[dict[str, Any]], Any, dict[str,
             yield f"a prompt after {size}", messages[:-1], None, _PROMPT
             yield f"a conversation of {size}", messages, None, {}
             yield f"a prompt with system after {size}", [system, *messages[:-1]], None, _PROMPT
-    for content in ("", "  spaces around \n", "Hi", "one two three"):
+    for content in ("", "  spaces around \n", "Hi", "one two three", _MARKUP):
         yield "a short prompt", [{"role": "user", "content": content}], None, _PROMPT
     user = {"role": "user", "content": "How is the weather in Köln?"}
     yield "tools", [system, user], _TOOLS, _PROMPT
     yield "a call of a tool", [user, _CALL], _TOOLS, {}
     yield "the result of a tool", [user, _CALL, _RESULT], _TOOLS, _PROMPT
-    answer = {"role": "assistant", "content": "Cold.", "reasoning_content": "It is winter."}
+    answer = _ANSWER | {"reasoning_content": "It is winter."}
     yield "reasoning", [user, answer, user], None, _PROMPT
     yield "a prompt without reasoning", [user], None, _PROMPT | {"enable_thinking": False}
     parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": " there"}]
@@ -111,7 +151,7 @@ def _rendered(
     template: str,
     messages: list[dict[str, Any]],
     tools: Any,
-    options: dict[str, bool],
+    options: dict[str, Any],
 ) -> str:
     """Return the rendered text, or the reason why it can't be rendered."""
     try:

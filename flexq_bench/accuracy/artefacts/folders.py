@@ -12,7 +12,7 @@ from flexq_bench.accuracy.artefacts.settings import (
     generation_differences,
     read_settings,
 )
-from flexq_bench.accuracy.artefacts.tokenizers import tokenizer_differences
+from flexq_bench.accuracy.artefacts.tokenizers import tokenizer_differences, vocabulary_differences
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_tokenizer, tokenizer_at
 from flexq_bench.checkpoints.model_source import quiet_transformers
@@ -23,7 +23,10 @@ from flexq_bench.schemes.model_files import CONFIG, model_at, read_json, safeten
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
 # Weights that programs add (transformers, if peft is installed; vLLM, without an index), or read in
 # place of the model's.
-_OTHER_WEIGHTS = ("adapter_config.json", "params.json", "*.safetensors")
+_OTHER_WEIGHTS = (
+    *("adapter_config.json", "params.json", "*.safetensors"),
+    *("pytorch_model*.bin", "consolidated*.pth", "*.gguf"),
+)
 
 
 def compare_folders(
@@ -56,6 +59,7 @@ def compare_folders(
             )
             differences += chat_differences(tokenizer, other_tokenizer)
         differences += _files(checkpoint, original)
+        differences += vocabulary_differences(checkpoint, original, other_tokenizer)
     return differences
 
 

@@ -35,6 +35,7 @@ _UNDECIDING = re.compile(
     r"|output_.*|return_dict.*|torchscript|tf_legacy_loss|unsloth_.*|transformers\.js_config"
     r"|type|problem_type|id2label|label2id|num_labels|router_aux_loss_coef|router_jitter_noise"
 )
+_OLDER_ROPE = ("rope_theta", "partial_rotary_factor")
 _EMPTY: tuple[Any, ...] = (None, False, {}, [], "", 0)
 
 
@@ -154,6 +155,10 @@ def _completed(config: Mapping[str, Any]) -> tuple[dict[str, Any], frozenset[str
         known = AutoConfig.for_model(kind).to_dict().keys()
     except Exception:  # of any class: an unknown type, or a value that the class refuses
         return dict(config), frozenset()
+    rope = completed.get("rope_parameters")
+    if isinstance(rope, dict):  # other engines prefer the older keys, which this class passes over
+        older = {key: config[key] for key in _OLDER_ROPE if config.get(key) is not None}
+        completed |= {key: v for key, v in older.items() if key in rope and rope[key] != v}
     return completed, frozenset(known)
 
 

@@ -41,6 +41,8 @@ _TOKENS_TOGETHER = 24  # of the vocabulary, in one text
 _MAX_SPECIAL = 300
 _MAX_CONFLICTS = 2000
 _TOKENIZER = "tokenizer.json"
+# Vocabularies that programs read in place of tokenizer.json.
+_OTHER_FILES = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "merges.txt")
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 
 
@@ -74,6 +76,33 @@ def tokenizer_differences(
         sides = [getattr(tokenizer, side, None) for tokenizer in (ours, theirs)]
         if sides[0] != sides[1]:
             yield changed(f"tokenizer.{side}", *sides)
+
+
+def vocabulary_differences(ours: Path, theirs: Path, tokenizer: Any) -> Iterator[Difference]:
+    """The differences of a folder's older vocabularies from those of the original's folder.
+
+    tokenizer: the original's, whose content tools write as vocab.json and merges.txt.
+    """
+    for name in _OTHER_FILES if ours.is_dir() and theirs.is_dir() else ():
+        own, other = ours / name, theirs / name
+        if own.is_file() and not (
+            (other.is_file() and own.read_bytes() == other.read_bytes())
+            or _is_written(own, tokenizer)
+        ):
+            yield Difference(f"files.{name}", "another vocabulary than the original's")
+
+
+def _is_written(file: Path, tokenizer: Any) -> bool:
+    """Return True if a tokenizer has what this vocab.json or merges.txt says."""
+    try:
+        if file.suffix == ".json":
+            return bool(json.loads(file.read_text()).items() <= tokenizer.get_vocab().items())
+        lines = [
+            line.split(" ") for line in file.read_text().splitlines() if line[:9] != "#version:"
+        ]
+        return file.suffix == ".txt" and list(map(tuple, lines)) == _stored_merges(tokenizer)
+    except (ValueError, TypeError, AttributeError):
+        return False
 
 
 def _vocabulary(ours: Any, theirs: Any) -> Iterator[Difference]:

@@ -40,7 +40,7 @@ from flexq_bench.checkpoints.folder_tensors import REALS, FolderTensors
 from flexq_bench.checkpoints.folders import HQQ_PICKLE
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.model_source import check_block_count
-from flexq_bench.checkpoints.safetensors_io import TensorInfo, with_digest
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, with_digests
 from flexq_bench.checkpoints.stored import BLOCK
 from flexq_bench.checkpoints.streaming import config_of, model_on_meta
 from flexq_bench.schemes.linear_layers import linear_origins
@@ -192,9 +192,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
 
         Tensors that are read later are compared with the hashed ones.
         """
-        self._tensors.infos = {
-            name: with_digest(info, name) for name, info in self._tensors.infos.items()
-        }
+        self._tensors.infos = with_digests(self._tensors.infos)
         section = {"config": self._section, "files": vocabulary_digests(self.folder)}
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
 

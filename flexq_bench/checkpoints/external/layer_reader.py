@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ _EXCLUSIONS = (
     *("ignore", "ignored_layers", "exclude", "exclude_modules", "modules_to_not_convert"),
     *("llm_int8_skip_modules", "skip_modules"),
 )
+_SMALLEST_SCALE = 1e-5  # that a tool writes for a matrix of zeros
 _PATTERN = re.compile(r"[\\\[(|^$+?*]")
 ONE: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
 """Shapes of a tensor with one value."""
@@ -80,7 +82,7 @@ class LayerReader(ABC):
         values = (
             operand.values.view(torch.uint8) if operand.values.itemsize == 1 else operand.values
         )
-        if bool((values == values[0, 0]).all()):
+        if bool((values == values[0, 0]).all()) and not _is_zero(operand):
             raise CheckpointError(
                 f"{self._tensors.folder.name}: all codes of {name} are equal: copy the folder again"
             )
@@ -205,3 +207,20 @@ def excludes(name: str, pattern: str) -> bool:
         return re.match(rf"(?:{pattern})(?:\.|$)", name) is not None
     except re.error:  # a wildcard such as *proj
         return False
+
+
+def _is_zero(operand: Operand) -> bool:
+    """Return True for a matrix that was zero before it was quantized, as in blocks that were added.
+
+    Lost codes leave the scales of the numbers that they stood for. Scales of zeros are equal: tiny,
+    1 or the precision of a type, both powers of two, or GPTQ's for a range from -1 to 1.
+    """
+    if operand.scales is None or bool(operand.dequantize(torch.float32).any()):
+        return False
+    first = operand.scales[0, 0]
+    written = (
+        float(first) <= _SMALLEST_SCALE
+        or math.frexp(float(first))[0] == 0.5
+        or math.isclose(float(first), 2 / (2**operand.bits - 1), rel_tol=2**-8)
+    )
+    return written and bool((operand.scales == first).all())

@@ -168,6 +168,32 @@ def test_zeroed_codes_are_refused(a_folder, capsys, tiny_llama, section):
     assert "all codes of" in complaint(path, capsys, tiny_llama)
 
 
+@pytest.mark.parametrize(
+    ("section", "zeros"),
+    [
+        (SECTION, {"weight_scale": torch.full((128, 1), 2.0**-7)}),
+        (ONE_SCALE, {"weight_scale": torch.tensor(2.0**-23)}),
+        (GPTQ_4, {}),
+    ],
+)
+def test_layer_of_zeros_opens_with_scales_of_zeros(a_folder, section, zeros):
+    def of_zeros(name, weight):
+        if section is GPTQ_4:
+            tensors = packed(section, weight)
+            middle = torch.full_like(tensors["qweight"], -0x77777778)
+            scales = torch.full_like(tensors["scales"], 2 / 15)
+            return tensors | ({"qweight": middle, "scales": scales} if "o_proj" in name else {})
+        dtype = torch.int8 if section is SECTION else torch.float8_e4m3fn
+        if "o_proj" in name:
+            return {"weight": torch.zeros_like(weight).to(dtype), **zeros}
+        scale = torch.full((len(weight), 1), 0.01) if section is SECTION else torch.tensor(0.01)
+        return {"weight": (weight / 0.01).to(dtype), "weight_scale": scale}
+
+    checkpoint = open_checkpoint(a_folder(section, of_zeros))
+    layer = checkpoint.layer("model.layers.0.self_attn.o_proj")
+    assert not layer.weight.dequantize(torch.float32).any()
+
+
 @pytest.mark.parametrize("section", [GPTQ_4, MLX_4])
 def test_layer_without_codes_that_is_not_excluded_is_refused(a_folder, capsys, tiny_llama, section):
     dense = "model.layers.1.mlp.down_proj"
