@@ -49,8 +49,10 @@ def a_time(label, us, m=1, n=4096, k=4096, *, cache="cold", gpu=GPU, days=0, **c
     return replace(row, **changes)
 
 
-def a_score(scheme, value, *, model="small", task="wikitext", metric="perplexity"):
-    return ScoreRow(model, scheme, "reference", task, metric, value, 0.1, "H200", "r", AT)
+def a_score(scheme, value, *, model="small", task="wikitext", metric="perplexity", tokens=2047):
+    return ScoreRow(
+        model, scheme, "reference", task, "text", tokens, metric, value, 0.1, "H200", "r", AT
+    )
 
 
 def a_decode(scheme, token_ms, *, model="llama-7b", batch=1, new=128, memory=10**9, prompt=15):
@@ -285,6 +287,15 @@ def test_scores_of_the_named_model_are_compared_in_size():
 
     assert result.kind == "reproduced"
     assert "within 1.00x" in result.verdict
+
+
+def test_scores_of_different_texts_are_not_compared():
+    whole = [a_score("fp16", 21.6), a_score("flexq-w6ax", 24.3), a_score("w4a4", 300.0)]
+    part = [replace(a_score("fp16", 19.9, tokens=100), created_at=AT + timedelta(days=1))]
+
+    result = stated("flexq/abstract-ppl", Evidence(scores=[*whole, *part]))
+
+    assert result.measured.value == pytest.approx(24.3 - 21.6)
 
 
 def test_mean_accuracy_is_of_all_six_tasks():

@@ -90,6 +90,9 @@ class Evidence:
     def score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
         """Return the score of a task or, of `mean`, of all six zero-shot tasks; None: none.
 
+        Of several texts of a task, or numbers of their tokens, it is the one with most schemes, so
+        that all scores of a model and task compare.
+
         metric: perplexity, or accuracy in percent, normalized where a task defines it.
         """
         key = (model, scheme, task, metric)
@@ -104,17 +107,27 @@ class Evidence:
             return sum(known) / len(known) if len(known) == len(parts) else None
         names = TASK_NAMES.get(task, (task,))
         wanted = ("acc_norm", "acc") if metric == "accuracy" else (metric,)
-        rows = [
-            r
-            for r in self.scores
-            if r.model == model and r.task in names and _same_scheme(r.scheme, scheme)
-        ]
         for name in wanted:
-            found = [r for r in rows if r.metric == name]
-            if found:
-                best = max(found, key=lambda r: _preference(r, scheme))
+            rows = [r for r in self._of_one_text(model, names, name) if _fits(r.scheme, scheme)]
+            if rows:
+                best = max(rows, key=lambda r: _preference(r, scheme))
                 return best.value * (_PERCENT if metric == "accuracy" else 1.0)
         return None
+
+    def _of_one_text(self, model: str, tasks: Sequence[str], metric: str) -> list[ScoreRow]:
+        """Return the scores of the text, or of the questions, with results of most schemes."""
+        texts: dict[tuple[str, int], list[ScoreRow]] = {}
+        for r in self._by_model.get((model, metric), ()):
+            if r.task in tasks:
+                texts.setdefault((r.data_hash, r.n_items), []).append(r)
+        return max(texts.values(), key=_schemes_and_time, default=[])
+
+    @cached_property
+    def _by_model(self) -> dict[tuple[str, str], list[ScoreRow]]:
+        found: dict[tuple[str, str], list[ScoreRow]] = {}
+        for r in self.scores:
+            found.setdefault((r.model, r.metric), []).append(r)
+        return found
 
     def of_shapes(
         self, gpu: str, labels: tuple[str, str], shapes: Iterable[tuple[int, int]], m: int | None
@@ -129,8 +142,12 @@ class Evidence:
                 yield found, base
 
 
-def _same_scheme(stored: str, wanted: str) -> bool:
-    """Return True if they differ at most in how long a learned scheme was trained."""
+def _schemes_and_time(rows: Sequence[ScoreRow]) -> tuple[int, datetime]:
+    return len({r.scheme for r in rows}), max(r.created_at for r in rows)
+
+
+def _fits(stored: str, wanted: str) -> bool:
+    """Return True if two schemes differ at most in how long a learned scheme was trained."""
     return stored == wanted or re.sub(r"\[epochs=\d+\]$", "", stored) == wanted
 
 
