@@ -438,6 +438,37 @@ def test_only_what_is_missing_is_measured():
     assert 'shapes = ["4096x4096"]' in step.suite
 
 
+def planned(step, folder):
+    (folder / "missing.toml").write_text(step.suite)
+    return load_suite(folder / "missing.toml").cases(labels("cuda"))
+
+
+def test_figure_measures_what_its_statements_compare(tmp_path):
+    of = {f"{p.key}/{figure.id}": (p, figure) for p, figure in named_figures(published_papers())}
+    (step,) = steps_of(*of["atom/figure-10"], Evidence(), GPU)
+    cases = planned(step, tmp_path)
+
+    gemms = [c for c in cases if c.operation == "linear"]
+    assert {c.gemm.m for c in gemms} == {512}
+    assert {c.label for c in gemms} == {"atom-w4a4", "cublas-fp16", "cublaslt-w8a8"}
+    assert len(gemms) == 3 * 4
+    assert {c.label for c in cases if c not in gemms} == {
+        "decoder-attention", "decoder-attention[kv8]", "decoder-attention[kv4]",
+    }  # fmt: skip
+    known = [replace(a_time("empty", 1.0), case=case.key) for case in cases[1:]]
+    (step,) = steps_of(*of["atom/figure-10"], Evidence(known), GPU)
+    assert planned(step, tmp_path) == cases[:1]
+
+
+def test_down_proj_of_figure_10_has_its_own_bits(tmp_path):
+    of = {f"{p.key}/{figure.id}": (p, figure) for p, figure in named_figures(published_papers())}
+    (step,) = steps_of(*of["flexq/figure-10"], Evidence(), GPU)
+
+    of_down = {c.label for c in planned(step, tmp_path) if c.shape == (4096, 11008)}
+
+    assert of_down == {"flexq-w6a8", "abq-w6a8", "cublas-w8a8[gemmex-sums]"}
+
+
 def test_decoding_leaves_out_schemes_that_have_every_length():
     ((paper, table),) = select_tables("abq-llm/table-12")
     done = [a_decode("fp16", 1.0, new=new) for new in (128, 256, 512, 1024)]

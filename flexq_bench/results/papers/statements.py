@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from flexq_bench.db.queries import DecodeRow, ResultRow
 from flexq_bench.results.papers.evidence import Evidence, kv_bits_of
 from flexq_bench.results.papers.tables import WITHIN, VerdictKind, generation_value
-from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.case import Case, kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.published import Paper, Statement, Subject
 from flexq_bench.workloads.suites import load_suite
 
@@ -103,30 +104,65 @@ def _ratio(statement: Statement, found: ResultRow, base: ResultRow) -> float:
 def _gemm_pairs(
     statement: Statement, ours: Subject, evidence: Evidence, gpu: str
 ) -> list[tuple[ResultRow, ResultRow]]:
-    of_down: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    return [
+        pair
+        for labels, shapes in _compared(statement, ours).items()
+        for pair in evidence.of_shapes(gpu, labels, shapes, statement.m)
+    ]
+
+
+def _compared(statement: Statement, ours: Subject) -> dict[tuple[str, str], set[tuple[int, int]]]:
+    """Return the shapes N, K at which a statement compares two kernels, by their labels."""
+    found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for shape in load_suite(ours.suite).shapes:
         is_named = statement.model in ("", shape.model) or not shape.model
         is_stated = (statement.n, statement.k) in ((None, None), (shape.n, shape.k))
         if is_named and is_stated and ours.layer in ("", shape.layer):
-            of_down[bool(ours.on_down) and shape.layer in _DOWN].add((shape.n, shape.k))
-    labels = {False: (ours.kernel, ours.baseline), True: tuple(ours.on_down[:2])}
-    return [
-        pair
-        for is_down, shapes in of_down.items()
-        if shapes
-        for pair in evidence.of_shapes(
-            gpu, (labels[is_down][0], labels[is_down][1]), shapes, statement.m
-        )
-    ]
+            is_down = bool(ours.on_down) and shape.layer in _DOWN
+            labels = ours.on_down[:2] if is_down else (ours.kernel, ours.baseline)
+            found.setdefault((labels[0], labels[1]), set()).add((shape.n, shape.k))
+    return found
+
+
+def compared_cases(statement: Statement, cases: Iterable[Case]) -> set[Case]:
+    """Return those of a suite's cold cases of which a statement compares the times in pairs."""
+    ours = statement.ours
+    assert ours is not None
+    places: dict[tuple[tuple[str, str], str], list[Case]] = {}
+    of_shapes = _compared(statement, ours)
+    for case in cases:
+        if case.cache != "cold" or case.regime != "boost" or case.stage == "linear":
+            continue
+        if isinstance(case.workload, GemmWorkload):
+            labels = [
+                pair
+                for pair, shapes in of_shapes.items()
+                if case.label in pair and case.shape in shapes
+            ]
+            is_stated = statement.m in (None, case.workload.m)
+        else:
+            labels = (
+                [(ours.kernel, ours.baseline)] if case.label in (ours.kernel, ours.baseline) else []
+            )
+            given = {(name, str(value)) for name, value in case.workload.values}
+            is_stated = _parameters(statement) <= given
+        for pair in labels if is_stated else ():
+            places.setdefault((pair, case.workload.key), []).append(case)
+    return {case for pair in places.values() if len(pair) > 1 for case in pair}
+
+
+def _parameters(statement: Statement) -> set[tuple[str, str]]:
+    """Return the parameters of attention that a statement is of."""
+    return {
+        ("batch", str(statement.batch)),
+        ("context", str(statement.setting.get("sequence_length"))),
+    }
 
 
 def _operation_pairs(
     statement: Statement, ours: Subject, evidence: Evidence, gpu: str
 ) -> list[tuple[ResultRow, ResultRow]]:
-    wanted = {
-        ("batch", str(statement.batch)),
-        ("context", str(statement.setting.get("sequence_length"))),
-    }
+    wanted = _parameters(statement)
     found: dict[str, dict[str, ResultRow]] = {}
     for r in evidence.results:
         given = {tuple(part.split("=")) for part in r.parameters.split(",")}
