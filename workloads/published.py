@@ -11,7 +11,8 @@ A file has [paper], its tables, and the paper's names in the words of the catalo
 [[table]]                        id, measures, metric, unit, better, hardware, setting, keys (names
     of the first cells of a row), columns, rows, notes; suite, cache: of a kernel table; commands:
     of a whole model; cannot: why nothing here can measure it; differs: why ours differ; caveats
-[[statement]]                    a number of the text; ours: what is measured here for it
+[[statement]]                    a number of the text; ours: what is measured here for it; cannot:
+    why nothing is
 [[mismatch]], [[figure]]         contradictions of the paper; figures without numbers, with suite
     or commands
 
@@ -121,6 +122,7 @@ class Statement(DataTable):
     setting: Mapping[str, Any] = {}
     check: AnyText = ""
     ours: Subject | None = None
+    cannot: AnyText = ""
     caveat: AnyText = ""
 
     @model_validator(mode="after")
@@ -137,6 +139,11 @@ class Statement(DataTable):
         assert low is not None
         assert high is not None
         return float(low), float(high)
+
+    def is_about(self, entry: str) -> bool:
+        """Return True if its place in the paper names a table or figure, by its id."""
+        kind, _, number = entry.partition("-")
+        return bool(re.search(rf"\b{kind}[ -]{re.escape(number)}(?![\d.])", self.where))
 
 
 class Mismatch(DataTable):

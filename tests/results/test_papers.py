@@ -379,6 +379,44 @@ def test_a_limit_holds_or_only_its_sign(without, kind):
     assert stated("flexq/s54-dequant", Evidence(rows)).kind == kind
 
 
+def test_every_statement_is_measured_or_says_why_not():
+    for paper in published_papers():
+        for statement in paper.statement:
+            assert (statement.ours is None) == bool(statement.cannot), (paper.key, statement.id)
+
+
+@pytest.mark.parametrize(("model", "kind"), [("llama-7b", "reproduced"), ("small", "not here")])
+def test_perplexity_is_judged_on_the_named_model_only(model, kind):
+    scores = [a_score("abq-w2*a8", 7.6, model=model)]
+
+    assert stated("abq-llm/abstract-ppl", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(("ours", "kind"), [(5000.0, "reproduced"), (800.0, "differs")])
+def test_lower_bound_of_a_perplexity_holds_or_not(ours, kind):
+    scores = [a_score("smoothquant-w3a3", ours)]
+
+    assert stated("atom/s52-ppl-others", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(("ms", "kind"), [(40.0, "reproduced"), (130.0, "differs")])
+def test_time_of_a_token_is_of_the_stated_batch(ms, kind):
+    one = replace(a_serving("atom-w4a4", 1.0, kv_bits=4), token_p50_ms=ms)
+    other = replace(one, batch_limit=8, token_p50_ms=1.0)
+
+    assert stated("atom/s532-latency", Evidence(servings=[one, other])).kind == kind
+
+
+def test_places_of_the_text_are_of_their_table_or_figure():
+    (statement,) = [s for s in get_paper("flexq").statement if s.id == "s54-latency"]
+    (served,) = [s for s in get_paper("atom").statement if s.id == "s532-fp16"]
+
+    assert statement.is_about("table-6")
+    assert not statement.is_about("table-60")
+    assert served.is_about("figure-11")
+    assert not served.is_about("figure-1")
+
+
 def test_serving_with_memory_limit_is_compared_at_equal_memory():
     rows = [a_serving("fp16", 100.0), a_serving("atom-w4a4", 110.0, kv_bits=4)]
     limited = [a_serving("fp16", 10.0, limit=1), a_serving("atom-w4a4", 70.0, limit=1, kv_bits=4)]

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from flexq_bench.db.queries import DecodeRow, ResultRow
 from flexq_bench.results.papers.evidence import Evidence, kv_bits_of
-from flexq_bench.results.papers.tables import WITHIN, VerdictKind, generation_value
+from flexq_bench.results.papers.tables import (
+    WITHIN,
+    WITHIN_SCORE,
+    VerdictKind,
+    generation_value,
+)
 from flexq_bench.workloads.case import Case, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.published import Paper, Statement, Subject
@@ -16,7 +21,9 @@ from flexq_bench.workloads.suites import load_suite
 
 _DOWN = ("down_proj", "fc2")
 _LIMITS = ("at most", "less than")
+_OVER = "more than"
 _RATIOS = ("speedup", "e2e-speedup", "memory-ratio", "throughput-ratio")
+_SIZES = ("memory", "perplexity", "token-latency")  # have no sign
 _PERCENT = 100.0
 
 
@@ -53,7 +60,7 @@ def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> 
     """
     measured = _measured(paper, statement, evidence)
     if measured is None:
-        about = "nothing here measures it" if statement.ours is None else _what_lacks(statement)
+        about = statement.cannot if statement.ours is None else _what_lacks(statement)
         return StatementResult(
             paper, statement, None, "not here", f"can't be judged here since {about}"
         )
@@ -79,7 +86,9 @@ def _measured(paper: Paper, statement: Statement, evidence: Evidence) -> Measure
         return _of_decodes(paper, statement, ours, evidence)
     if metric == "throughput-ratio":
         return _of_servings(statement, ours, evidence)
-    if metric.startswith(("perplexity-", "accuracy-")):
+    if metric == "token-latency":
+        return _token_latency(statement, ours, evidence)
+    if metric.startswith(("perplexity", "accuracy")):
         return _of_scores(paper, statement, ours, evidence)
     return None
 
@@ -234,6 +243,21 @@ def _of_servings(statement: Statement, ours: Subject, evidence: Evidence) -> Mea
     )
 
 
+def _token_latency(statement: Statement, ours: Subject, evidence: Evidence) -> Measured | None:
+    """Median times of a token at the stated number of requests at once, without a limit of memory
+    where such a serving is stored.
+    """
+    rows = [
+        r
+        for r in evidence.servings
+        if (r.scheme, r.batch_limit) == (ours.kernel, statement.batch)
+        and r.token_p50_ms is not None
+        and r.kv_bits == kv_bits_of(r.scheme)
+    ]
+    free = [r for r in rows if r.memory_limit_bytes is None] or rows
+    return _best(statement, [(r.gpu, [r.token_p50_ms]) for r in free if r.token_p50_ms])
+
+
 def _of_scores(
     paper: Paper, statement: Statement, ours: Subject, evidence: Evidence
 ) -> Measured | None:
@@ -241,9 +265,11 @@ def _of_scores(
     task = statement.task or ("mean" if metric == "accuracy" else "wikitext2")
     models = [paper.model(statement.model)] if statement.model else []
     others = sorted(evidence.models, key=lambda model: (-evidence.models[model], model))
+    if not change and statement.bound not in (*_LIMITS, _OVER):
+        others = []  # a value of the named model says nothing about others
     for model in dict.fromkeys((*models, *others)):
         found = evidence.score(model, ours.kernel, task, metric)
-        base = evidence.score(model, ours.baseline, task, metric)
+        base = evidence.score(model, ours.baseline, task, metric) if change else 0.0
         if found is not None and base is not None:
             value = base - found if change == "decrease" else found - base
             return Measured(value, None, 1, model)
@@ -271,12 +297,15 @@ def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str
         if (value > 1) == (low > 1):
             return "order holds", f"order holds, by another factor{where}"
         return "differs", f"differs: the order is reversed{where}"
-    if statement.metric == "memory":
-        factor = max(value / high, low / value)
-        kind: VerdictKind = "reproduced" if factor <= WITHIN else "differs"
-        return kind, f"{kind}{f' within {factor:.2f}x' if kind == 'reproduced' else ''}{where}"
-    if statement.bound in _LIMITS and value <= high:
+    bounds = dict.fromkeys(_LIMITS, value <= high) | {_OVER: value >= low}
+    if bounds.get(statement.bound):
         return "reproduced", f"reproduced: the bound holds{where}"
+    if statement.metric in _SIZES:
+        factor = max(value / high, low / value, 1.0)
+        within = WITHIN_SCORE if statement.metric == "perplexity" else WITHIN
+        if statement.bound not in bounds and factor <= within:
+            return "reproduced", f"reproduced within {factor:.2f}x{where}"
+        return "differs", f"differs by {factor:.2f}x{where}"
     if (value > 0) == (high > 0):
         return "order holds", f"sign holds, by another amount{where}"
     return "differs", f"differs: the sign is reversed{where}"
