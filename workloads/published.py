@@ -140,6 +140,19 @@ class Statement(DataTable):
         assert high is not None
         return float(low), float(high)
 
+    @property
+    def text(self) -> str:
+        """The stated number or range, with its unit."""
+        low, high = self.range
+        return f"{low:g}{'' if low == high else f' to {high:g}'} {self.unit}".rstrip()
+
+    @property
+    def of(self) -> str:
+        """The model, task, batch and shape that it is of."""
+        sizes = [f"{name} = {getattr(self, name)}" for name in ("m", "n", "k", "batch")]
+        known = [size for size in sizes if not size.endswith("None")]
+        return ", ".join(filter(None, (self.model, self.task, *known)))
+
     def is_about(self, entry: str) -> bool:
         """Return True if its place in the paper names a table or figure, by its id."""
         kind, _, number = entry.partition("-")

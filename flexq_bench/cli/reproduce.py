@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +31,7 @@ from flexq_bench.workloads.published import (
 
 if TYPE_CHECKING:
     from flexq_bench.results.papers.evidence import Evidence
+    from flexq_bench.results.papers.statements import StatementResult
     from flexq_bench.results.papers.steps import Step
     from flexq_bench.results.papers.tables import TableResult
 
@@ -101,7 +102,7 @@ def reproduce(
                 code = _run(step, entry, db, flags, dry_run=dry_run)
                 if code:
                     raise typer.Exit(code)
-    _report(entries, _evidence(db), as_json=as_json, is_one=what is not None and "/" in what)
+    _report(entries, _evidence(db), as_json=as_json, is_one="/" in (what or ""))
     raise typer.Exit(ExitCode.PASS)
 
 
@@ -161,7 +162,7 @@ def _report(
     as_json: bool,
     is_one: bool,
 ) -> None:
-    from flexq_bench.results.papers.statements import statement_result
+    from flexq_bench.results.papers.statements import is_of, statement_result
     from flexq_bench.results.papers.tables import table_result
 
     results = [
@@ -192,19 +193,40 @@ def _report(
             }
         )
         return
-    if is_one:
-        for result in results:
-            _print_table(result)
     for result in results:
+        if is_one:
+            _print_table(result)
         say(console(), f"{result.name}: {result.verdict}")
         for caveat in result.table.caveats if is_one else ():
             say(console(), f"  caveat: {caveat}")
         for mismatch in result.paper.mismatches(result.table.id) if is_one else ():
             say(console(), f"  mismatch: {mismatch.where}: {mismatch.about}")
+    if is_one:
+        for paper, entry in entries:
+            if isinstance(entry, Figure):
+                say(console(), f"{paper.key}/{entry.id}: {entry.shows}; stated: {entry.stated}")
+            _print_statements([s for s in stated if s.paper is paper and is_of(s.statement, entry)])
+        return
     counts = Counter(s.kind for s in stated if s.statement.ours is not None)
-    if not is_one:
-        text = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-        say(console(), f"statements that something here can measure: {text}")
+    text = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    say(console(), f"statements that something here can measure: {text}")
+
+
+def _print_statements(results: Iterable[StatementResult]) -> None:
+    """Print what the text states about a table or figure, and ours."""
+    for result in results:
+        stated, measured = result.statement, result.measured
+        over = f" over {stated.baseline}" if stated.baseline else ""
+        over += f", {stated.of}" if stated.of else ""
+        bound = f"{stated.bound} " if stated.bound else ""
+        ours = "" if measured is None else f"; ours {measured.text}"
+        say(
+            console(),
+            f"  {stated.where}: {stated.metric} of {stated.subject}{over}: {bound}{stated.text}"
+            f"{ours}: {result.verdict}",
+        )
+        if stated.caveat:
+            say(console(), f"    caveat: {stated.caveat}")
 
 
 def _as_plain(result: TableResult) -> dict[str, object]:

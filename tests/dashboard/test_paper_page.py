@@ -69,7 +69,24 @@ def test_statements_of_a_paper_are_listed_with_their_caveats(store, open_paper):
 
     stated = app.dataframe[1].value
     assert set(stated["paper"]) == {"flexq"}
-    row = stated[stated["stated"] == "2.46"].iloc[0]
+    row = stated[stated["stated"] == "2.46 x"].iloc[0]
     assert row["kind"] == "order holds"
     assert "1.33x" in row["caveat"]
     assert app.dataframe[1].value.index.get_loc(row.name) < 3, "what is measured comes first"
+
+
+def test_page_of_a_table_shows_what_the_text_states_about_it(store, open_paper):
+    measure(store, TABLE_6)
+
+    about = open_paper(table="flexq/table-6").dataframe[1].value
+
+    assert set(about["where"]) == {"section 5.4, table-6"}
+    assert about.set_index("metric").loc["overhead", "kind"] == "differs"
+
+
+def test_figure_has_a_page_of_its_statements(store, open_paper):
+    app = open_paper(table="flexq/figure-10")
+
+    stated = app.dataframe[0].value
+    assert {"m = 1", "m = 4", "m = 8"} <= set(stated["of"])
+    assert "reproduce flexq/figure-10" in words(app)

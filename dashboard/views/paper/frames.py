@@ -75,7 +75,6 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         stated, measured = result.statement, result.measured
-        low, high = stated.range
         rows.append(
             {
                 "paper": result.paper.key,
@@ -83,9 +82,9 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
                 "metric": stated.metric,
                 "subject": stated.subject,
                 "over": stated.baseline,
+                "of": stated.of,
                 "bound": stated.bound,
-                "stated": f"{low:g}" if low == high else f"{low:g} to {high:g}",
-                "unit": stated.unit,
+                "stated": stated.text,
                 "ours": None if measured is None else measured.value,
                 "ours_geometric": None if measured is None else measured.geometric,
                 "cases": 0 if measured is None else measured.cases,

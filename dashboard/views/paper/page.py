@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -20,9 +21,17 @@ from flexq_bench.dashboard.views.paper.frames import (
 )
 from flexq_bench.db.engine import Database
 from flexq_bench.results.papers.evidence import Evidence, read_evidence
-from flexq_bench.results.papers.statements import statement_result
+from flexq_bench.results.papers.statements import is_of, statement_result
+from flexq_bench.results.papers.steps import named_figures
 from flexq_bench.results.papers.tables import TableResult, table_result
-from flexq_bench.workloads.published import published_papers, select_tables
+from flexq_bench.workloads.published import (
+    Figure,
+    Paper,
+    PublishedTable,
+    Statement,
+    published_papers,
+    select_tables,
+)
 
 _MAX_HEIGHT_PX = 900
 _ALL = "overview"
@@ -35,10 +44,15 @@ def page(database: Database) -> None:
     with database.session() as session:
         evidence = read_evidence(session)
     with page_controls("paper", "Not published, so ignored") as controls:
+        figures = {f"{p.key}/{f.id}": (p, f) for p, f in named_figures(published_papers())}
         names = [f"{paper.key}/{table.id}" for paper, table in select_tables(None)]
-        chosen = controls.select(st.sidebar, "table", "Table", [_ALL, *names])
+        chosen = controls.select(
+            st.sidebar, "table", "Table or figure", [_ALL, *sorted([*names, *figures])]
+        )
         if chosen == _ALL:
             _show_overview(controls, database, evidence)
+        elif chosen in figures:
+            _show_figure(database, evidence, *figures[chosen])
         else:
             _show_table(controls, database, evidence, chosen)
 
@@ -81,9 +95,13 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
         "mean, with the geometric mean beside it. Accuracy is of a small model at hand unless the "
         "named one was evaluated: its sign is judged, not its size."
     )
-    stated = statements_frame(
-        [statement_result(one, each, evidence) for one in chosen for each in one.statement]
-    ).sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
+    _show_statements(evidence, [(one, each) for one in chosen for each in one.statement])
+
+
+def _show_statements(evidence: Evidence, given: Sequence[tuple[Paper, Statement]]) -> None:
+    stated = statements_frame([statement_result(*each, evidence) for each in given]).sort_values(
+        "ours", na_position="last", key=lambda v: v.isna(), kind="stable"
+    )
     draw_table(
         stated,
         max_px=_MAX_HEIGHT_PX,
@@ -91,6 +109,23 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
         key="paper-statements",
     )
     offer_csv(to_csv(stated), "statements")
+
+
+def _show_figure(database: Database, evidence: Evidence, paper: Paper, figure: Figure) -> None:
+    st.header(as_text(f"{paper.paper.source}, {figure.id}: {figure.shows}"), anchor=False)
+    st.caption(
+        as_text(f"Its bars are not known, so ours are compared with the text: {figure.stated}.")
+    )
+    st.caption(f"To measure it: {command_on(database, 'reproduce', f'{paper.key}/{figure.id}')}")
+    _show_stated(evidence, paper, figure)
+
+
+def _show_stated(evidence: Evidence, paper: Paper, entry: PublishedTable | Figure) -> None:
+    """Show what the text states about a table or figure."""
+    about = [(paper, each) for each in paper.statement if is_of(each, entry)]
+    if about:
+        st.subheader("Stated about it", anchor=False)
+        _show_statements(evidence, about)
 
 
 def _show_table(controls: Controls, database: Database, evidence: Evidence, name: str) -> None:
@@ -126,6 +161,7 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
         key="paper-table",
     )
     offer_csv(to_csv(frame), name.replace("/", "-"))
+    _show_stated(evidence, paper, table)
     means = averages_frame(result)
     if not means.empty:
         st.caption("Mean speed-ups over all shapes of the table, arithmetic and geometric.")

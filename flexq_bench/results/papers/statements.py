@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flexq_bench.db.queries import DecodeRow, ResultRow
 from flexq_bench.results.papers.evidence import Evidence, kv_bits_of
 from flexq_bench.results.papers.tables import (
+    SCORES,
     WITHIN,
     WITHIN_SCORE,
     VerdictKind,
@@ -16,7 +17,7 @@ from flexq_bench.results.papers.tables import (
 )
 from flexq_bench.workloads.case import Case, kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
-from flexq_bench.workloads.published import Paper, Statement, Subject
+from flexq_bench.workloads.published import Figure, Paper, PublishedTable, Statement, Subject
 from flexq_bench.workloads.suites import load_suite
 
 _DOWN = ("down_proj", "fc2")
@@ -41,6 +42,12 @@ class Measured:
     cases: int
     where: str
 
+    @property
+    def text(self) -> str:
+        """The value and, of a mean of ratios, the geometric one."""
+        means = "" if self.geometric is None else f", geometric {self.geometric:.4g}"
+        return f"{self.value:.4g} ({self.cases} case{'s' * (self.cases > 1)}{means})"
+
 
 @dataclass(frozen=True, slots=True)
 class StatementResult:
@@ -51,6 +58,13 @@ class StatementResult:
     measured: Measured | None
     kind: VerdictKind
     verdict: str
+
+
+def is_of(statement: Statement, entry: PublishedTable | Figure) -> bool:
+    """Return True if it is about a table or figure, or is measured by the suite of a figure."""
+    suite = "" if statement.ours is None else statement.ours.suite
+    is_of_suite = isinstance(entry, Figure) and bool(suite) and suite == entry.suite
+    return statement.is_about(entry.id) or is_of_suite
 
 
 def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> StatementResult:
@@ -300,6 +314,8 @@ def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str
     bounds = dict.fromkeys(_LIMITS, value <= high) | {_OVER: value >= low}
     if bounds.get(statement.bound):
         return "reproduced", f"reproduced: the bound holds{where}"
+    if statement.bound in bounds and statement.metric.partition("-")[0] not in SCORES:
+        return "differs", f"differs: the bound does not hold{where}"
     if statement.metric in _SIZES:
         factor = max(value / high, low / value, 1.0)
         within = WITHIN_SCORE if statement.metric == "perplexity" else WITHIN

@@ -25,7 +25,7 @@ _BYTE = 8
 _MANY_SUBJECTS = 6
 _PERCENT = 100.0
 _US = {"us": 1.0, "ms": 1e3}
-_SCORES = ("perplexity", "accuracy")
+SCORES = ("perplexity", "accuracy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _measured(rows: Sequence[tuple[Cell, Ours]]) -> int:
 
 def is_of_scores(table: PublishedTable) -> bool:
     """Return True if all of a table's numbers are perplexities and accuracies."""
-    return all(cell.metric.partition("-")[0] in _SCORES for cell in table.cells())
+    return all(cell.metric.partition("-")[0] in SCORES for cell in table.cells())
 
 
 def _stand_in(paper: Paper, cells: Sequence[Cell], evidence: Evidence) -> str:
@@ -319,7 +319,7 @@ def _orders(
 
 def _scale_of(cell: Cell) -> float:
     """Orders of scores are clear at smaller differences than those of times."""
-    return 0.2 if cell.metric in _SCORES else 1.0
+    return 0.2 if cell.metric in SCORES else 1.0
 
 
 def _largest_factor(measured: Sequence[tuple[Cell, Ours]]) -> tuple[float | None, str]:
