@@ -199,7 +199,7 @@ def _report(
         say(console(), f"{result.name}: {result.verdict}")
         for caveat in result.table.caveats if is_one else ():
             say(console(), f"  caveat: {caveat}")
-        for mismatch in result.paper.mismatches(result.table.id) if is_one else ():
+        for mismatch in result.paper.mismatches(result.table) if is_one else ():
             say(console(), f"  mismatch: {mismatch.where}: {mismatch.about}")
     if is_one:
         for paper, entry in entries:

@@ -75,6 +75,13 @@ def test_statements_of_a_paper_are_listed_with_their_caveats(store, open_paper):
     assert app.dataframe[1].value.index.get_loc(row.name) < 3, "what is measured comes first"
 
 
+def test_overview_lists_every_mismatch_of_the_papers(store, open_paper):
+    listed = open_paper(paper="atom").dataframe[2].value.set_index("where")
+
+    assert len(listed) == 6
+    assert listed.loc["section 5.4", "tables"] == "table-4"
+
+
 def test_page_of_a_table_shows_what_the_text_states_about_it(store, open_paper):
     measure(store, TABLE_6)
 

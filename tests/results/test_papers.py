@@ -21,12 +21,12 @@ from flexq_bench.results.papers.evidence import (
 )
 from flexq_bench.results.papers.statements import statement_result
 from flexq_bench.results.papers.steps import AccuracyInputs, named_figures, steps_of, why_not_here
-from flexq_bench.results.papers.tables import averages, is_marked, shape_of, table_result
+from flexq_bench.results.papers.tables import averages, shape_of, table_result
 from flexq_bench.results.stored_comparison import newest_of_cases
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.models import load_catalog
-from flexq_bench.workloads.published import get_paper, published_papers, select_tables
+from flexq_bench.workloads.published import Mismatch, get_paper, published_papers, select_tables
 from flexq_bench.workloads.suites import load_suite
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -459,10 +459,12 @@ def test_operations_of_attention_are_compared_at_the_stated_batch():
 
 def test_mismatch_marks_the_cells_that_it_names():
     ((_, table),) = select_tables("flexq/table-5")
-    marked = [c for c in table.cells() if is_marked(c, "table-5, i-llm, opt-13b, c4")]
+    marks = [m for m in get_paper("flexq").mismatches(table) if m.kind == "misprint"]
+    marked = [c for c in table.cells() if any(m.marks(c) for m in marks)]
 
     assert [c.value for c in marked] == [11.90]
-    assert not any(is_marked(c, "table-5") for c in table.cells())
+    whole = Mismatch(kind="text", where="table-5", about="x")
+    assert not any(whole.marks(c) for c in table.cells())
 
 
 def test_only_what_is_missing_is_measured():

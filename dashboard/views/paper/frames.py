@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from flexq_bench.results.papers.statements import StatementResult
-from flexq_bench.results.papers.tables import TableResult, averages, is_marked
+from flexq_bench.results.papers.tables import TableResult, averages
+from flexq_bench.workloads.published import Paper
 
 _PERCENT = 100.0
 
@@ -23,7 +24,7 @@ def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
             "verdict": result.verdict,
             "printed": result.printed,
             "ours": result.measured,
-            "mismatches": len(result.paper.mismatches(result.table.id)),
+            "mismatches": len(result.paper.mismatches(result.table)),
             "their_hardware": result.table.hardware or "not relevant",
             "our_hardware": result.gpu,
         }
@@ -33,7 +34,7 @@ def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
 
 def cells_frame(result: TableResult) -> pd.DataFrame:
     """Return one row for each number of a table, with the shares of bandwidth in percent."""
-    marks = result.paper.mismatches(result.table.id)
+    marks = result.paper.mismatches(result.table)
     rows = []
     for cell, ours in result.cells:
         named: dict[str, Any] = {key: str(value) for key, value in cell.at.items()}
@@ -47,7 +48,7 @@ def cells_frame(result: TableResult) -> pd.DataFrame:
                 "of": ours.model,
                 "their_share": None if ours.their_share is None else ours.their_share * _PERCENT,
                 "our_share": None if ours.share is None else ours.share * _PERCENT,
-                "mismatch": "; ".join(m.about for m in marks if is_marked(cell, m.where)),
+                "mismatch": "; ".join(m.about for m in marks if m.marks(cell)),
                 "why_none": ours.reason if ours.value is None else "",
             }
         )
@@ -97,3 +98,18 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def mismatches_frame(papers: Sequence[Paper]) -> pd.DataFrame:
+    """Return one row for each contradiction of the papers, with the tables that it is about."""
+    return pd.DataFrame(
+        {
+            "paper": paper.key,
+            "kind": mismatch.kind,
+            "where": mismatch.where,
+            "about": mismatch.about,
+            "tables": ", ".join(t.id for t in paper.table if mismatch.is_of(t)),
+        }
+        for paper in papers
+        for mismatch in paper.mismatch
+    )

@@ -16,6 +16,7 @@ from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.paper.frames import (
     averages_frame,
     cells_frame,
+    mismatches_frame,
     overview_frame,
     statements_frame,
 )
@@ -96,6 +97,13 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
         "named one was evaluated: its sign is judged, not its size."
     )
     _show_statements(evidence, [(one, each) for one in chosen for each in one.statement])
+    st.header("Mismatches", anchor=False)
+    st.caption(
+        "Contradictions found by recomputing: mean, a printed mean is not that of its columns; "
+        "text, two places differ; misprint, an implausible cell; elsewhere, another paper or the "
+        "hardware says otherwise."
+    )
+    draw_table(mismatches_frame(chosen), max_px=_MAX_HEIGHT_PX, key="paper-mismatches")
 
 
 def _show_statements(evidence: Evidence, given: Sequence[tuple[Paper, Statement]]) -> None:
@@ -138,7 +146,7 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
         st.caption(f"To measure it: {command_on(database, 'reproduce', name)}")
     for caveat in table.caveats:
         st.warning(as_text(caveat), icon=":material/warning:")
-    for mismatch in paper.mismatches(table.id):
+    for mismatch in paper.mismatches(table):
         st.warning(
             as_text(f"Mismatch ({mismatch.kind}), {mismatch.where}: {mismatch.about}"),
             icon=":material/report:",

@@ -139,8 +139,12 @@ def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
         return Ours(None, why)
     schemes, task = paper.schemes_of(cell), str(cell.at.get("task", ""))
     named = paper.model(str(cell.at.get("model", "")))
+    metric, _, is_decrease = cell.metric.partition("-")
     for model, scheme in product(dict.fromkeys((named, stand_in)), schemes):
-        value = evidence.score(model, scheme, task, cell.metric) if model else None
+        value = evidence.score(model, scheme, task, metric) if model else None
+        if value is not None and is_decrease:
+            base = evidence.score(model, "fp16", task, metric)
+            value = None if base is None else base - value
         if value is not None:
             return Ours(value, "", scheme, "" if model == named else model)
     where = f"{named} or {stand_in}" if stand_in else named
@@ -400,14 +404,3 @@ def _speedup(base: float | None, value: float | None, better: str) -> float:
 
 def _both_means(ratios: Sequence[float]) -> tuple[float, float]:
     return sum(ratios) / len(ratios), math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def is_marked(cell: Cell, where: str) -> bool:
-    """Return True if a mismatch, by its place in words, is about this cell's row or column."""
-    values = {str(value).lower() for value in cell.at.values()}
-    words = [word.strip().lower() for word in where.split(",")]
-    named = [word for word in words if not word.startswith(("table", "section"))]
-    return bool(named) and all(
-        any(word in (value, value.partition("-")[0]) or word in value.split() for value in values)
-        for word in named
-    )
