@@ -61,7 +61,10 @@ def steps_of(
         return []
     if entry.commands:
         return [step for text in entry.commands for step in _whole_model(text, evidence, gpu)]
-    cases = (_figure if isinstance(entry, Figure) else _kernels)(paper, entry, evidence, gpu)
+    if isinstance(entry, Figure):
+        cases = _figure(paper, entry, evidence, gpu)
+    else:
+        cases = _kernels(paper, entry, evidence, gpu)
     return [_run(f"{paper.key}/{entry.id}", cases)] if cases else []
 
 
