@@ -318,6 +318,16 @@ def test_generation_takes_the_prompt_and_every_token():
     assert of["latency", "FP16", 256, "llama-7b"] is None
 
 
+def test_share_of_a_generation_is_of_all_weights_in_each_step():
+    result = judged(
+        "abq-llm/table-12", Evidence(decodes=[a_decode("fp16", 12.0, model="llama-30b")])
+    )
+
+    (of,) = [o for c, o in result.cells if o.value is not None and c.metric == "latency"]
+    assert of.their_share == pytest.approx(1.415, abs=0.01)
+    assert of.share == pytest.approx(1.415 * 3759.08 / of.value * 1555 / 3352, rel=0.01)
+
+
 def test_averages_of_table_b1_are_both_ways():
     result = judged("zeroquant-fp6/table-b.1", Evidence(printed_times("zeroquant-fp6/table-b.1")))
     of = {(a.subject, a.over): a for a in averages(result)}
@@ -341,6 +351,7 @@ def test_statement_of_a_mean_has_both_means_of_its_layers():
     assert result.measured.value == pytest.approx(2.0)
     assert result.measured.geometric == pytest.approx(math.sqrt(3))
     assert (result.measured.cases, result.kind) == (6, "reproduced")
+    assert result.measured.text == "2 (6 cases, 1 to 3, geometric 1.732)"
 
 
 def test_best_case_is_compared_with_the_best_case():

@@ -89,6 +89,7 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
                 "ours": None if measured is None else measured.value,
                 "ours_geometric": None if measured is None else measured.geometric,
                 "cases": 0 if measured is None else measured.cases,
+                "ends": "" if measured is None else " to ".join(f"{v:.4g}" for v in measured.ends),
                 "kind": result.kind,
                 "verdict": result.verdict,
                 "caveat": stated.caveat,

@@ -113,7 +113,10 @@ def _show_statements(evidence: Evidence, given: Sequence[tuple[Paper, Statement]
     draw_table(
         stated,
         max_px=_MAX_HEIGHT_PX,
-        column_config={"ours": st.column_config.NumberColumn("ours", format="%.4g")},
+        column_config={
+            "ours": st.column_config.NumberColumn("ours", format="%.4g"),
+            "ends": st.column_config.TextColumn("from to", help="the least and the largest case"),
+        },
         key="paper-statements",
     )
     offer_csv(to_csv(stated), "statements")

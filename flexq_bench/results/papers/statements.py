@@ -34,19 +34,23 @@ class Measured:
 
     value: of the best case if the paper states one, else the arithmetic mean of ratios;
     geometric: the geometric one, None: there is no mean. cases: number of values. where: a GPU, or
-    a model that stands in for the paper's.
+    a model that stands in for the paper's. ends: of the values.
     """
 
     value: float
     geometric: float | None
     cases: int
     where: str
+    ends: tuple[float, float]
 
     @property
     def text(self) -> str:
-        """The value and, of a mean of ratios, the geometric one."""
+        """The value and, of several cases, their range and geometric mean."""
+        if self.cases == 1:
+            return f"{self.value:.4g} (1 case)"
         means = "" if self.geometric is None else f", geometric {self.geometric:.4g}"
-        return f"{self.value:.4g} ({self.cases} case{'s' * (self.cases > 1)}{means})"
+        ends = f"{self.ends[0]:.4g} to {self.ends[1]:.4g}"
+        return f"{self.value:.4g} ({self.cases} cases, {ends}{means})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +290,7 @@ def _of_scores(
         base = evidence.score(model, ours.baseline, task, metric) if change else 0.0
         if found is not None and base is not None:
             value = base - found if change == "decrease" else found - base
-            return Measured(value, None, 1, model)
+            return Measured(value, None, 1, model, (value, value))
     return None
 
 
@@ -298,7 +302,8 @@ def _best(statement: Statement, by_gpu: Sequence[tuple[str, Sequence[float]]]) -
     is_ratio = statement.metric in _RATIOS
     geometric = math.exp(sum(map(math.log, values)) / len(values)) if is_ratio else None
     value = best(values) if statement.bound == "up to" else sum(values) / len(values)
-    return Measured(value, geometric if len(values) > 1 else None, len(values), gpu)
+    mean = geometric if len(values) > 1 else None
+    return Measured(value, mean, len(values), gpu, (min(values), max(values)))
 
 
 def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str]:

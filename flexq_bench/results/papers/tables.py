@@ -13,6 +13,7 @@ from typing import Any, Literal
 from flexq_bench.db.queries import DecodeRow
 from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.results.papers.evidence import BANDWIDTHS, Evidence
+from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.published import Cell, Paper, PublishedTable
 
 VerdictKind = Literal["reproduced", "order holds", "differs", "not here"]
@@ -184,7 +185,7 @@ def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
 
 def bits_of(label: str) -> int | None:
     """Return the bits of a kernel's weights, as its label says; None: it doesn't."""
-    match = re.search(r"w(\d)\*?a\d", label)
+    match = re.search(r"w(\d+)\*?a\d", label)
     if match:
         return int(match[1])
     return 16 if "fp16" in label else None
@@ -206,9 +207,14 @@ def _share(
     bits: int | None, shape: tuple[int, int, int], us: float | None, gpu: str
 ) -> float | None:
     """Return the share of a GPU's bandwidth at which weights were read; None: unknown."""
-    if bits is None or us is None or gpu not in BANDWIDTHS:
+    if bits is None or us is None:
         return None
-    return shape[1] * shape[2] * bits / _BYTE / (us * 1e-6) / (BANDWIDTHS[gpu] * 1e9)
+    return _bandwidth_share(shape[1] * shape[2] * bits / _BYTE, us, gpu)
+
+
+def _bandwidth_share(size: float, us: float, gpu: str) -> float | None:
+    """Return the share of a GPU's bandwidth at which bytes were read; None: unknown."""
+    return size / (us * 1e-6) / (BANDWIDTHS[gpu] * 1e9) if us and gpu in BANDWIDTHS else None
 
 
 def _generation(
@@ -222,7 +228,20 @@ def _generation(
         return Ours(
             None, f"{scheme} of {model} was not decoded here with {lengths[1]} new tokens", scheme
         )
-    return Ours(value, "", scheme)
+    bits = bits_of(scheme)
+    if cell.metric != "latency" or bits is None:
+        return Ours(value, "", scheme)
+    size = _bytes_of_a_step(model, bits) * lengths[1]
+    share = _bandwidth_share(size, value * 1e3, gpu)
+    theirs = _bandwidth_share(size, (cell.value or 0.0) * 1e3, table.hardware)
+    return Ours(value, "", scheme, "", share, theirs)
+
+
+def _bytes_of_a_step(model: str, bits: int) -> float:
+    """Return the bytes of a model's weights that a decode step reads, with an FP16 head."""
+    spec = get_model(model)
+    layers = sum(layer.n * layer.k * layer.count for layer in spec.linear_layers())
+    return layers * bits / _BYTE + 2 * spec.vocab * spec.hidden
 
 
 def generation_value(row: DecodeRow, metric: str) -> float | None:
