@@ -244,7 +244,7 @@ def _as_plain(result: TableResult) -> dict[str, object]:
 
 def _print_table(result: TableResult) -> None:
     """Print the numbers of which ours are known, at most _FEW_ROWS."""
-    known = [(cell, ours) for cell, ours in result.cells if ours.value is not None]
+    known = [(c, ours) for c, ours in result.cells if None not in (c.value, ours.value)]
     shown = Table("what", "metric", "printed", "ours", "bandwidth theirs", "ours", box=None)
     for cell, ours in known[:_FEW_ROWS]:
         place = " ".join(str(value) for value in cell.at.values())

@@ -62,6 +62,18 @@ def test_changed_record_changes_the_page(store, open_paper):
     assert "differs" in words(app)
 
 
+def test_times_of_a_changed_checkout_count_where_there_are_no_others(store, open_paper):
+    measure(store, TABLE_6, accepted=False)
+    changed = open_paper(table="flexq/table-6")
+    measure(store, {**TABLE_6, "flexq-w6a6[vanilla]": 9.6}, run="two")
+    app = open_paper(table="flexq/table-6")
+
+    assert "in a checkout with changes" in words(changed)
+    assert "checkout with changes" not in words(app)
+    shown = app.dataframe[0].value.set_index(["kernel", "metric"])
+    assert shown.loc[("flexq-w6a6[vanilla]", "latency us"), "ours"] == 9.6
+
+
 def test_statements_of_a_paper_are_listed_with_their_caveats(store, open_paper):
     measure(store, TABLE_6)
 

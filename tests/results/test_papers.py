@@ -241,6 +241,15 @@ def test_times_of_hot_weights_are_no_times_of_cold_ones():
     assert judged("abq-llm/table-13", hot).measured == 0
 
 
+def test_dashes_of_a_table_are_no_numbers_with_ours():
+    ((paper, table),) = select_tables("abq-llm/table-13")
+    rows = [a_time(paper.kernel(c), 5.0, *shape_of(table, c)) for c in table.cells()]
+
+    result = judged("abq-llm/table-13", Evidence(rows))
+
+    assert result.measured == result.printed == 362
+
+
 def test_model_of_a_table_has_gpu_with_most_numbers():
     of_7b = [a_decode(scheme, 4.0) for scheme in ("fp16", "abq-w2a8")]
     of_13b = [

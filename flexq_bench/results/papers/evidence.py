@@ -47,8 +47,8 @@ _PERCENT = 100.0
 class Evidence:
     """The newest results of each kind, of all GPUs.
 
-    results: of kernels, of this repository's main line. decodes: with a 16-bit cache unless the
-    scheme has another.
+    results: of kernels, of this repository's main line, or else of any checkout. decodes: with a
+    16-bit cache unless the scheme has another.
     """
 
     results: Sequence[ResultRow] = ()
@@ -68,7 +68,8 @@ class Evidence:
         return {
             (r.gpu, kernel_label(r.kernel, r.variant), r.cache, r.m, r.n, r.k): r
             for r in sorted(
-                self.results, key=lambda r: (r.protocol_version < BRIEF_VERSIONS, r.created_at)
+                self.results,
+                key=lambda r: (r.protocol_version < BRIEF_VERSIONS, r.accepted, r.created_at),
             )
             if r.stage == "gemm" and r.m and r.n and r.k and time_of(r) is not None
         }
@@ -178,8 +179,9 @@ def read_evidence(session: Session) -> Evidence:
     names = tuple(sorted({parse_kernel_label(label)[0] for label in labels if label}))
     filters = Filters(kernels=names, without_triggers=(SWEEP,), projects=("",))
     decoded = queries.decoded_models(session)
+    main = queries.latest_results(session, filters)
     return Evidence(
-        queries.latest_results(session, filters),
+        (*queries.latest_results_elsewhere(session, filters), *main),
         queries.latest_decodes(session),
         [row for model in decoded for row in queries.latest_servings(session, model=model)],
         queries.latest_scores(session, queries.scored_models(session)),

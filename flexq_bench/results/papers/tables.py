@@ -35,7 +35,7 @@ class Ours:
 
     name: our kernel or scheme. model: another model than the cell's, which stands in for it.
     share, their_share: of the GPU's memory bandwidth at which the weights are read; None: unknown.
-    brief: it is a brief time, right to a few percent.
+    brief: it is a brief time, right to a few percent. accepted: it may enter a history.
     """
 
     value: float | None
@@ -45,6 +45,7 @@ class Ours:
     share: float | None = None
     their_share: float | None = None
     brief: bool = False
+    accepted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def table_result(
 
 
 def _measured(rows: Sequence[tuple[Cell, Ours]]) -> int:
-    return sum(ours.value is not None for _, ours in rows)
+    return sum(None not in (cell.value, ours.value) for cell, ours in rows)
 
 
 def is_of_scores(table: PublishedTable) -> bool:
@@ -174,7 +175,8 @@ def _time(paper: Paper, table: PublishedTable, cell: Cell, evidence: Evidence, g
         _share(bits_of(label), shape, row.median_us, gpu),
         _share(bits, shape, their_us, table.hardware.removesuffix(" (inferred)")),
     )
-    return Ours(value, "", label, "", *shares, brief=row.protocol_version >= BRIEF_VERSIONS)
+    brief = row.protocol_version >= BRIEF_VERSIONS
+    return Ours(value, "", label, "", *shares, brief=brief, accepted=row.accepted)
 
 
 def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
@@ -256,7 +258,7 @@ def generation_value(row: DecodeRow, metric: str) -> float | None:
 def _judged(
     paper: Paper, table: PublishedTable, gpu: str, rows: tuple[tuple[Cell, Ours], ...]
 ) -> TableResult:
-    measured = [(cell, ours) for cell, ours in rows if ours.value is not None]
+    measured = [(cell, ours) for cell, ours in rows if None not in (cell.value, ours.value)]
     if not measured:
         why = _why_none(paper, table, rows)
         return TableResult(paper, table, "", rows, "not here", f"can't be run here since {why}")
@@ -267,12 +269,11 @@ def _judged(
     within = WITHIN_SCORE if not gpu else WITHIN
     share = f"order holds in {held} of {pairs} pairs"
     where = f" on {stands_in[0]}, not the paper's models" if stands_in else ""
-    few = (
-        ""
-        if len(measured) == sum(c.value is not None for c, _ in rows)
-        else (f"; {len(measured)} of {sum(c.value is not None for c, _ in rows)} numbers have ours")
-    )
+    printed = sum(cell.value is not None for cell, _ in rows)
+    few = "" if len(measured) == printed else f"; {len(measured)} of {printed} numbers have ours"
     few += "; brief times" if any(ours.brief for _, ours in measured) else ""
+    if not all(ours.accepted for _, ours in measured):
+        few += "; some in a checkout with changes, or beside other programs"
     kind: VerdictKind
     if not pairs:
         reason = _why_none(paper, table, rows)
