@@ -256,8 +256,9 @@ def _of_servings(statement: Statement, ours: Subject, evidence: Evidence) -> Mea
                 of[ours.kernel] / of[ours.baseline]
             )
     limited = any(is_limited for is_limited, _ in by_gpu)
+    at = "in the same memory" if limited else "at the same batch"
     return _best(
-        statement, [(gpu, v) for (is_limited, gpu), v in by_gpu.items() if is_limited == limited]
+        statement, [(f"{gpu}, {at}", v) for (is_lim, gpu), v in by_gpu.items() if is_lim == limited]
     )
 
 
