@@ -225,8 +225,9 @@ def _print_statements(results: Iterable[StatementResult]) -> None:
             f"  {stated.where}: {stated.metric} of {stated.subject}{over}: {bound}{stated.text}"
             f"{ours}: {result.verdict}",
         )
-        if stated.caveat:
-            say(console(), f"    caveat: {stated.caveat}")
+        for name, text in (("caveat", stated.caveat), ("its own tables", stated.check)):
+            if text:
+                say(console(), f"    {name}: {text}")
 
 
 def _as_plain(result: TableResult) -> dict[str, object]:
