@@ -244,7 +244,9 @@ def _as_plain(result: TableResult) -> dict[str, object]:
 
 
 def _print_table(result: TableResult) -> None:
-    """Print the numbers of which ours are known, at most _FEW_ROWS."""
+    """Print the numbers of which ours are known, at most _FEW_ROWS, and mean speed-ups."""
+    from flexq_bench.results.papers.tables import averages
+
     known = [(c, ours) for c, ours in result.cells if None not in (c.value, ours.value)]
     shown = Table("what", "metric", "printed", "ours", "bandwidth theirs", "ours", box=None)
     for cell, ours in known[:_FEW_ROWS]:
@@ -257,3 +259,11 @@ def _print_table(result: TableResult) -> None:
         console().print(shown)
     if len(known) > _FEW_ROWS:
         say(console(), f"and {len(known) - _FEW_ROWS} more: see the dashboard's Paper page")
+    means = Table(
+        "mean speed-up", "over", "of", "printed", "geometric", "ours", "geometric", box=None
+    )
+    for mean in averages(result):
+        both = (*mean.theirs, *(mean.ours or ()))
+        means.add_row(mean.subject, mean.over, str(mean.count), *(f"{value:.3f}" for value in both))
+    if means.rows:
+        console().print(means)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
 from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow, ServingRow
 from flexq_bench.kernels.registry import labels
@@ -347,6 +348,18 @@ def test_averages_of_table_b1_are_both_ways():
     assert means.ours == pytest.approx(means.theirs)
 
 
+def test_averages_of_many_widths_are_over_the_baseline_of_each():
+    found = {(a.subject, a.over): a for a in averages(judged("abq-llm/table-14", Evidence()))}
+
+    assert set(found) == {
+        (f"abq {w}", f"cutlass {w}") for w in {over.split()[1] for _, over in found}
+    }
+    assert len(found) == 12
+    assert found["abq W6A6", "cutlass W6A6"].theirs[1] == pytest.approx(
+        (1.89 * 1.64 * 1.42) ** (1 / 3), rel=0.01
+    )
+
+
 def test_statement_of_a_mean_has_both_means_of_its_layers():
     shapes = [(s.n, s.k) for s in load_suite("paper-fp6").shapes]
     rows = [a_time("cublas-fp16", 30.0, 8, *shape) for shape in shapes]
@@ -569,22 +582,40 @@ def test_reasons_name_what_a_machine_lacks():
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
 
 
-@pytest.mark.slow
-def test_records_of_the_examples_give_the_verdicts_of_their_tables(database):
-    with database.session() as session:
-        for name in ("h100/papers-kernels", "h100/papers-models", "h200/papers-kernels"):
-            import_file(session, EXAMPLES / f"{name}.jsonl.gz")
-        evidence = read_evidence(session)
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """The evidence of the records that came with the papers' runs."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('papers') / 'examples.sqlite'}"
+    with open_database(url) as database, database.session() as session:
+        for file in sorted(EXAMPLES.glob("h*/*papers*.jsonl.gz")):
+            import_file(session, file)
+        return read_evidence(session)
 
-    found = {name: judged(f"abq-llm/{name}", evidence) for name in ("table-13", "table-14")}
-    assert {r.gpu for r in found.values()} == {"NVIDIA H200"}
-    assert found["table-13"].measured == found["table-13"].printed == 362
-    assert found["table-14"].measured == found["table-14"].printed == 360
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["flexq/table-6", "abq-llm/table-4", "abq-llm/table-13", "abq-llm/table-14",
+     "zeroquant-fp6/table-b.1"],
+)  # fmt: skip
+def test_every_number_of_a_kernel_table_has_ours_and_verdict(examples, name):
+    found = judged(name, examples)
+    ((paper, table),) = select_tables(name)
+    first = paper.kernel(next(table.cells()))
     slower = [
-        replace(row, median_us=9 * row.median_us, ci_low_us=1.0, ci_high_us=1e9)
-        if row.kernel.startswith("abq")
-        else row
-        for row in evidence.results
+        replace(row, median_us=0.01 * row.median_us) if first.startswith(row.kernel) else row
+        for row in examples.results
     ]
-    assert found["table-13"].kind != "differs"
-    assert judged("abq-llm/table-13", Evidence(slower)).kind == "differs"
+
+    assert found.measured == found.printed
+    assert found.kind != "not here"
+    changed = judged(name, Evidence(slower))
+    assert (changed.kind, changed.verdict) != (found.kind, found.verdict)
+
+
+@pytest.mark.slow
+def test_statements_of_the_papers_are_judged_by_the_examples(examples):
+    results = [statement_result(p, s, examples) for p in published_papers() for s in p.statement]
+
+    assert sum(result.kind != "not here" for result in results) >= 25
+    assert judged("abq-llm/table-12", examples).measured >= 112

@@ -390,16 +390,22 @@ class Average:
 def averages(result: TableResult) -> list[Average]:
     """Return the mean speed-ups of a table of kernels, over the cells of lower-is-better metrics.
 
-    Of a few subjects every later one is compared with every earlier one, of many with the first.
+    Of a few subjects every later one is compared with every earlier one; of many bit widths the
+    first kernel with the others at the same width.
     """
     places: dict[Any, dict[str, tuple[Cell, Ours]]] = defaultdict(dict)
+    widths: dict[str, str] = {}
     for cell, ours in result.cells:
         if "kernel" in cell.at and cell.value and cell.better == result.table.better:
             places[cell.place][cell.subject] = (cell, ours)
-    subjects = list(dict.fromkeys(subject for of in places.values() for subject in of))
-    pairs = list(combinations(subjects, 2))
-    if len(subjects) > _MANY_SUBJECTS:
-        pairs = [(subjects[0], subject) for subject in subjects[1:]]
+            widths[cell.subject] = str(cell.at.get("scheme", ""))
+    if len(widths) > _MANY_SUBJECTS:
+        of_width: dict[str, list[str]] = {}
+        for subject, width in widths.items():
+            of_width.setdefault(width, []).append(subject)
+        pairs = [(other, first) for first, *others in of_width.values() for other in others]
+    else:
+        pairs = list(combinations(widths, 2))
     found = []
     for base, subject in pairs:
         both = [(of[base], of[subject]) for of in places.values() if base in of and subject in of]
