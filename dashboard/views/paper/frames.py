@@ -19,11 +19,11 @@ def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "table": result.name,
-            "measures": result.table.measures,
             "kind": result.kind,
-            "verdict": result.verdict,
-            "printed": result.printed,
             "ours": result.measured,
+            "printed": result.printed,
+            "verdict": result.verdict,
+            "measures": result.table.measures,
             "mismatches": len(result.paper.mismatches(result.table)),
             "their_hardware": result.table.hardware or "not relevant",
             "our_hardware": result.gpu,
@@ -44,15 +44,20 @@ def cells_frame(result: TableResult) -> pd.DataFrame:
                 "metric": " ".join(part for part in (cell.metric, cell.unit) if part),
                 "printed": cell.value,
                 "ours": ours.value,
-                "our_name": ours.name,
-                "of": ours.model,
                 "their_share": None if ours.their_share is None else ours.their_share * _PERCENT,
                 "our_share": None if ours.share is None else ours.share * _PERCENT,
-                "mismatch": "; ".join(m.about for m in marks if m.marks(cell)),
-                "why_none": ours.reason if ours.value is None else "",
+                "mismatch": ", ".join(m.kind for m in marks if m.marks(cell)) or None,
+                "our_name": ours.name or None,
+                "of": ours.model or None,
             }
         )
     return pd.DataFrame(rows)
+
+
+def common_values(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the columns before `printed` that have one value in all rows, and the values."""
+    named = list(frame.columns[: frame.columns.get_loc("printed")])
+    return {name: frame[name].iloc[0] for name in named if frame[name].nunique(dropna=False) == 1}
 
 
 def averages_frame(result: TableResult) -> pd.DataFrame:
@@ -84,15 +89,14 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
                 "subject": stated.subject,
                 "over": stated.baseline,
                 "of": stated.of,
-                "bound": stated.bound,
-                "stated": stated.text,
+                "stated": " ".join(filter(None, (stated.bound, stated.text))),
                 "ours": None if measured is None else measured.value,
-                "ours_geometric": None if measured is None else measured.geometric,
+                "kind": result.kind,
+                "caveat": stated.caveat,
+                "verdict": result.verdict,
                 "cases": 0 if measured is None else measured.cases,
                 "ends": "" if measured is None else " to ".join(f"{v:.4g}" for v in measured.ends),
-                "kind": result.kind,
-                "verdict": result.verdict,
-                "caveat": stated.caveat,
+                "ours_geometric": None if measured is None else measured.geometric,
                 "own_tables": stated.check,
                 "their_hardware": stated.hardware,
                 "our_hardware": "" if measured is None else measured.where,

@@ -16,6 +16,7 @@ from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.paper.frames import (
     averages_frame,
     cells_frame,
+    common_values,
     mismatches_frame,
     overview_frame,
     statements_frame,
@@ -35,6 +36,8 @@ from flexq_bench.workloads.published import (
 )
 
 _MAX_HEIGHT_PX = 900
+_ALL_TABLES_PX = 1600
+_MANY_REASONS = 4
 _ALL = "overview"
 _SHARE = "share of the memory bandwidth at which the weights are read; above 100 %: from the cache"
 
@@ -76,11 +79,11 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
     frame = overview_frame(results)
     draw_table(
         frame,
-        max_px=_MAX_HEIGHT_PX,
+        wrap=False,
+        max_px=_ALL_TABLES_PX,
         column_config={
-            "verdict": st.column_config.TextColumn("verdict", width="large"),
-            "printed": st.column_config.NumberColumn("numbers"),
             "ours": st.column_config.NumberColumn("with ours"),
+            "printed": st.column_config.NumberColumn("of numbers"),
             "mismatches": st.column_config.NumberColumn(
                 "mismatches", help="contradictions within the paper, or with other sources"
             ),
@@ -112,6 +115,7 @@ def _show_statements(evidence: Evidence, given: Sequence[tuple[Paper, Statement]
     )
     draw_table(
         stated,
+        wrap=False,
         max_px=_MAX_HEIGHT_PX,
         column_config={
             "ours": st.column_config.NumberColumn("ours", format="%.4g"),
@@ -155,9 +159,12 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
             icon=":material/report:",
         )
     frame = cells_frame(result)
+    common = common_values(frame)
+    if common:
+        st.caption(as_text("All of " + ", ".join(f"{k} {v}" for k, v in common.items())))
     share = st.column_config.NumberColumn
     draw_table(
-        frame,
+        frame.drop(columns=list(common)),
         drop_empty=True,
         max_px=_MAX_HEIGHT_PX,
         column_config={
@@ -165,13 +172,16 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
             "ours": st.column_config.NumberColumn("ours", format="%.6g"),
             "our_name": "our kernel or scheme",
             "of": "on the model",
+            "mismatch": st.column_config.TextColumn("mismatch", help="described above"),
             "their_share": share("their bandwidth %", format="%.0f", help=_SHARE),
             "our_share": share("our bandwidth %", format="%.0f", help=_SHARE),
-            "why_none": "why none of ours",
         },
         key="paper-table",
     )
     offer_csv(to_csv(frame), name.replace("/", "-"))
+    reasons = Counter(o.reason for c, o in result.cells if o.value is None and c.value is not None)
+    for reason, count in reasons.most_common(_MANY_REASONS):
+        st.caption(as_text(f"{count} without ours: {reason}"))
     _show_stated(evidence, paper, table)
     means = averages_frame(result)
     if not means.empty:
@@ -189,7 +199,8 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
 def _show_verdict(result: TableResult) -> None:
     hardware = f"theirs: {result.table.hardware or 'not relevant'}; ours: {result.gpu or 'none'}"
     text = as_text(f"{result.verdict}. Hardware: {hardware}.")
-    (st.info if result.kind == "not here" else st.success)(text)
+    boxes = {"reproduced": st.success, "differs": st.warning}
+    boxes.get(result.kind, st.info)(text)
 
 
 def _named(gpu: str) -> str:
