@@ -287,6 +287,22 @@ def test_scores_of_another_model_are_judged_by_their_order():
     assert judged("flexq/table-2", Evidence(scores=worse)).kind == "differs"
 
 
+def test_decrease_of_an_accuracy_is_below_the_unquantized_model():
+    scores = [
+        replace(a_score(scheme, value, model="llama-7b", task=task, metric="acc_norm"))
+        for scheme, value in (("fp16", 0.70), ("dgq-w4a8", 0.69))
+        for task in ZERO_SHOT
+    ]
+
+    result = judged("dgq/table-3", Evidence(scores=scores))
+
+    assert [
+        ours.value
+        for cell, ours in result.cells
+        if cell.metric == "accuracy-decrease" and ours.name == "dgq-w4a8" and ours.value is not None
+    ] == pytest.approx([1.0])
+
+
 def test_scores_of_the_named_model_are_compared_in_size():
     scores = [
         a_score(scheme, value, model="llama-7b")
@@ -314,6 +330,17 @@ def test_mean_accuracy_is_of_all_six_tasks():
     assert Evidence(scores=some).score("small", "fp16", "mean", "accuracy") is None
     every = [*some, a_score("fp16", 0.8, task=ZERO_SHOT[5], metric="acc")]
     assert Evidence(scores=every).score("small", "fp16", "mean", "accuracy") == pytest.approx(55.0)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(0.001, "differs"), (0.05, "not here")])
+def test_accuracies_within_their_error_have_no_order(error, kind):
+    scores = [
+        replace(a_score(scheme, value, task=task, metric="acc_norm"), standard_error=error)
+        for scheme, value in (("fp16", 0.60), ("smoothquant-w6a6", 0.61))
+        for task in ZERO_SHOT
+    ]
+
+    assert judged("flexq/table-3", Evidence(scores=scores)).kind == kind
 
 
 def test_generation_takes_the_prompt_and_every_token():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +56,9 @@ class Evidence:
     decodes: Sequence[DecodeRow] = ()
     servings: Sequence[ServingRow] = ()
     scores: Sequence[ScoreRow] = ()
-    _found: dict[tuple[str, ...], float | None] = field(default_factory=dict, compare=False)
+    _found: dict[tuple[str, ...], tuple[float, float] | None] = field(
+        default_factory=dict, compare=False
+    )
 
     @cached_property
     def gpus(self) -> list[str]:
@@ -97,23 +100,34 @@ class Evidence:
 
         metric: perplexity, or accuracy in percent, normalized where a task defines it.
         """
+        found = self.scored(model, scheme, task, metric)
+        return None if found is None else found[0]
+
+    def scored(self, model: str, scheme: str, task: str, metric: str) -> tuple[float, float] | None:
+        """Return a score and its standard error, 0 if that is not known."""
         key = (model, scheme, task, metric)
         if key not in self._found:
-            self._found[key] = self._score(*key)
+            self._found[key] = self._scored(*key)
         return self._found[key]
 
-    def _score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
+    def _scored(
+        self, model: str, scheme: str, task: str, metric: str
+    ) -> tuple[float, float] | None:
         if task == "mean" and metric == "accuracy":
-            parts = [self.score(model, scheme, name, metric) for name in ZERO_SHOT]
+            parts = [self.scored(model, scheme, name, metric) for name in ZERO_SHOT]
             known = [part for part in parts if part is not None]
-            return sum(known) / len(known) if len(known) == len(parts) else None
+            if len(known) < len(parts):
+                return None
+            mean = sum(value for value, _ in known) / len(known)
+            return mean, math.hypot(*(error for _, error in known)) / len(known)
         names = TASK_NAMES.get(task, (task,))
         wanted = ("acc_norm", "acc") if metric == "accuracy" else (metric,)
+        scale = _PERCENT if metric == "accuracy" else 1.0
         for name in wanted:
             rows = [r for r in self._of_one_text(model, names, name) if _fits(r.scheme, scheme)]
             if rows:
                 best = max(rows, key=lambda r: _preference(r, scheme))
-                return best.value * (_PERCENT if metric == "accuracy" else 1.0)
+                return scale * best.value, scale * (best.standard_error or 0.0)
         return None
 
     def _of_one_text(self, model: str, tasks: Sequence[str], metric: str) -> list[ScoreRow]:

@@ -27,6 +27,7 @@ _MANY_SUBJECTS = 6
 _PERCENT = 100.0
 _US = {"us": 1.0, "ms": 1e3}
 SCORES = ("perplexity", "accuracy")
+_DECREASE = "-decrease"  # of a metric: below the unquantized model
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Ours:
 
     name: our kernel or scheme. model: another model than the cell's, which stands in for it.
     share, their_share: of the GPU's memory bandwidth at which the weights are read; None: unknown.
-    brief: it is a brief time, right to a few percent. accepted: it may enter a history.
+    brief: it is a brief time, right to a few percent. accepted: it may enter a history. error: the
+    standard error of an accuracy.
     """
 
     value: float | None
@@ -46,6 +48,7 @@ class Ours:
     their_share: float | None = None
     brief: bool = False
     accepted: bool = True
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +144,16 @@ def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
         return Ours(None, why)
     schemes, task = paper.schemes_of(cell), str(cell.at.get("task", ""))
     named = paper.model(str(cell.at.get("model", "")))
-    metric, _, is_decrease = cell.metric.partition("-")
+    metric = cell.metric.removesuffix(_DECREASE)
     for model, scheme in product(dict.fromkeys((named, stand_in)), schemes):
-        value = evidence.score(model, scheme, task, metric) if model else None
-        if value is not None and is_decrease:
+        found = evidence.scored(model, scheme, task, metric) if model else None
+        value, error = found or (None, 0.0)
+        if value is not None and cell.metric.endswith(_DECREASE):
             base = evidence.score(model, "fp16", task, metric)
             value = None if base is None else base - value
         if value is not None:
-            return Ours(value, "", scheme, "" if model == named else model)
+            error *= metric == "accuracy"  # texts are the same, so perplexities differ less
+            return Ours(value, "", scheme, "" if model == named else model, error=error)
     where = f"{named} or {stand_in}" if stand_in else named
     return Ours(None, f"{schemes[0]} of {where} has no result on {task}", schemes[0])
 
@@ -313,7 +318,8 @@ def _orders(
 ) -> tuple[int, list[tuple[str, str]]]:
     """Count the pairs with the printed order, and name those with another one.
 
-    Only pairs whose printed order is clear and the same in all their places.
+    Only pairs whose printed order is clear and the same in all their places, and of accuracies
+    those that differ by more than their standard error here.
     drop_model: ours are of one model, so that a pair's places are of all models.
     """
     groups: dict[Any, list[tuple[Cell, Ours]]] = defaultdict(list)
@@ -324,6 +330,8 @@ def _orders(
     for place, group in groups.items():
         for (a, ours_a), (b, ours_b) in combinations(group, 2):
             if ours_a.name == ours_b.name or not ours_a.value or not ours_b.value:
+                continue
+            if abs(ours_a.value - ours_b.value) < math.hypot(ours_a.error, ours_b.error):
                 continue
             theirs = math.log((a.value or 1) / (b.value or 1))
             measured_log = math.log(ours_a.value / ours_b.value)
