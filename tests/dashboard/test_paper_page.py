@@ -66,7 +66,7 @@ def test_changed_record_changes_the_page(store, open_paper):
     assert "differs" in words(app)
 
 
-def test_times_of_a_changed_checkout_count_where_there_are_no_others(store, open_paper):
+def test_times_of_a_changed_checkout_count_without_others(store, open_paper):
     measure(store, TABLE_6, accepted=False)
     changed = open_paper(table="flexq/table-6")
     measure(store, {**TABLE_6, "flexq-w6a6[vanilla]": 9.6}, run="two")
@@ -98,7 +98,7 @@ def test_overview_lists_every_mismatch_of_the_papers(store, open_paper):
     assert listed.loc["section 5.4", "tables"] == "table-4"
 
 
-def test_page_of_a_table_shows_what_the_text_states_about_it(store, open_paper):
+def test_page_of_a_table_shows_what_is_stated(store, open_paper):
     measure(store, TABLE_6)
 
     about = open_paper(table="flexq/table-6").dataframe[1].value

@@ -355,7 +355,7 @@ def test_generation_takes_the_prompt_and_every_token():
     assert of["latency", "FP16", 256, "llama-7b"] is None
 
 
-def test_share_of_a_generation_is_of_all_weights_in_each_step():
+def test_share_of_a_generation_is_of_all_weights():
     result = judged(
         "abq-llm/table-12", Evidence(decodes=[a_decode("fp16", 12.0, model="llama-30b")])
     )

@@ -79,7 +79,7 @@ def test_mismatch_is_of_each_table_that_it_names():
     assert not any(where.startswith("table-3,") for where in named)
 
 
-def test_mismatch_of_the_text_is_of_the_table_it_compares_with():
+def test_mismatch_of_the_text_is_of_its_table():
     paper = get_paper("atom")
     (table,) = [table for table in paper.table if table.id == "table-4"]
 
