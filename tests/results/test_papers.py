@@ -287,6 +287,17 @@ def test_scores_of_another_model_are_judged_by_their_order():
     assert judged("flexq/table-2", Evidence(scores=worse)).kind == "differs"
 
 
+@pytest.mark.parametrize(("clipped", "change"), [(30.0, 1.0), (31.5, None)])
+def test_change_is_of_the_row_above_in_the_printed_direction(clipped, change):
+    first = "atom-w4a4[activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]"
+    scores = [a_score(first, 31.0), a_score("atom-w4a4[gptq=false,kv_bits=16]", clipped)]
+
+    result = judged("atom/table-4", Evidence(scores=scores))
+
+    changes = {o.name: o.value for c, o in result.cells if c.metric == "perplexity-change"}
+    assert changes["atom-w4a4[gptq=false,kv_bits=16]"] == change
+
+
 def test_decrease_of_an_accuracy_is_below_the_unquantized_model():
     scores = [
         replace(a_score(scheme, value, model="llama-7b", task=task, metric="acc_norm"))

@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ _MANY_SUBJECTS = 6
 _PERCENT = 100.0
 _US = {"us": 1.0, "ms": 1e3}
 SCORES = ("perplexity", "accuracy")
+_CHANGE = "-change"  # of a metric: of the row above
 _DECREASE = "-decrease"  # of a metric: below the unquantized model
 
 
@@ -92,7 +93,7 @@ def table_result(
     cells = list(table.cells())
     if is_of_scores(table):
         stand_in = _stand_in(paper, cells, evidence)
-        rows = tuple((cell, _score(paper, cell, evidence, stand_in)) for cell in cells)
+        rows = _with_changes([(cell, _score(paper, cell, evidence, stand_in)) for cell in cells])
         gpu = ""
     else:
         candidates = [gpu] if gpu else evidence.gpus
@@ -156,6 +157,20 @@ def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
             return Ours(value, "", scheme, "" if model == named else model, error=error)
     where = f"{named} or {stand_in}" if stand_in else named
     return Ours(None, f"{schemes[0]} of {where} has no result on {task}", schemes[0])
+
+
+def _with_changes(rows: Sequence[tuple[Cell, Ours]]) -> tuple[tuple[Cell, Ours], ...]:
+    """Fill in the columns of changes to the row above, where they have the printed direction."""
+    scores = {cell.row: ours for cell, ours in rows if cell.metric in SCORES}
+    filled = []
+    for cell, ours in rows:
+        now, above = scores.get(cell.row), scores.get(cell.row - 1)
+        if cell.metric.endswith(_CHANGE) and now and above and now.value and above.value:
+            rise = (now.value - above.value) * (1 if cell.at.get("direction") == "up" else -1)
+            other = "" if rise > 0 else f"it changes by {-rise:.4g} the other way"
+            ours = replace(now, value=None if other else rise, reason=other)
+        filled.append((cell, ours))
+    return tuple(filled)
 
 
 def _timed(
