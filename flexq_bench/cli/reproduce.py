@@ -44,7 +44,7 @@ def reproduce(
         str | None,
         typer.Argument(
             metavar="[PAPER[/TABLE]]",
-            help="flexq, flexq/table-6, atom/figure-11. Default: list all tables.",
+            help="flexq, flexq/table-6, atom/figure-11. Default: list all.",
         ),
     ] = None,
     model: Annotated[
@@ -79,7 +79,7 @@ def reproduce(
 
     What is stored of this machine's GPU, or of the model, is not measured again: the same command
     resumes. Tables of kernels and of whole models (random weights of true sizes) need a GPU, tables
-    of accuracy a model. Without a name all tables are listed with their verdicts.
+    of accuracy a model. Without a name all tables and figures are listed with their verdicts.
 
     Exit code 0: done, or there is nothing to run here; otherwise that of the command that failed.
     """
@@ -107,11 +107,11 @@ def reproduce(
 
 
 def _entries(what: str | None) -> list[tuple[Paper, PublishedTable | Figure]]:
-    """Return the tables, and the figures that are measured, of a name. Raises WorkloadError."""
+    """Return the tables, and figures that are measured, of a name; all. Raises WorkloadError."""
     from flexq_bench.results.papers.steps import named_figures
 
     if what is None:
-        return [*select_tables(None)]
+        return [*select_tables(None), *named_figures(published_papers())]
     key, _, part = what.partition("/")
     paper = get_paper(key)
     figures = [(p, figure) for p, figure in named_figures([paper]) if part in ("", figure.id)]
@@ -201,15 +201,21 @@ def _report(
             say(console(), f"  caveat: {caveat}")
         for mismatch in result.paper.mismatches(result.table) if is_one else ():
             say(console(), f"  mismatch: {mismatch.where}: {mismatch.about}")
-    if is_one:
-        for paper, entry in entries:
-            if isinstance(entry, Figure):
-                say(console(), f"{paper.key}/{entry.id}: {entry.shows}; stated: {entry.stated}")
-            _print_statements([s for s in stated if s.paper is paper and is_of(s.statement, entry)])
-        return
-    counts = Counter(s.kind for s in stated if s.statement.ours is not None)
-    text = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-    say(console(), f"statements that something here can measure: {text}")
+    for paper, entry in entries:
+        about = [s for s in stated if s.paper is paper and is_of(s.statement, entry)]
+        if isinstance(entry, Figure):
+            text = f"stated: {entry.stated}" if is_one else _counts(about)
+            say(console(), f"{paper.key}/{entry.id}: {entry.shows}; {text}")
+        if is_one:
+            _print_statements(about)
+    if not is_one:
+        measurable = [s for s in stated if s.statement.ours is not None]
+        say(console(), f"statements that something here can measure: {_counts(measurable)}")
+
+
+def _counts(results: Iterable[StatementResult]) -> str:
+    counts = Counter(result.kind for result in results)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common()) or "none stated"
 
 
 def _print_statements(results: Iterable[StatementResult]) -> None:
