@@ -463,11 +463,25 @@ def test_perplexity_is_judged_on_the_named_model_only(model, kind):
     assert stated("abq-llm/abstract-ppl", Evidence(scores=scores)).kind == kind
 
 
-@pytest.mark.parametrize(("ours", "kind"), [(5000.0, "reproduced"), (800.0, "differs")])
-def test_lower_bound_of_a_perplexity_holds_or_not(ours, kind):
-    scores = [a_score("smoothquant-w3a3", ours)]
+@pytest.mark.parametrize(
+    ("model", "ours", "kind"),
+    [
+        ("llama-7b", 5000.0, "reproduced"),
+        ("llama-7b", 800.0, "differs"),
+        ("small", 5000.0, "not here"),
+    ],
+)
+def test_lower_bound_of_a_perplexity_is_of_the_papers_models(model, ours, kind):
+    scores = [a_score("smoothquant-w3a3", ours, model=model)]
 
     assert stated("atom/s52-ppl-others", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(("model", "kind"), [("llama-7b", "reproduced"), ("small", "order holds")])
+def test_bound_of_a_change_is_judged_by_sign_on_other_models(model, kind):
+    scores = [a_score("fp16", 5.0, model=model), a_score("flexq-w6ax", 5.02, model=model)]
+
+    assert stated("flexq/abstract-ppl", Evidence(scores=scores)).kind == kind
 
 
 @pytest.mark.parametrize(("ms", "kind"), [(40.0, "reproduced"), (130.0, "differs")])

@@ -82,8 +82,20 @@ def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> 
         return StatementResult(
             paper, statement, None, "not here", f"can't be judged here since {about}"
         )
-    kind, verdict = _verdict(statement, measured)
+    metric = statement.metric.partition("-")[0]
+    if metric in SCORES and measured.where not in _models(paper, statement):
+        kind, verdict = _by_sign(statement, measured)
+    else:
+        kind, verdict = _verdict(statement, measured)
     return StatementResult(paper, statement, measured, kind, verdict)
+
+
+def _models(paper: Paper, statement: Statement) -> list[str]:
+    """Return the models that a statement is of: all of the paper where it names none."""
+    if statement.model:
+        return [paper.model(statement.model)]
+    cells = (cell for table in paper.table for cell in table.cells())
+    return sorted({paper.model(str(cell.at["model"])) for cell in cells if "model" in cell.at})
 
 
 def _what_lacks(statement: Statement) -> str:
@@ -282,10 +294,10 @@ def _of_scores(
 ) -> Measured | None:
     metric, _, change = statement.metric.partition("-")
     task = statement.task or ("mean" if metric == "accuracy" else "wikitext2")
-    models = [paper.model(statement.model)] if statement.model else []
     others = sorted(evidence.models, key=lambda model: (-evidence.models[model], model))
-    if not change and statement.bound not in (*_LIMITS, _OVER):
+    if not change:
         others = []  # a value of the named model says nothing about others
+    models = _models(paper, statement)
     for model in dict.fromkeys((*models, *others)):
         found = evidence.score(model, ours.kernel, task, metric)
         base = evidence.score(model, ours.baseline, task, metric) if change else 0.0
@@ -328,6 +340,10 @@ def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str
         if statement.bound not in bounds and factor <= within:
             return "reproduced", f"reproduced within {factor:.2f}x{where}"
         return "differs", f"differs by {factor:.2f}x{where}"
-    if (value > 0) == (high > 0):
-        return "order holds", f"sign holds, by another amount{where}"
-    return "differs", f"differs: the sign is reversed{where}"
+    return _by_sign(statement, measured)
+
+
+def _by_sign(statement: Statement, measured: Measured) -> tuple[VerdictKind, str]:
+    if (measured.value > 0) == (statement.range[1] > 0):
+        return "order holds", f"sign holds, by another amount on {measured.where}"
+    return "differs", f"differs: the sign is reversed on {measured.where}"

@@ -333,8 +333,8 @@ def _orders(
 ) -> tuple[int, list[tuple[str, str]]]:
     """Count the pairs with the printed order, and name those with another one.
 
-    Only pairs whose printed order is clear and the same in all their places, and of accuracies
-    those that differ by more than their standard error here.
+    Only pairs whose printed order is clear and the same in all their places. Scores of ours must be
+    as clear, and accuracies differ by more than their standard error.
     drop_model: ours are of one model, so that a pair's places are of all models.
     """
     groups: dict[Any, list[tuple[Cell, Ours]]] = defaultdict(list)
@@ -350,6 +350,8 @@ def _orders(
                 continue
             theirs = math.log((a.value or 1) / (b.value or 1))
             measured_log = math.log(ours_a.value / ours_b.value)
+            if a.metric in SCORES and abs(measured_log) < _CLEAR * _scale_of(a):
+                continue
             sign = 0 if abs(theirs) < _CLEAR * _scale_of(a) else int(math.copysign(1, theirs))
             kept = tuple(p for p in place if not (drop_model and p[:1] == ("model",)))
             key = (kept, *sorted((ours_a.name, ours_b.name)))
