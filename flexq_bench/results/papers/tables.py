@@ -119,7 +119,7 @@ def is_of_scores(table: PublishedTable) -> bool:
 
 
 def _stand_in(paper: Paper, cells: Sequence[Cell], evidence: Evidence) -> str:
-    """Return the model that was evaluated under most of the table's schemes.
+    """Return the model that was evaluated under most of the table's schemes, then under most.
 
     Empty: none was, or one that the table names was.
     """
@@ -137,7 +137,7 @@ def _stand_in(paper: Paper, cells: Sequence[Cell], evidence: Evidence) -> str:
     named = {paper.model(str(cell.at.get("model", ""))) for cell in cells}
     if named & found.keys():
         return ""
-    return max(found, key=lambda model: (found[model], model), default="")
+    return max(found, key=lambda model: (found[model], evidence.models[model], model), default="")
 
 
 def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
