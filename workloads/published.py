@@ -11,7 +11,8 @@ A file has [paper], its tables, and the paper's names in the words of the catalo
 [[table]]                        id, measures, metric, unit, better, hardware, setting, keys (names
     of the first cells of a row), columns, rows, notes; suite, cache: of a kernel table; commands:
     of a whole model; cannot: why nothing here can measure it; differs: why ours differ; caveats
-[[statement]]                    a number of the text; ours: what is measured here for it
+[[statement]]                    a number of the text; ours: what is measured here for it; cannot:
+    why nothing is
 [[mismatch]], [[figure]]         contradictions of the paper; figures without numbers, with suite
     or commands
 
@@ -50,6 +51,7 @@ Better = Literal["", "lower", "higher"]
 Words = Mapping[str, str]
 _NONE: Words = {}
 Number = Annotated[float, Field(strict=True)]
+_PLACE = re.compile(r"table|section|appendix|abstract|figure|caption|\d+$")
 _FULL = "FP16"  # the scheme of an unquantized model
 _SUBJECTS = ("kernel", "scheme", "method", "grain", "step", "group", "calibration", "direction")
 
@@ -121,6 +123,7 @@ class Statement(DataTable):
     setting: Mapping[str, Any] = {}
     check: AnyText = ""
     ours: Subject | None = None
+    cannot: AnyText = ""
     caveat: AnyText = ""
 
     @model_validator(mode="after")
@@ -138,6 +141,24 @@ class Statement(DataTable):
         assert high is not None
         return float(low), float(high)
 
+    @property
+    def text(self) -> str:
+        """The stated number or range, with its unit."""
+        low, high = self.range
+        return f"{low:g}{'' if low == high else f' to {high:g}'} {self.unit}".rstrip()
+
+    @property
+    def of(self) -> str:
+        """The model, task, batch and shape that it is of."""
+        sizes = [f"{name} = {getattr(self, name)}" for name in ("m", "n", "k", "batch")]
+        known = [size for size in sizes if not size.endswith("None")]
+        return ", ".join(filter(None, (self.model, self.task, *known)))
+
+    def is_about(self, entry: str) -> bool:
+        """Return True if its place in the paper names a table or figure, by its id."""
+        kind, _, number = entry.partition("-")
+        return bool(re.search(rf"\b{kind}[ -]{re.escape(number)}(?![\d.])", self.where))
+
 
 class Mismatch(DataTable):
     """A contradiction. kind: mean, text, misprint (of the paper), elsewhere (other sources)."""
@@ -146,11 +167,32 @@ class Mismatch(DataTable):
     where: Text
     about: Text
 
-    def is_of(self, table: str) -> bool:
-        """Return True if it is about a table, named by its id."""
-        named = re.findall(r"tables? ((?:\d+, )*\d+)", self.where)
-        listed = {f"table-{number}" for group in named for number in group.split(", ")}
-        return table in {*re.findall(r"table-\w+(?:\.\w+)*", self.where), *listed}
+    def is_of(self, table: PublishedTable) -> bool:
+        """Return True if it is about a table.
+
+        Its place names the table, else its text does; one without a place is of all tables with
+        such cells.
+        """
+        named = _tables_named(self.where) or _tables_named(self.about)
+        is_anywhere = not re.search(r"table|section|abstract|figure|appendix", self.where)
+        return table.id in named or (is_anywhere and any(map(self.marks, table.cells())))
+
+    def marks(self, cell: Cell) -> bool:
+        """Return True if its place names all that a cell is of: `table-1, i-llm W4A4, llama-7b`."""
+        text = re.sub(r"\((\d+),\d+\)x\((\d+),(\d+)\)", r"m=\1 k=\2 n=\3", self.where.lower())
+        parts = [part for part in re.split(r", | of ", text) if not _PLACE.match(part)]
+        of = {str(value).lower() for value in cell.at.values()} | set(cell.metric.split("-"))
+        of |= {f"{name}={cell.at.get(name)}" for name in "mnk"}
+        of |= {part for value in of for part in (value.partition("-")[0], *value.split())}
+        return bool(parts) and all(
+            any(set(words.split()) <= of for words in part.split(" and ")) for part in parts
+        )
+
+
+def _tables_named(text: str) -> set[str]:
+    lists = re.findall(r"tables? ((?:\d+, )*\d+)", text)
+    listed = {f"table-{number}" for group in lists for number in group.split(", ")}
+    return {*re.findall(r"table-\w+(?:\.\w+)*", text), *listed}
 
 
 class Figure(DataTable):
@@ -266,7 +308,7 @@ class Paper(DataTable):
     def key(self) -> str:
         return self.paper.key
 
-    def mismatches(self, table: str) -> tuple[Mismatch, ...]:
+    def mismatches(self, table: PublishedTable) -> tuple[Mismatch, ...]:
         """Return the contradictions about a table."""
         return tuple(m for m in self.mismatch if m.is_of(table))
 

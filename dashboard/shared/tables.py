@@ -33,14 +33,15 @@ def draw_table(
     rows: pd.DataFrame | Sequence[Mapping[str, Any]],
     *,
     drop_empty: bool = False,
+    wrap: bool = True,
     max_px: int | None = None,
     **options: Any,
 ) -> None:
     """Show a table without index and formulas (see spreadsheet.py); missing values are empty.
 
-    Sentences are wrapped instead of cut. drop_empty: leave out columns without a value. max_px:
-    show all rows if they fit into this height, pixels; None: Streamlit's height. options: of
-    st.dataframe.
+    drop_empty: leave out columns without a value. wrap: wrap sentences, instead of cutting them.
+    max_px: show all rows if they fit into this height, pixels; None: Streamlit's height. options:
+    of st.dataframe.
     """
     frame = pd.DataFrame(rows)
     if drop_empty:
@@ -51,7 +52,7 @@ def draw_table(
         longest = max(map(len, filter(is_sentence, frame[name])), default=0)
         if longest:
             config.setdefault(name, st.column_config.TextColumn(width="large"))
-            lines = max(lines, min(-(-longest // _LINE), _MAX_LINES))
+            lines = max(lines, min(-(-longest // _LINE), _MAX_LINES)) if wrap else 1
     row_px = _ROW_PX + _LINE_PX * (lines - 1)
     if lines > 1:  # texts are wrapped if rows are higher than usual
         options["row_height"] = row_px

@@ -108,6 +108,7 @@ if TYPE_CHECKING:
         case_seconds,
         gpu_names,
         latest_results,
+        latest_results_elsewhere,
         latest_results_page,
         newest_result_at,
         operation_names,

@@ -32,12 +32,17 @@ SYNTHETIC = "synthetic"  # decode weights: random values in the model's shapes
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One metric of one task of a model under a scheme. standard_error None: not reported."""
+    """One metric of one task of a model under a scheme. standard_error None: not reported.
+
+    data_hash: of the text, or of all prompts. n_items: tokens or questions evaluated.
+    """
 
     model: str
     scheme: str
     through: str
     task: str
+    data_hash: str
+    n_items: int
     metric: str
     value: float
     standard_error: float | None
@@ -108,12 +113,14 @@ class ServingRow:
 
 
 def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
-    """Return the newest valid score for each model, scheme, through, task, metric and GPU."""
+    """Return the newest valid score of each metric of a text or task, by model, scheme and GPU."""
     table = AccuracyResult
     query = _with_gpu_and_run(table, ScoreRow).where(
         table.model.in_(list(models)), table.status == "ok", table.value.is_not(None)
     )
-    return _newest(session, ScoreRow, query, "model scheme through task metric gpu")
+    return _newest(
+        session, ScoreRow, query, "model scheme through task data_hash n_items metric gpu"
+    )
 
 
 def latest_decodes(

@@ -15,7 +15,7 @@ from flexq_bench.db.queries.filters import SERIES_ORDER, Filters, is_latest_atte
 from flexq_bench.db.queries.lines import is_on_main
 from flexq_bench.db.queries.pages import Listing, Page, count_of
 from flexq_bench.db.queries.rows import columns_of, rows_of
-from flexq_bench.db.records import EXTERNAL_BACKEND, TIME_METRICS
+from flexq_bench.db.records import COMPARABLE_STATUSES, EXTERNAL_BACKEND, TIME_METRICS
 from flexq_bench.db.samples import unpack
 from flexq_bench.db.tables import (
     Commit,
@@ -237,6 +237,22 @@ def latest_results(
     return _newest_of_series(session, latest, on_main, regime)
 
 
+def latest_results_elsewhere(session: Session, filters: Filters) -> list[ResultRow]:
+    """Return the newest comparable time of every series that latest_results leaves out.
+
+    Those of commits off the main line, of checkouts with changes, and beside other programs.
+    """
+    latest = _without_backfill(filters)
+    usable = _newest_id(latest, [is_on_main(_newest.commit_id.expression)])
+    comparable = _newest.status.in_(COMPARABLE_STATUSES)
+    query = (
+        _with_newest(_newest_id(latest, [comparable], accepted=False))
+        .where(Series.metric == TIME_METRICS[BOOST], *filters.on_series(), usable.is_(None))
+        .order_by(*SERIES_ORDER)
+    )
+    return rows_of(session, ResultRow, query)
+
+
 def latest_results_page(
     session: Session, filters: Filters, page: Page, *, regime: str = BOOST
 ) -> tuple[list[ResultRow], int]:
@@ -331,14 +347,20 @@ def _newest_of_series(
     return rows_of(session, ResultRow, query)
 
 
-def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> ScalarSelect[Any]:
-    """Return the id of the newest accepted measurement of a series that filters match; or null."""
+def _newest_id(
+    filters: Filters, conditions: Sequence[ColumnElement[bool]], *, accepted: bool = True
+) -> ScalarSelect[Any]:
+    """Return the id of the newest accepted measurement of a series that filters match; or null.
+
+    accepted: False: also of one that is not accepted.
+    """
     run_conditions = []
     if filters.suites:
         run_conditions.append(Run.suite.in_(filters.suites))
     if filters.without_triggers:
         run_conditions.append(Run.trigger.not_in(filters.without_triggers))
     on_run = [_newest.run_id.in_(select(Run.id).where(*run_conditions))] if run_conditions else []
+    usable = [_newest.accepted] if accepted else []
     in_time = []
     if filters.since is not None:
         in_time.append(_newest.created_at >= filters.since)
@@ -346,7 +368,7 @@ def _newest_id(filters: Filters, conditions: Sequence[ColumnElement[bool]]) -> S
         in_time.append(_newest.created_at <= filters.until)
     return (
         select(_newest.id)
-        .where(_newest.series_id == Series.id, _newest.accepted, *conditions, *on_run, *in_time)
+        .where(_newest.series_id == Series.id, *usable, *conditions, *on_run, *in_time)
         .order_by(_newest.created_at.desc(), _newest.id.desc())
         .limit(1)
         .correlate(Series)

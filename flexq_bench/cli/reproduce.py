@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +31,7 @@ from flexq_bench.workloads.published import (
 
 if TYPE_CHECKING:
     from flexq_bench.results.papers.evidence import Evidence
+    from flexq_bench.results.papers.statements import StatementResult
     from flexq_bench.results.papers.steps import Step
     from flexq_bench.results.papers.tables import TableResult
 
@@ -43,7 +44,7 @@ def reproduce(
         str | None,
         typer.Argument(
             metavar="[PAPER[/TABLE]]",
-            help="flexq, flexq/table-6, atom/figure-11. Default: list all tables.",
+            help="flexq, flexq/table-6, atom/figure-11. Default: list all.",
         ),
     ] = None,
     model: Annotated[
@@ -78,7 +79,7 @@ def reproduce(
 
     What is stored of this machine's GPU, or of the model, is not measured again: the same command
     resumes. Tables of kernels and of whole models (random weights of true sizes) need a GPU, tables
-    of accuracy a model. Without a name all tables are listed with their verdicts.
+    of accuracy a model. Without a name all tables and figures are listed with their verdicts.
 
     Exit code 0: done, or there is nothing to run here; otherwise that of the command that failed.
     """
@@ -101,16 +102,16 @@ def reproduce(
                 code = _run(step, entry, db, flags, dry_run=dry_run)
                 if code:
                     raise typer.Exit(code)
-    _report(entries, _evidence(db), as_json=as_json, is_one=what is not None and "/" in what)
+    _report(entries, _evidence(db), as_json=as_json, is_one="/" in (what or ""))
     raise typer.Exit(ExitCode.PASS)
 
 
 def _entries(what: str | None) -> list[tuple[Paper, PublishedTable | Figure]]:
-    """Return the tables, and the figures that are measured, of a name. Raises WorkloadError."""
+    """Return the tables, and figures that are measured, of a name; all. Raises WorkloadError."""
     from flexq_bench.results.papers.steps import named_figures
 
     if what is None:
-        return [*select_tables(None)]
+        return [*select_tables(None), *named_figures(published_papers())]
     key, _, part = what.partition("/")
     paper = get_paper(key)
     figures = [(p, figure) for p, figure in named_figures([paper]) if part in ("", figure.id)]
@@ -161,7 +162,7 @@ def _report(
     as_json: bool,
     is_one: bool,
 ) -> None:
-    from flexq_bench.results.papers.statements import statement_result
+    from flexq_bench.results.papers.statements import is_of, statement_result
     from flexq_bench.results.papers.tables import table_result
 
     results = [
@@ -192,19 +193,47 @@ def _report(
             }
         )
         return
-    if is_one:
-        for result in results:
-            _print_table(result)
     for result in results:
+        if is_one:
+            _print_table(result)
         say(console(), f"{result.name}: {result.verdict}")
         for caveat in result.table.caveats if is_one else ():
             say(console(), f"  caveat: {caveat}")
-        for mismatch in result.paper.mismatches(result.table.id) if is_one else ():
+        for mismatch in result.paper.mismatches(result.table) if is_one else ():
             say(console(), f"  mismatch: {mismatch.where}: {mismatch.about}")
-    counts = Counter(s.kind for s in stated if s.statement.ours is not None)
+    for paper, entry in entries:
+        about = [s for s in stated if s.paper is paper and is_of(s.statement, entry)]
+        if isinstance(entry, Figure):
+            text = f"stated: {entry.stated}" if is_one else _counts(about)
+            say(console(), f"{paper.key}/{entry.id}: {entry.shows}; {text}")
+        if is_one:
+            _print_statements(about)
     if not is_one:
-        text = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-        say(console(), f"statements that something here can measure: {text}")
+        measurable = [s for s in stated if s.statement.ours is not None]
+        say(console(), f"statements that something here can measure: {_counts(measurable)}")
+
+
+def _counts(results: Iterable[StatementResult]) -> str:
+    counts = Counter(result.kind for result in results)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.most_common()) or "none stated"
+
+
+def _print_statements(results: Iterable[StatementResult]) -> None:
+    """Print what the text states about a table or figure, and ours."""
+    for result in results:
+        stated, measured = result.statement, result.measured
+        over = f" over {stated.baseline}" if stated.baseline else ""
+        over += f", {stated.of}" if stated.of else ""
+        bound = f"{stated.bound} " if stated.bound else ""
+        ours = "" if measured is None else f"; ours {measured.text}"
+        say(
+            console(),
+            f"  {stated.where}: {stated.metric} of {stated.subject}{over}: {bound}{stated.text}"
+            f"{ours}: {result.verdict}",
+        )
+        for name, text in (("caveat", stated.caveat), ("its own tables", stated.check)):
+            if text:
+                say(console(), f"    {name}: {text}")
 
 
 def _as_plain(result: TableResult) -> dict[str, object]:
@@ -221,8 +250,10 @@ def _as_plain(result: TableResult) -> dict[str, object]:
 
 
 def _print_table(result: TableResult) -> None:
-    """Print the numbers of which ours are known, at most _FEW_ROWS."""
-    known = [(cell, ours) for cell, ours in result.cells if ours.value is not None]
+    """Print the numbers of which ours are known, at most _FEW_ROWS, and mean speed-ups."""
+    from flexq_bench.results.papers.tables import averages
+
+    known = [(c, ours) for c, ours in result.cells if None not in (c.value, ours.value)]
     shown = Table("what", "metric", "printed", "ours", "bandwidth theirs", "ours", box=None)
     for cell, ours in known[:_FEW_ROWS]:
         place = " ".join(str(value) for value in cell.at.values())
@@ -234,3 +265,11 @@ def _print_table(result: TableResult) -> None:
         console().print(shown)
     if len(known) > _FEW_ROWS:
         say(console(), f"and {len(known) - _FEW_ROWS} more: see the dashboard's Paper page")
+    means = Table(
+        "mean speed-up", "over", "of", "printed", "geometric", "ours", "geometric", box=None
+    )
+    for mean in averages(result):
+        both = (*mean.theirs, *(mean.ours or ()))
+        means.add_row(mean.subject, mean.over, str(mean.count), *(f"{value:.3f}" for value in both))
+    if means.rows:
+        console().print(means)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file
 from flexq_bench.db.queries import DecodeRow, ResultRow, ScoreRow, ServingRow
 from flexq_bench.kernels.registry import labels
@@ -21,12 +22,12 @@ from flexq_bench.results.papers.evidence import (
 )
 from flexq_bench.results.papers.statements import statement_result
 from flexq_bench.results.papers.steps import AccuracyInputs, named_figures, steps_of, why_not_here
-from flexq_bench.results.papers.tables import averages, is_marked, shape_of, table_result
+from flexq_bench.results.papers.tables import averages, shape_of, table_result
 from flexq_bench.results.stored_comparison import newest_of_cases
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.workloads.case import parse_kernel_label
 from flexq_bench.workloads.models import load_catalog
-from flexq_bench.workloads.published import get_paper, published_papers, select_tables
+from flexq_bench.workloads.published import Mismatch, get_paper, published_papers, select_tables
 from flexq_bench.workloads.suites import load_suite
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,8 +50,10 @@ def a_time(label, us, m=1, n=4096, k=4096, *, cache="cold", gpu=GPU, days=0, **c
     return replace(row, **changes)
 
 
-def a_score(scheme, value, *, model="small", task="wikitext", metric="perplexity"):
-    return ScoreRow(model, scheme, "reference", task, metric, value, 0.1, "H200", "r", AT)
+def a_score(scheme, value, *, model="small", task="wikitext", metric="perplexity", tokens=2047):
+    return ScoreRow(
+        model, scheme, "reference", task, "text", tokens, metric, value, 0.1, "H200", "r", AT
+    )
 
 
 def a_decode(scheme, token_ms, *, model="llama-7b", batch=1, new=128, memory=10**9, prompt=15):
@@ -239,6 +242,15 @@ def test_times_of_hot_weights_are_no_times_of_cold_ones():
     assert judged("abq-llm/table-13", hot).measured == 0
 
 
+def test_dashes_of_a_table_are_no_numbers_with_ours():
+    ((paper, table),) = select_tables("abq-llm/table-13")
+    rows = [a_time(paper.kernel(c), 5.0, *shape_of(table, c)) for c in table.cells()]
+
+    result = judged("abq-llm/table-13", Evidence(rows))
+
+    assert result.measured == result.printed == 362
+
+
 def test_model_of_a_table_has_gpu_with_most_numbers():
     of_7b = [a_decode(scheme, 4.0) for scheme in ("fp16", "abq-w2a8")]
     of_13b = [
@@ -275,6 +287,33 @@ def test_scores_of_another_model_are_judged_by_their_order():
     assert judged("flexq/table-2", Evidence(scores=worse)).kind == "differs"
 
 
+@pytest.mark.parametrize(("clipped", "change"), [(30.0, 1.0), (31.5, None)])
+def test_change_is_of_the_row_above_in_the_printed_direction(clipped, change):
+    first = "atom-w4a4[activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]"
+    scores = [a_score(first, 31.0), a_score("atom-w4a4[gptq=false,kv_bits=16]", clipped)]
+
+    result = judged("atom/table-4", Evidence(scores=scores))
+
+    changes = {o.name: o.value for c, o in result.cells if c.metric == "perplexity-change"}
+    assert changes["atom-w4a4[gptq=false,kv_bits=16]"] == change
+
+
+def test_decrease_of_an_accuracy_is_below_the_unquantized_model():
+    scores = [
+        replace(a_score(scheme, value, model="llama-7b", task=task, metric="acc_norm"))
+        for scheme, value in (("fp16", 0.70), ("dgq-w4a8", 0.69))
+        for task in ZERO_SHOT
+    ]
+
+    result = judged("dgq/table-3", Evidence(scores=scores))
+
+    assert [
+        ours.value
+        for cell, ours in result.cells
+        if cell.metric == "accuracy-decrease" and ours.name == "dgq-w4a8" and ours.value is not None
+    ] == pytest.approx([1.0])
+
+
 def test_scores_of_the_named_model_are_compared_in_size():
     scores = [
         a_score(scheme, value, model="llama-7b")
@@ -287,12 +326,32 @@ def test_scores_of_the_named_model_are_compared_in_size():
     assert "within 1.00x" in result.verdict
 
 
+def test_scores_of_different_texts_are_not_compared():
+    whole = [a_score("fp16", 21.6), a_score("flexq-w6ax", 24.3), a_score("w4a4", 300.0)]
+    part = [replace(a_score("fp16", 19.9, tokens=100), created_at=AT + timedelta(days=1))]
+
+    result = stated("flexq/abstract-ppl", Evidence(scores=[*whole, *part]))
+
+    assert result.measured.value == pytest.approx(24.3 - 21.6)
+
+
 def test_mean_accuracy_is_of_all_six_tasks():
     some = [a_score("fp16", 0.5, task=task, metric="acc") for task in ZERO_SHOT[:5]]
 
     assert Evidence(scores=some).score("small", "fp16", "mean", "accuracy") is None
     every = [*some, a_score("fp16", 0.8, task=ZERO_SHOT[5], metric="acc")]
     assert Evidence(scores=every).score("small", "fp16", "mean", "accuracy") == pytest.approx(55.0)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(0.001, "differs"), (0.05, "not here")])
+def test_accuracies_within_their_error_have_no_order(error, kind):
+    scores = [
+        replace(a_score(scheme, value, task=task, metric="acc_norm"), standard_error=error)
+        for scheme, value in (("fp16", 0.60), ("smoothquant-w6a6", 0.61))
+        for task in ZERO_SHOT
+    ]
+
+    assert judged("flexq/table-3", Evidence(scores=scores)).kind == kind
 
 
 def test_generation_takes_the_prompt_and_every_token():
@@ -307,6 +366,16 @@ def test_generation_takes_the_prompt_and_every_token():
     assert of["latency", "FP16", 256, "llama-7b"] is None
 
 
+def test_share_of_a_generation_is_of_all_weights():
+    result = judged(
+        "abq-llm/table-12", Evidence(decodes=[a_decode("fp16", 12.0, model="llama-30b")])
+    )
+
+    (of,) = [o for c, o in result.cells if o.value is not None and c.metric == "latency"]
+    assert of.their_share == pytest.approx(1.415, abs=0.01)
+    assert of.share == pytest.approx(1.415 * 3759.08 / of.value * 1555 / 3352, rel=0.01)
+
+
 def test_averages_of_table_b1_are_both_ways():
     result = judged("zeroquant-fp6/table-b.1", Evidence(printed_times("zeroquant-fp6/table-b.1")))
     of = {(a.subject, a.over): a for a in averages(result)}
@@ -315,6 +384,18 @@ def test_averages_of_table_b1_are_both_ways():
     assert means.count == 6
     assert means.theirs == pytest.approx((1.918, 1.847), abs=1e-3)
     assert means.ours == pytest.approx(means.theirs)
+
+
+def test_averages_of_many_widths_are_over_the_baseline_of_each():
+    found = {(a.subject, a.over): a for a in averages(judged("abq-llm/table-14", Evidence()))}
+
+    assert set(found) == {
+        (f"abq {w}", f"cutlass {w}") for w in {over.split()[1] for _, over in found}
+    }
+    assert len(found) == 12
+    assert found["abq W6A6", "cutlass W6A6"].theirs[1] == pytest.approx(
+        (1.89 * 1.64 * 1.42) ** (1 / 3), rel=0.01
+    )
 
 
 def test_statement_of_a_mean_has_both_means_of_its_layers():
@@ -330,6 +411,7 @@ def test_statement_of_a_mean_has_both_means_of_its_layers():
     assert result.measured.value == pytest.approx(2.0)
     assert result.measured.geometric == pytest.approx(math.sqrt(3))
     assert (result.measured.cases, result.kind) == (6, "reproduced")
+    assert result.measured.text == "2 (6 cases, 1 to 3, geometric 1.732)"
 
 
 def test_best_case_is_compared_with_the_best_case():
@@ -360,19 +442,73 @@ def test_a_ratio_is_judged_by_size_then_by_order(ours, kind):
 
 
 @pytest.mark.parametrize(
-    ("without", "kind"), [(9.95, "reproduced"), (9.0, "order holds"), (11.0, "reproduced")]
+    ("without", "kind"), [(9.95, "reproduced"), (9.0, "differs"), (11.0, "reproduced")]
 )
-def test_a_limit_holds_or_only_its_sign(without, kind):
+def test_bound_of_an_overhead_holds_or_not(without, kind):
     rows = [a_time("flexq-w6a6[+evict-first]", 10.0), a_time("flexq-w6a6[-dequant]", without)]
 
     assert stated("flexq/s54-dequant", Evidence(rows)).kind == kind
+
+
+def test_every_statement_is_measured_or_says_why_not():
+    for paper in published_papers():
+        for statement in paper.statement:
+            assert (statement.ours is None) == bool(statement.cannot), (paper.key, statement.id)
+
+
+@pytest.mark.parametrize(("model", "kind"), [("llama-7b", "reproduced"), ("small", "not here")])
+def test_perplexity_is_judged_on_the_named_model_only(model, kind):
+    scores = [a_score("abq-w2*a8", 7.6, model=model)]
+
+    assert stated("abq-llm/abstract-ppl", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("model", "ours", "kind"),
+    [
+        ("llama-7b", 5000.0, "reproduced"),
+        ("llama-7b", 800.0, "differs"),
+        ("small", 5000.0, "not here"),
+    ],
+)
+def test_lower_bound_of_a_perplexity_is_of_the_papers_models(model, ours, kind):
+    scores = [a_score("smoothquant-w3a3", ours, model=model)]
+
+    assert stated("atom/s52-ppl-others", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(("model", "kind"), [("llama-7b", "reproduced"), ("small", "order holds")])
+def test_bound_of_a_change_is_judged_by_sign_on_other_models(model, kind):
+    scores = [a_score("fp16", 5.0, model=model), a_score("flexq-w6ax", 5.02, model=model)]
+
+    assert stated("flexq/abstract-ppl", Evidence(scores=scores)).kind == kind
+
+
+@pytest.mark.parametrize(("ms", "kind"), [(40.0, "reproduced"), (130.0, "differs")])
+def test_time_of_a_token_is_of_the_stated_batch(ms, kind):
+    one = replace(a_serving("atom-w4a4", 1.0, kv_bits=4), token_p50_ms=ms)
+    other = replace(one, batch_limit=8, token_p50_ms=1.0)
+
+    assert stated("atom/s532-latency", Evidence(servings=[one, other])).kind == kind
+
+
+def test_places_of_the_text_are_of_their_table_or_figure():
+    (statement,) = [s for s in get_paper("flexq").statement if s.id == "s54-latency"]
+    (served,) = [s for s in get_paper("atom").statement if s.id == "s532-fp16"]
+
+    assert statement.is_about("table-6")
+    assert not statement.is_about("table-60")
+    assert served.is_about("figure-11")
+    assert not served.is_about("figure-1")
 
 
 def test_serving_with_memory_limit_is_compared_at_equal_memory():
     rows = [a_serving("fp16", 100.0), a_serving("atom-w4a4", 110.0, kv_bits=4)]
     limited = [a_serving("fp16", 10.0, limit=1), a_serving("atom-w4a4", 70.0, limit=1, kv_bits=4)]
 
-    assert stated("atom/s532-fp16", Evidence(servings=rows)).measured.value == pytest.approx(1.1)
+    alone = stated("atom/s532-fp16", Evidence(servings=rows))
+    assert alone.measured.value == pytest.approx(1.1)
+    assert "same batch" in alone.verdict
     both = stated("atom/s532-fp16", Evidence(servings=[*rows, *limited]))
     assert both.measured.value == pytest.approx(7.0)
     assert both.kind == "reproduced"
@@ -410,10 +546,12 @@ def test_operations_of_attention_are_compared_at_the_stated_batch():
 
 def test_mismatch_marks_the_cells_that_it_names():
     ((_, table),) = select_tables("flexq/table-5")
-    marked = [c for c in table.cells() if is_marked(c, "table-5, i-llm, opt-13b, c4")]
+    marks = [m for m in get_paper("flexq").mismatches(table) if m.kind == "misprint"]
+    marked = [c for c in table.cells() if any(m.marks(c) for m in marks)]
 
     assert [c.value for c in marked] == [11.90]
-    assert not any(is_marked(c, "table-5") for c in table.cells())
+    whole = Mismatch(kind="text", where="table-5", about="x")
+    assert not any(whole.marks(c) for c in table.cells())
 
 
 def test_only_what_is_missing_is_measured():
@@ -425,6 +563,37 @@ def test_only_what_is_missing_is_measured():
     assert step.arguments == ("run",)
     assert 'kernels = ["cublas-w8a8[gemmex-sums]"]' in step.suite
     assert 'shapes = ["4096x4096"]' in step.suite
+
+
+def planned(step, folder):
+    (folder / "missing.toml").write_text(step.suite)
+    return load_suite(folder / "missing.toml").cases(labels("cuda"))
+
+
+def test_figure_measures_what_its_statements_compare(tmp_path):
+    of = {f"{p.key}/{figure.id}": (p, figure) for p, figure in named_figures(published_papers())}
+    (step,) = steps_of(*of["atom/figure-10"], Evidence(), GPU)
+    cases = planned(step, tmp_path)
+
+    gemms = [c for c in cases if c.operation == "linear"]
+    assert {c.gemm.m for c in gemms} == {512}
+    assert {c.label for c in gemms} == {"atom-w4a4", "cublas-fp16", "cublaslt-w8a8"}
+    assert len(gemms) == 3 * 4
+    assert {c.label for c in cases if c not in gemms} == {
+        "decoder-attention", "decoder-attention[kv8]", "decoder-attention[kv4]",
+    }  # fmt: skip
+    known = [replace(a_time("empty", 1.0), case=case.key) for case in cases[1:]]
+    (step,) = steps_of(*of["atom/figure-10"], Evidence(known), GPU)
+    assert planned(step, tmp_path) == cases[:1]
+
+
+def test_down_proj_of_figure_10_has_its_own_bits(tmp_path):
+    of = {f"{p.key}/{figure.id}": (p, figure) for p, figure in named_figures(published_papers())}
+    (step,) = steps_of(*of["flexq/figure-10"], Evidence(), GPU)
+
+    of_down = {c.label for c in planned(step, tmp_path) if c.shape == (4096, 11008)}
+
+    assert of_down == {"flexq-w6a8", "abq-w6a8", "cublas-w8a8[gemmex-sums]"}
 
 
 def test_decoding_leaves_out_schemes_that_have_every_length():
@@ -465,22 +634,41 @@ def test_reasons_name_what_a_machine_lacks():
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
 
 
-@pytest.mark.slow
-def test_records_of_the_examples_give_the_verdicts_of_their_tables(database):
-    with database.session() as session:
-        for name in ("h100/papers-kernels", "h100/papers-models", "h200/papers-kernels"):
-            import_file(session, EXAMPLES / f"{name}.jsonl.gz")
-        evidence = read_evidence(session)
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """The evidence of the records that came with the papers' runs."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('papers') / 'examples.sqlite'}"
+    with open_database(url) as database, database.session() as session:
+        for file in sorted(EXAMPLES.glob("*/*papers*.jsonl.gz")):
+            import_file(session, file)
+        return read_evidence(session)
 
-    found = {name: judged(f"abq-llm/{name}", evidence) for name in ("table-13", "table-14")}
-    assert {r.gpu for r in found.values()} == {"NVIDIA H200"}
-    assert found["table-13"].measured > 270
-    assert found["table-14"].measured > 260
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["flexq/table-6", "abq-llm/table-4", "abq-llm/table-13", "abq-llm/table-14",
+     "zeroquant-fp6/table-b.1"],
+)  # fmt: skip
+def test_every_number_of_a_kernel_table_has_ours_and_verdict(examples, name):
+    found = judged(name, examples)
+    ((paper, table),) = select_tables(name)
+    first = paper.kernel(next(table.cells()))
     slower = [
-        replace(row, median_us=9 * row.median_us, ci_low_us=1.0, ci_high_us=1e9)
-        if row.kernel.startswith("abq")
-        else row
-        for row in evidence.results
+        replace(row, median_us=0.01 * row.median_us) if first.startswith(row.kernel) else row
+        for row in examples.results
     ]
-    assert found["table-13"].kind != "differs"
-    assert judged("abq-llm/table-13", Evidence(slower)).kind == "differs"
+
+    assert found.measured == found.printed
+    assert found.kind != "not here"
+    changed = judged(name, Evidence(slower))
+    assert (changed.kind, changed.verdict) != (found.kind, found.verdict)
+
+
+@pytest.mark.slow
+def test_statements_of_the_papers_are_judged_by_the_examples(examples):
+    results = [statement_result(p, s, examples) for p in published_papers() for s in p.statement]
+
+    assert sum(result.kind != "not here" for result in results) >= 40
+    table = judged("abq-llm/table-12", examples)
+    assert table.measured == table.printed == 120

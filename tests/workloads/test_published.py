@@ -70,11 +70,36 @@ def test_a_scheme_is_looked_up_by_all_words_first():
 
 
 def test_mismatch_is_of_each_table_that_it_names():
-    named = {m.where for m in get_paper("abq-llm").mismatches("table-9")}
+    named = {
+        m.where for m in get_paper("abq-llm").mismatches(select_tables("abq-llm/table-9")[0][1])
+    }
 
     assert "tables 3, 8, 9, 10, 11" in named
     assert "table-9, W6A6, smoothquant" in named
     assert not any(where.startswith("table-3,") for where in named)
+
+
+def test_mismatch_of_the_text_is_of_its_table():
+    paper = get_paper("atom")
+    (table,) = [table for table in paper.table if table.id == "table-4"]
+
+    assert [m.where for m in paper.mismatches(table)] == ["section 5.4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "values"),
+    [
+        ("atom/table-2", "table-2, llama-7b, qllm, arc_easy and arc_challenge", [45.20, 31.14]),
+        ("dgq/table-a4", "table-a4, llama-13b, smoothquant, decrease", [0.54]),
+        ("flexq/table-1", "table-1, i-llm W4A4, llama-2-7b", [10.44]),
+        ("abq-llm/table-6", "FP16, llama-7b, wikitext2", [5.67]),
+    ],
+)
+def test_mismatch_marks_the_cells_of_its_place(name, where, values):
+    ((paper, table),) = select_tables(name)
+    (mismatch,) = [m for m in paper.mismatches(table) if m.where == where]
+
+    assert [cell.value for cell in table.cells() if mismatch.marks(cell)] == values
 
 
 def test_printed_means_of_table_b1_are_arithmetic():

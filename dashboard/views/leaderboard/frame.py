@@ -55,10 +55,11 @@ def losses_by_class(scores: Sequence[ScoreRow]) -> dict[int, list[str]]:
     A scheme's class is that of the bits in its name; `ax` are activations that are as wide as the
     weights, or wider. Schemes without bits in their names are left out.
     """
-    groups: dict[tuple[str, ...], dict[str, float]] = {}
+    groups: dict[tuple[str, str, int, str], dict[str, float]] = {}
     for row in scores:
         if row.metric == PERPLEXITY and row.value:
-            groups.setdefault((row.model, row.task, row.gpu), {})[row.scheme] = row.value
+            of_text = row.model, row.data_hash, row.n_items, row.gpu
+            groups.setdefault(of_text, {})[row.scheme] = row.value
     found: dict[int, dict[tuple[str, str], float]] = {}
     for (model, *_), by_scheme in groups.items():
         base = by_scheme.get(FULL_PRECISION)

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from flexq_bench.results.papers.statements import StatementResult
-from flexq_bench.results.papers.tables import TableResult, averages, is_marked
+from flexq_bench.results.papers.tables import TableResult, averages
+from flexq_bench.workloads.published import Paper
 
 _PERCENT = 100.0
 
@@ -18,12 +19,12 @@ def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "table": result.name,
-            "measures": result.table.measures,
             "kind": result.kind,
-            "verdict": result.verdict,
-            "printed": result.printed,
             "ours": result.measured,
-            "mismatches": len(result.paper.mismatches(result.table.id)),
+            "printed": result.printed,
+            "verdict": result.verdict,
+            "measures": result.table.measures,
+            "mismatches": len(result.paper.mismatches(result.table)),
             "their_hardware": result.table.hardware or "not relevant",
             "our_hardware": result.gpu,
         }
@@ -33,7 +34,7 @@ def overview_frame(results: Iterable[TableResult]) -> pd.DataFrame:
 
 def cells_frame(result: TableResult) -> pd.DataFrame:
     """Return one row for each number of a table, with the shares of bandwidth in percent."""
-    marks = result.paper.mismatches(result.table.id)
+    marks = result.paper.mismatches(result.table)
     rows = []
     for cell, ours in result.cells:
         named: dict[str, Any] = {key: str(value) for key, value in cell.at.items()}
@@ -43,15 +44,20 @@ def cells_frame(result: TableResult) -> pd.DataFrame:
                 "metric": " ".join(part for part in (cell.metric, cell.unit) if part),
                 "printed": cell.value,
                 "ours": ours.value,
-                "our_name": ours.name,
-                "of": ours.model,
                 "their_share": None if ours.their_share is None else ours.their_share * _PERCENT,
                 "our_share": None if ours.share is None else ours.share * _PERCENT,
-                "mismatch": "; ".join(m.about for m in marks if is_marked(cell, m.where)),
-                "why_none": ours.reason if ours.value is None else "",
+                "mismatch": ", ".join(m.kind for m in marks if m.marks(cell)) or None,
+                "our_name": ours.name or None,
+                "of": ours.model or None,
             }
         )
     return pd.DataFrame(rows)
+
+
+def common_values(frame: pd.DataFrame) -> dict[str, str]:
+    """Return the columns before `printed` that have one value in all rows, and the values."""
+    named = list(frame.columns[: frame.columns.get_loc("printed")])
+    return {name: frame[name].iloc[0] for name in named if frame[name].nunique(dropna=False) == 1}
 
 
 def averages_frame(result: TableResult) -> pd.DataFrame:
@@ -75,7 +81,6 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
     rows = []
     for result in results:
         stated, measured = result.statement, result.measured
-        low, high = stated.range
         rows.append(
             {
                 "paper": result.paper.key,
@@ -83,18 +88,33 @@ def statements_frame(results: Sequence[StatementResult]) -> pd.DataFrame:
                 "metric": stated.metric,
                 "subject": stated.subject,
                 "over": stated.baseline,
-                "bound": stated.bound,
-                "stated": f"{low:g}" if low == high else f"{low:g} to {high:g}",
-                "unit": stated.unit,
+                "of": stated.of,
+                "stated": " ".join(filter(None, (stated.bound, stated.text))),
                 "ours": None if measured is None else measured.value,
-                "ours_geometric": None if measured is None else measured.geometric,
-                "cases": 0 if measured is None else measured.cases,
                 "kind": result.kind,
-                "verdict": result.verdict,
                 "caveat": stated.caveat,
+                "verdict": result.verdict,
+                "cases": 0 if measured is None else measured.cases,
+                "ends": "" if measured is None else " to ".join(f"{v:.4g}" for v in measured.ends),
+                "ours_geometric": None if measured is None else measured.geometric,
                 "own_tables": stated.check,
                 "their_hardware": stated.hardware,
                 "our_hardware": "" if measured is None else measured.where,
             }
         )
     return pd.DataFrame(rows)
+
+
+def mismatches_frame(papers: Sequence[Paper]) -> pd.DataFrame:
+    """Return one row for each contradiction of the papers, with the tables that it is about."""
+    return pd.DataFrame(
+        {
+            "paper": paper.key,
+            "kind": mismatch.kind,
+            "where": mismatch.where,
+            "about": mismatch.about,
+            "tables": ", ".join(t.id for t in paper.table if mismatch.is_of(t)),
+        }
+        for paper in papers
+        for mismatch in paper.mismatch
+    )

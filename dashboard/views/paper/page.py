@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -15,16 +16,28 @@ from flexq_bench.dashboard.shared.tables import draw_table, offer_csv
 from flexq_bench.dashboard.views.paper.frames import (
     averages_frame,
     cells_frame,
+    common_values,
+    mismatches_frame,
     overview_frame,
     statements_frame,
 )
 from flexq_bench.db.engine import Database
 from flexq_bench.results.papers.evidence import Evidence, read_evidence
-from flexq_bench.results.papers.statements import statement_result
+from flexq_bench.results.papers.statements import is_of, statement_result
+from flexq_bench.results.papers.steps import named_figures
 from flexq_bench.results.papers.tables import TableResult, table_result
-from flexq_bench.workloads.published import published_papers, select_tables
+from flexq_bench.workloads.published import (
+    Figure,
+    Paper,
+    PublishedTable,
+    Statement,
+    published_papers,
+    select_tables,
+)
 
 _MAX_HEIGHT_PX = 900
+_ALL_TABLES_PX = 1600
+_MANY_REASONS = 4
 _ALL = "overview"
 _SHARE = "share of the memory bandwidth at which the weights are read; above 100 %: from the cache"
 
@@ -35,10 +48,15 @@ def page(database: Database) -> None:
     with database.session() as session:
         evidence = read_evidence(session)
     with page_controls("paper", "Not published, so ignored") as controls:
+        figures = {f"{p.key}/{f.id}": (p, f) for p, f in named_figures(published_papers())}
         names = [f"{paper.key}/{table.id}" for paper, table in select_tables(None)]
-        chosen = controls.select(st.sidebar, "table", "Table", [_ALL, *names])
+        chosen = controls.select(
+            st.sidebar, "table", "Table or figure", [_ALL, *sorted([*names, *figures])]
+        )
         if chosen == _ALL:
             _show_overview(controls, database, evidence)
+        elif chosen in figures:
+            _show_figure(database, evidence, *figures[chosen])
         else:
             _show_table(controls, database, evidence, chosen)
 
@@ -61,11 +79,11 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
     frame = overview_frame(results)
     draw_table(
         frame,
-        max_px=_MAX_HEIGHT_PX,
+        wrap=False,
+        max_px=_ALL_TABLES_PX,
         column_config={
-            "verdict": st.column_config.TextColumn("verdict", width="large"),
-            "printed": st.column_config.NumberColumn("numbers"),
             "ours": st.column_config.NumberColumn("with ours"),
+            "printed": st.column_config.NumberColumn("of numbers"),
             "mismatches": st.column_config.NumberColumn(
                 "mismatches", help="contradictions within the paper, or with other sources"
             ),
@@ -81,16 +99,48 @@ def _show_overview(controls: Controls, database: Database, evidence: Evidence) -
         "mean, with the geometric mean beside it. Accuracy is of a small model at hand unless the "
         "named one was evaluated: its sign is judged, not its size."
     )
-    stated = statements_frame(
-        [statement_result(one, each, evidence) for one in chosen for each in one.statement]
-    ).sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
+    _show_statements(evidence, [(one, each) for one in chosen for each in one.statement])
+    st.header("Mismatches", anchor=False)
+    st.caption(
+        "Contradictions found by recomputing: mean, a printed mean is not that of its columns; "
+        "text, two places differ; misprint, an implausible cell; elsewhere, another paper or the "
+        "hardware says otherwise."
+    )
+    draw_table(mismatches_frame(chosen), max_px=_MAX_HEIGHT_PX, key="paper-mismatches")
+
+
+def _show_statements(evidence: Evidence, given: Sequence[tuple[Paper, Statement]]) -> None:
+    stated = statements_frame([statement_result(*each, evidence) for each in given]).sort_values(
+        "ours", na_position="last", key=lambda v: v.isna(), kind="stable"
+    )
     draw_table(
         stated,
+        wrap=False,
         max_px=_MAX_HEIGHT_PX,
-        column_config={"ours": st.column_config.NumberColumn("ours", format="%.4g")},
+        column_config={
+            "ours": st.column_config.NumberColumn("ours", format="%.4g"),
+            "ends": st.column_config.TextColumn("from to", help="the least and the largest case"),
+        },
         key="paper-statements",
     )
     offer_csv(to_csv(stated), "statements")
+
+
+def _show_figure(database: Database, evidence: Evidence, paper: Paper, figure: Figure) -> None:
+    st.header(as_text(f"{paper.paper.source}, {figure.id}: {figure.shows}"), anchor=False)
+    st.caption(
+        as_text(f"Its bars are not known, so ours are compared with the text: {figure.stated}.")
+    )
+    st.caption(f"To measure it: {command_on(database, 'reproduce', f'{paper.key}/{figure.id}')}")
+    _show_stated(evidence, paper, figure)
+
+
+def _show_stated(evidence: Evidence, paper: Paper, entry: PublishedTable | Figure) -> None:
+    """Show what the text states about a table or figure."""
+    about = [(paper, each) for each in paper.statement if is_of(each, entry)]
+    if about:
+        st.subheader("Stated about it", anchor=False)
+        _show_statements(evidence, about)
 
 
 def _show_table(controls: Controls, database: Database, evidence: Evidence, name: str) -> None:
@@ -103,15 +153,18 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
         st.caption(f"To measure it: {command_on(database, 'reproduce', name)}")
     for caveat in table.caveats:
         st.warning(as_text(caveat), icon=":material/warning:")
-    for mismatch in paper.mismatches(table.id):
+    for mismatch in paper.mismatches(table):
         st.warning(
             as_text(f"Mismatch ({mismatch.kind}), {mismatch.where}: {mismatch.about}"),
             icon=":material/report:",
         )
     frame = cells_frame(result)
+    common = common_values(frame)
+    if common:
+        st.caption(as_text("All of " + ", ".join(f"{k} {v}" for k, v in common.items())))
     share = st.column_config.NumberColumn
     draw_table(
-        frame,
+        frame.drop(columns=list(common)),
         drop_empty=True,
         max_px=_MAX_HEIGHT_PX,
         column_config={
@@ -119,13 +172,17 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
             "ours": st.column_config.NumberColumn("ours", format="%.6g"),
             "our_name": "our kernel or scheme",
             "of": "on the model",
+            "mismatch": st.column_config.TextColumn("mismatch", help="described above"),
             "their_share": share("their bandwidth %", format="%.0f", help=_SHARE),
             "our_share": share("our bandwidth %", format="%.0f", help=_SHARE),
-            "why_none": "why none of ours",
         },
         key="paper-table",
     )
     offer_csv(to_csv(frame), name.replace("/", "-"))
+    reasons = Counter(o.reason for c, o in result.cells if o.value is None and c.value is not None)
+    for reason, count in reasons.most_common(_MANY_REASONS):
+        st.caption(as_text(f"{count} without ours: {reason}"))
+    _show_stated(evidence, paper, table)
     means = averages_frame(result)
     if not means.empty:
         st.caption("Mean speed-ups over all shapes of the table, arithmetic and geometric.")
@@ -142,7 +199,8 @@ def _show_table(controls: Controls, database: Database, evidence: Evidence, name
 def _show_verdict(result: TableResult) -> None:
     hardware = f"theirs: {result.table.hardware or 'not relevant'}; ours: {result.gpu or 'none'}"
     text = as_text(f"{result.verdict}. Hardware: {hardware}.")
-    (st.info if result.kind == "not here" else st.success)(text)
+    boxes = {"reproduced": st.success, "differs": st.warning}
+    boxes.get(result.kind, st.info)(text)
 
 
 def _named(gpu: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ BANDWIDTHS = {
     "RTX 3070": 448,
     "RTX 4080": 717,
     "A100-40GB": 1555,
+    "A800-40GB": 1555,
     "NVIDIA H100 80GB HBM3": 3352,
     "NVIDIA H200": 4800,
 }
@@ -46,15 +48,17 @@ _PERCENT = 100.0
 class Evidence:
     """The newest results of each kind, of all GPUs.
 
-    results: of kernels, of this repository's main line. decodes: with a 16-bit cache unless the
-    scheme has another.
+    results: of kernels, of this repository's main line, or else of any checkout. decodes: with a
+    16-bit cache unless the scheme has another.
     """
 
     results: Sequence[ResultRow] = ()
     decodes: Sequence[DecodeRow] = ()
     servings: Sequence[ServingRow] = ()
     scores: Sequence[ScoreRow] = ()
-    _found: dict[tuple[str, ...], float | None] = field(default_factory=dict, compare=False)
+    _found: dict[tuple[str, ...], tuple[float, float] | None] = field(
+        default_factory=dict, compare=False
+    )
 
     @cached_property
     def gpus(self) -> list[str]:
@@ -67,7 +71,8 @@ class Evidence:
         return {
             (r.gpu, kernel_label(r.kernel, r.variant), r.cache, r.m, r.n, r.k): r
             for r in sorted(
-                self.results, key=lambda r: (r.protocol_version < BRIEF_VERSIONS, r.created_at)
+                self.results,
+                key=lambda r: (r.protocol_version < BRIEF_VERSIONS, r.accepted, r.created_at),
             )
             if r.stage == "gemm" and r.m and r.n and r.k and time_of(r) is not None
         }
@@ -90,31 +95,55 @@ class Evidence:
     def score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
         """Return the score of a task or, of `mean`, of all six zero-shot tasks; None: none.
 
+        Of several texts of a task, or numbers of their tokens, it is the one with most schemes, so
+        that all scores of a model and task compare.
+
         metric: perplexity, or accuracy in percent, normalized where a task defines it.
         """
+        found = self.scored(model, scheme, task, metric)
+        return None if found is None else found[0]
+
+    def scored(self, model: str, scheme: str, task: str, metric: str) -> tuple[float, float] | None:
+        """Return a score and its standard error, 0 if that is not known."""
         key = (model, scheme, task, metric)
         if key not in self._found:
-            self._found[key] = self._score(*key)
+            self._found[key] = self._scored(*key)
         return self._found[key]
 
-    def _score(self, model: str, scheme: str, task: str, metric: str) -> float | None:
+    def _scored(
+        self, model: str, scheme: str, task: str, metric: str
+    ) -> tuple[float, float] | None:
         if task == "mean" and metric == "accuracy":
-            parts = [self.score(model, scheme, name, metric) for name in ZERO_SHOT]
+            parts = [self.scored(model, scheme, name, metric) for name in ZERO_SHOT]
             known = [part for part in parts if part is not None]
-            return sum(known) / len(known) if len(known) == len(parts) else None
+            if len(known) < len(parts):
+                return None
+            mean = sum(value for value, _ in known) / len(known)
+            return mean, math.hypot(*(error for _, error in known)) / len(known)
         names = TASK_NAMES.get(task, (task,))
         wanted = ("acc_norm", "acc") if metric == "accuracy" else (metric,)
-        rows = [
-            r
-            for r in self.scores
-            if r.model == model and r.task in names and _same_scheme(r.scheme, scheme)
-        ]
+        scale = _PERCENT if metric == "accuracy" else 1.0
         for name in wanted:
-            found = [r for r in rows if r.metric == name]
-            if found:
-                best = max(found, key=lambda r: _preference(r, scheme))
-                return best.value * (_PERCENT if metric == "accuracy" else 1.0)
+            rows = [r for r in self._of_one_text(model, names, name) if _fits(r.scheme, scheme)]
+            if rows:
+                best = max(rows, key=lambda r: _preference(r, scheme))
+                return scale * best.value, scale * (best.standard_error or 0.0)
         return None
+
+    def _of_one_text(self, model: str, tasks: Sequence[str], metric: str) -> list[ScoreRow]:
+        """Return the scores of the text, or of the questions, with results of most schemes."""
+        texts: dict[tuple[str, int], list[ScoreRow]] = {}
+        for r in self._by_model.get((model, metric), ()):
+            if r.task in tasks:
+                texts.setdefault((r.data_hash, r.n_items), []).append(r)
+        return max(texts.values(), key=_schemes_and_time, default=[])
+
+    @cached_property
+    def _by_model(self) -> dict[tuple[str, str], list[ScoreRow]]:
+        found: dict[tuple[str, str], list[ScoreRow]] = {}
+        for r in self.scores:
+            found.setdefault((r.model, r.metric), []).append(r)
+        return found
 
     def of_shapes(
         self, gpu: str, labels: tuple[str, str], shapes: Iterable[tuple[int, int]], m: int | None
@@ -129,8 +158,12 @@ class Evidence:
                 yield found, base
 
 
-def _same_scheme(stored: str, wanted: str) -> bool:
-    """Return True if they differ at most in how long a learned scheme was trained."""
+def _schemes_and_time(rows: Sequence[ScoreRow]) -> tuple[int, datetime]:
+    return len({r.scheme for r in rows}), max(r.created_at for r in rows)
+
+
+def _fits(stored: str, wanted: str) -> bool:
+    """Return True if two schemes differ at most in how long a learned scheme was trained."""
     return stored == wanted or re.sub(r"\[epochs=\d+\]$", "", stored) == wanted
 
 
@@ -160,8 +193,9 @@ def read_evidence(session: Session) -> Evidence:
     names = tuple(sorted({parse_kernel_label(label)[0] for label in labels if label}))
     filters = Filters(kernels=names, without_triggers=(SWEEP,), projects=("",))
     decoded = queries.decoded_models(session)
+    main = queries.latest_results(session, filters)
     return Evidence(
-        queries.latest_results(session, filters),
+        (*queries.latest_results_elsewhere(session, filters), *main),
         queries.latest_decodes(session),
         [row for model in decoded for row in queries.latest_servings(session, model=model)],
         queries.latest_scores(session, queries.scored_models(session)),

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from flexq_bench.db.queries import DecodeRow, ResultRow
 from flexq_bench.results.papers.evidence import Evidence, kv_bits_of
-from flexq_bench.results.papers.tables import WITHIN, VerdictKind, generation_value
-from flexq_bench.workloads.case import kernel_label
-from flexq_bench.workloads.published import Paper, Statement, Subject
+from flexq_bench.results.papers.tables import (
+    SCORES,
+    WITHIN,
+    WITHIN_SCORE,
+    VerdictKind,
+    generation_value,
+)
+from flexq_bench.workloads.case import Case, kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.published import Figure, Paper, PublishedTable, Statement, Subject
 from flexq_bench.workloads.suites import load_suite
 
 _DOWN = ("down_proj", "fc2")
 _LIMITS = ("at most", "less than")
+_OVER = "more than"
 _RATIOS = ("speedup", "e2e-speedup", "memory-ratio", "throughput-ratio")
+_SIZES = ("memory", "perplexity", "token-latency")  # have no sign
 _PERCENT = 100.0
 
 
@@ -25,13 +34,23 @@ class Measured:
 
     value: of the best case if the paper states one, else the arithmetic mean of ratios;
     geometric: the geometric one, None: there is no mean. cases: number of values. where: a GPU, or
-    a model that stands in for the paper's.
+    a model that stands in for the paper's. ends: of the values.
     """
 
     value: float
     geometric: float | None
     cases: int
     where: str
+    ends: tuple[float, float]
+
+    @property
+    def text(self) -> str:
+        """The value and, of several cases, their range and geometric mean."""
+        if self.cases == 1:
+            return f"{self.value:.4g} (1 case)"
+        means = "" if self.geometric is None else f", geometric {self.geometric:.4g}"
+        ends = f"{self.ends[0]:.4g} to {self.ends[1]:.4g}"
+        return f"{self.value:.4g} ({self.cases} cases, {ends}{means})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +64,13 @@ class StatementResult:
     verdict: str
 
 
+def is_of(statement: Statement, entry: PublishedTable | Figure) -> bool:
+    """Return True if it is about a table or figure, or is measured by the suite of a figure."""
+    suite = "" if statement.ours is None else statement.ours.suite
+    is_of_suite = isinstance(entry, Figure) and bool(suite) and suite == entry.suite
+    return statement.is_about(entry.id) or is_of_suite
+
+
 def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> StatementResult:
     """Set ours beside a statement and judge it by size, by limit, or by sign.
 
@@ -52,12 +78,24 @@ def statement_result(paper: Paper, statement: Statement, evidence: Evidence) -> 
     """
     measured = _measured(paper, statement, evidence)
     if measured is None:
-        about = "nothing here measures it" if statement.ours is None else _what_lacks(statement)
+        about = statement.cannot if statement.ours is None else _what_lacks(statement)
         return StatementResult(
             paper, statement, None, "not here", f"can't be judged here since {about}"
         )
-    kind, verdict = _verdict(statement, measured)
+    metric = statement.metric.partition("-")[0]
+    if metric in SCORES and measured.where not in _models(paper, statement):
+        kind, verdict = _by_sign(statement, measured)
+    else:
+        kind, verdict = _verdict(statement, measured)
     return StatementResult(paper, statement, measured, kind, verdict)
+
+
+def _models(paper: Paper, statement: Statement) -> list[str]:
+    """Return the models that a statement is of: all of the paper where it names none."""
+    if statement.model:
+        return [paper.model(statement.model)]
+    cells = (cell for table in paper.table for cell in table.cells())
+    return sorted({paper.model(str(cell.at["model"])) for cell in cells if "model" in cell.at})
 
 
 def _what_lacks(statement: Statement) -> str:
@@ -78,7 +116,9 @@ def _measured(paper: Paper, statement: Statement, evidence: Evidence) -> Measure
         return _of_decodes(paper, statement, ours, evidence)
     if metric == "throughput-ratio":
         return _of_servings(statement, ours, evidence)
-    if metric.startswith(("perplexity-", "accuracy-")):
+    if metric == "token-latency":
+        return _token_latency(statement, ours, evidence)
+    if metric.startswith(("perplexity", "accuracy")):
         return _of_scores(paper, statement, ours, evidence)
     return None
 
@@ -103,30 +143,65 @@ def _ratio(statement: Statement, found: ResultRow, base: ResultRow) -> float:
 def _gemm_pairs(
     statement: Statement, ours: Subject, evidence: Evidence, gpu: str
 ) -> list[tuple[ResultRow, ResultRow]]:
-    of_down: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    return [
+        pair
+        for labels, shapes in _compared(statement, ours).items()
+        for pair in evidence.of_shapes(gpu, labels, shapes, statement.m)
+    ]
+
+
+def _compared(statement: Statement, ours: Subject) -> dict[tuple[str, str], set[tuple[int, int]]]:
+    """Return the shapes N, K at which a statement compares two kernels, by their labels."""
+    found: dict[tuple[str, str], set[tuple[int, int]]] = {}
     for shape in load_suite(ours.suite).shapes:
         is_named = statement.model in ("", shape.model) or not shape.model
         is_stated = (statement.n, statement.k) in ((None, None), (shape.n, shape.k))
         if is_named and is_stated and ours.layer in ("", shape.layer):
-            of_down[bool(ours.on_down) and shape.layer in _DOWN].add((shape.n, shape.k))
-    labels = {False: (ours.kernel, ours.baseline), True: tuple(ours.on_down[:2])}
-    return [
-        pair
-        for is_down, shapes in of_down.items()
-        if shapes
-        for pair in evidence.of_shapes(
-            gpu, (labels[is_down][0], labels[is_down][1]), shapes, statement.m
-        )
-    ]
+            is_down = bool(ours.on_down) and shape.layer in _DOWN
+            labels = ours.on_down[:2] if is_down else (ours.kernel, ours.baseline)
+            found.setdefault((labels[0], labels[1]), set()).add((shape.n, shape.k))
+    return found
+
+
+def compared_cases(statement: Statement, cases: Iterable[Case]) -> set[Case]:
+    """Return those of a suite's cold cases of which a statement compares the times in pairs."""
+    ours = statement.ours
+    assert ours is not None
+    places: dict[tuple[tuple[str, str], str], list[Case]] = {}
+    of_shapes = _compared(statement, ours)
+    for case in cases:
+        if case.cache != "cold" or case.regime != "boost" or case.stage == "linear":
+            continue
+        if isinstance(case.workload, GemmWorkload):
+            labels = [
+                pair
+                for pair, shapes in of_shapes.items()
+                if case.label in pair and case.shape in shapes
+            ]
+            is_stated = statement.m in (None, case.workload.m)
+        else:
+            labels = (
+                [(ours.kernel, ours.baseline)] if case.label in (ours.kernel, ours.baseline) else []
+            )
+            given = {(name, str(value)) for name, value in case.workload.values}
+            is_stated = _parameters(statement) <= given
+        for pair in labels if is_stated else ():
+            places.setdefault((pair, case.workload.key), []).append(case)
+    return {case for pair in places.values() if len(pair) > 1 for case in pair}
+
+
+def _parameters(statement: Statement) -> set[tuple[str, str]]:
+    """Return the parameters of attention that a statement is of."""
+    return {
+        ("batch", str(statement.batch)),
+        ("context", str(statement.setting.get("sequence_length"))),
+    }
 
 
 def _operation_pairs(
     statement: Statement, ours: Subject, evidence: Evidence, gpu: str
 ) -> list[tuple[ResultRow, ResultRow]]:
-    wanted = {
-        ("batch", str(statement.batch)),
-        ("context", str(statement.setting.get("sequence_length"))),
-    }
+    wanted = _parameters(statement)
     found: dict[str, dict[str, ResultRow]] = {}
     for r in evidence.results:
         given = {tuple(part.split("=")) for part in r.parameters.split(",")}
@@ -193,9 +268,25 @@ def _of_servings(statement: Statement, ours: Subject, evidence: Evidence) -> Mea
                 of[ours.kernel] / of[ours.baseline]
             )
     limited = any(is_limited for is_limited, _ in by_gpu)
+    at = "in the same memory" if limited else "at the same batch"
     return _best(
-        statement, [(gpu, v) for (is_limited, gpu), v in by_gpu.items() if is_limited == limited]
+        statement, [(f"{gpu}, {at}", v) for (is_lim, gpu), v in by_gpu.items() if is_lim == limited]
     )
+
+
+def _token_latency(statement: Statement, ours: Subject, evidence: Evidence) -> Measured | None:
+    """Median times of a token at the stated number of requests at once, without a limit of memory
+    where such a serving is stored.
+    """
+    rows = [
+        r
+        for r in evidence.servings
+        if (r.scheme, r.batch_limit) == (ours.kernel, statement.batch)
+        and r.token_p50_ms is not None
+        and r.kv_bits == kv_bits_of(r.scheme)
+    ]
+    free = [r for r in rows if r.memory_limit_bytes is None] or rows
+    return _best(statement, [(r.gpu, [r.token_p50_ms]) for r in free if r.token_p50_ms])
 
 
 def _of_scores(
@@ -203,14 +294,16 @@ def _of_scores(
 ) -> Measured | None:
     metric, _, change = statement.metric.partition("-")
     task = statement.task or ("mean" if metric == "accuracy" else "wikitext2")
-    models = [paper.model(statement.model)] if statement.model else []
     others = sorted(evidence.models, key=lambda model: (-evidence.models[model], model))
+    if not change:
+        others = []  # a value of the named model says nothing about others
+    models = _models(paper, statement)
     for model in dict.fromkeys((*models, *others)):
         found = evidence.score(model, ours.kernel, task, metric)
-        base = evidence.score(model, ours.baseline, task, metric)
+        base = evidence.score(model, ours.baseline, task, metric) if change else 0.0
         if found is not None and base is not None:
             value = base - found if change == "decrease" else found - base
-            return Measured(value, None, 1, model)
+            return Measured(value, None, 1, model, (value, value))
     return None
 
 
@@ -222,7 +315,8 @@ def _best(statement: Statement, by_gpu: Sequence[tuple[str, Sequence[float]]]) -
     is_ratio = statement.metric in _RATIOS
     geometric = math.exp(sum(map(math.log, values)) / len(values)) if is_ratio else None
     value = best(values) if statement.bound == "up to" else sum(values) / len(values)
-    return Measured(value, geometric if len(values) > 1 else None, len(values), gpu)
+    mean = geometric if len(values) > 1 else None
+    return Measured(value, mean, len(values), gpu, (min(values), max(values)))
 
 
 def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str]:
@@ -235,12 +329,21 @@ def _verdict(statement: Statement, measured: Measured) -> tuple[VerdictKind, str
         if (value > 1) == (low > 1):
             return "order holds", f"order holds, by another factor{where}"
         return "differs", f"differs: the order is reversed{where}"
-    if statement.metric == "memory":
-        factor = max(value / high, low / value)
-        kind: VerdictKind = "reproduced" if factor <= WITHIN else "differs"
-        return kind, f"{kind}{f' within {factor:.2f}x' if kind == 'reproduced' else ''}{where}"
-    if statement.bound in _LIMITS and value <= high:
+    bounds = dict.fromkeys(_LIMITS, value <= high) | {_OVER: value >= low}
+    if bounds.get(statement.bound):
         return "reproduced", f"reproduced: the bound holds{where}"
-    if (value > 0) == (high > 0):
-        return "order holds", f"sign holds, by another amount{where}"
-    return "differs", f"differs: the sign is reversed{where}"
+    if statement.bound in bounds and statement.metric.partition("-")[0] not in SCORES:
+        return "differs", f"differs: the bound does not hold{where}"
+    if statement.metric in _SIZES:
+        factor = max(value / high, low / value, 1.0)
+        within = WITHIN_SCORE if statement.metric == "perplexity" else WITHIN
+        if statement.bound not in bounds and factor <= within:
+            return "reproduced", f"reproduced within {factor:.2f}x{where}"
+        return "differs", f"differs by {factor:.2f}x{where}"
+    return _by_sign(statement, measured)
+
+
+def _by_sign(statement: Statement, measured: Measured) -> tuple[VerdictKind, str]:
+    if (measured.value > 0) == (statement.range[1] > 0):
+        return "order holds", f"sign holds, by another amount on {measured.where}"
+    return "differs", f"differs: the sign is reversed on {measured.where}"

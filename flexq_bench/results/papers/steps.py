@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flexq_bench.kernels.registry import labels
 from flexq_bench.results.papers.evidence import TASK_NAMES, ZERO_SHOT, Evidence, kv_bits_of
+from flexq_bench.results.papers.statements import compared_cases
 from flexq_bench.results.papers.tables import is_of_scores, shape_of
+from flexq_bench.workloads.case import Case, parse_kernel_label
+from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.published import Figure, Paper, PublishedTable
 from flexq_bench.workloads.ranges import parse_ranges
+from flexq_bench.workloads.suites import load_suite
 
 _LOCAL_TASKS = (*ZERO_SHOT, "mmlu")
 _ONLINE_TEXTS = ("wikitext2", "c4")
@@ -56,27 +62,55 @@ def steps_of(
     if entry.commands:
         return [step for text in entry.commands for step in _whole_model(text, evidence, gpu)]
     if isinstance(entry, Figure):
-        return [Step(("run", entry.suite))] if entry.suite else []
-    return list(_kernels(paper, entry, evidence, gpu))
+        cases = _figure(paper, entry, evidence, gpu)
+    else:
+        cases = _kernels(paper, entry, evidence, gpu)
+    return [_run(f"{paper.key}/{entry.id}", cases)] if cases else []
 
 
-def _kernels(paper: Paper, table: PublishedTable, evidence: Evidence, gpu: str) -> Iterator[Step]:
-    """Yield a run of the table's cases that are missing."""
-    if not table.suite:
-        return
-    missing: dict[tuple[int, int, int], dict[str, None]] = {}
-    for cell in table.cells():
-        label, shape = paper.kernel(cell), shape_of(table, cell)
-        if (gpu, label, table.cache, *shape) not in evidence.times:
-            missing.setdefault(shape, {})[label] = None
-    if not missing:
-        return
-    lines = [f'description = "what is missing of {paper.key}/{table.id}"']
-    for (m, n, k), labels in missing.items():
-        names = ", ".join(f'"{label}"' for label in labels)
-        lines += ["[[group]]", f"kernels = [{names}]", f'm = "{m}"', f'shapes = ["{n}x{k}"]']
-        lines.append(f'caches = ["{table.cache}"]')
-    yield Step(("run",), "\n".join(lines) + "\n")
+def _kernels(paper: Paper, table: PublishedTable, evidence: Evidence, gpu: str) -> list[Case]:
+    """Return the table's cases that are missing."""
+    places = dict.fromkeys(
+        (paper.kernel(cell), shape_of(table, cell)) for cell in table.cells() if table.suite
+    )
+    missing = [p for p in places if (gpu, p[0], table.cache, *p[1]) not in evidence.times]
+    return [
+        Case(kernel, GemmWorkload(*shape), variant, cache=table.cache)
+        for (kernel, variant), shape in ((parse_kernel_label(p[0]), p[1]) for p in missing)
+    ]
+
+
+def _figure(paper: Paper, figure: Figure, evidence: Evidence, gpu: str) -> list[Case]:
+    """Return the cases that are missing of those that statements compare by the figure's suite."""
+    stated = [s for s in paper.statement if s.ours is not None and s.ours.suite == figure.suite]
+    if not figure.suite or not stated:
+        return []
+    known = {r.case for r in evidence.results if r.gpu == gpu and r.median_us is not None}
+    cases = load_suite(figure.suite).cases(labels("cuda"))
+    wanted = set().union(*(compared_cases(statement, cases) for statement in stated))
+    return [case for case in cases if case in wanted and case.key not in known]
+
+
+def _run(name: str, cases: Sequence[Case]) -> Step:
+    """Return a run of cases."""
+    lines = [f'description = "what is missing of {name}"']
+    by_place: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        by_place.setdefault((case.workload.key, case.cache), []).append(case)
+    for (_, cache), group in by_place.items():
+        kernels = ", ".join(f'"{case.label}"' for case in group)
+        workload = group[0].workload
+        if isinstance(workload, GemmWorkload):
+            lines += ["[[group]]", f'm = "{workload.m}"', f'shapes = ["{workload.n}x{workload.k}"]']
+        else:
+            values = ", ".join(f"{key} = {json.dumps(value)}" for key, value in workload.values)
+            lines += [
+                "[[cases]]",
+                f'operation = "{workload.operation}"',
+                f"parameters = {{{values}}}",
+            ]
+        lines += [f"kernels = [{kernels}]", f'caches = ["{cache}"]']
+    return Step(("run",), "\n".join(lines) + "\n")
 
 
 def _whole_model(text: str, evidence: Evidence, gpu: str) -> Iterator[Step]:

@@ -6,13 +6,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, Literal
 
 from flexq_bench.db.queries import DecodeRow
 from flexq_bench.measure.protocol import BRIEF_VERSIONS
 from flexq_bench.results.papers.evidence import BANDWIDTHS, Evidence
+from flexq_bench.workloads.models import get_model
 from flexq_bench.workloads.published import Cell, Paper, PublishedTable
 
 VerdictKind = Literal["reproduced", "order holds", "differs", "not here"]
@@ -25,7 +26,9 @@ _BYTE = 8
 _MANY_SUBJECTS = 6
 _PERCENT = 100.0
 _US = {"us": 1.0, "ms": 1e3}
-_SCORES = ("perplexity", "accuracy")
+SCORES = ("perplexity", "accuracy")
+_CHANGE = "-change"  # of a metric: of the row above
+_DECREASE = "-decrease"  # of a metric: below the unquantized model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,8 @@ class Ours:
 
     name: our kernel or scheme. model: another model than the cell's, which stands in for it.
     share, their_share: of the GPU's memory bandwidth at which the weights are read; None: unknown.
-    brief: it is a brief time, right to a few percent.
+    brief: it is a brief time, right to a few percent. accepted: it may enter a history. error: the
+    standard error of an accuracy.
     """
 
     value: float | None
@@ -44,6 +48,8 @@ class Ours:
     share: float | None = None
     their_share: float | None = None
     brief: bool = False
+    accepted: bool = True
+    error: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def table_result(
     cells = list(table.cells())
     if is_of_scores(table):
         stand_in = _stand_in(paper, cells, evidence)
-        rows = tuple((cell, _score(paper, cell, evidence, stand_in)) for cell in cells)
+        rows = _with_changes([(cell, _score(paper, cell, evidence, stand_in)) for cell in cells])
         gpu = ""
     else:
         candidates = [gpu] if gpu else evidence.gpus
@@ -104,16 +110,16 @@ def table_result(
 
 
 def _measured(rows: Sequence[tuple[Cell, Ours]]) -> int:
-    return sum(ours.value is not None for _, ours in rows)
+    return sum(None not in (cell.value, ours.value) for cell, ours in rows)
 
 
 def is_of_scores(table: PublishedTable) -> bool:
     """Return True if all of a table's numbers are perplexities and accuracies."""
-    return all(cell.metric.partition("-")[0] in _SCORES for cell in table.cells())
+    return all(cell.metric.partition("-")[0] in SCORES for cell in table.cells())
 
 
 def _stand_in(paper: Paper, cells: Sequence[Cell], evidence: Evidence) -> str:
-    """Return the model that was evaluated under most of the table's schemes.
+    """Return the model that was evaluated under most of the table's schemes, then under most.
 
     Empty: none was, or one that the table names was.
     """
@@ -131,7 +137,7 @@ def _stand_in(paper: Paper, cells: Sequence[Cell], evidence: Evidence) -> str:
     named = {paper.model(str(cell.at.get("model", ""))) for cell in cells}
     if named & found.keys():
         return ""
-    return max(found, key=lambda model: (found[model], model), default="")
+    return max(found, key=lambda model: (found[model], evidence.models[model], model), default="")
 
 
 def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
@@ -139,12 +145,32 @@ def _score(paper: Paper, cell: Cell, evidence: Evidence, stand_in: str) -> Ours:
         return Ours(None, why)
     schemes, task = paper.schemes_of(cell), str(cell.at.get("task", ""))
     named = paper.model(str(cell.at.get("model", "")))
+    metric = cell.metric.removesuffix(_DECREASE)
     for model, scheme in product(dict.fromkeys((named, stand_in)), schemes):
-        value = evidence.score(model, scheme, task, cell.metric) if model else None
+        found = evidence.scored(model, scheme, task, metric) if model else None
+        value, error = found or (None, 0.0)
+        if value is not None and cell.metric.endswith(_DECREASE):
+            base = evidence.score(model, "fp16", task, metric)
+            value = None if base is None else base - value
         if value is not None:
-            return Ours(value, "", scheme, "" if model == named else model)
+            error *= metric == "accuracy"  # texts are the same, so perplexities differ less
+            return Ours(value, "", scheme, "" if model == named else model, error=error)
     where = f"{named} or {stand_in}" if stand_in else named
     return Ours(None, f"{schemes[0]} of {where} has no result on {task}", schemes[0])
+
+
+def _with_changes(rows: Sequence[tuple[Cell, Ours]]) -> tuple[tuple[Cell, Ours], ...]:
+    """Fill in the columns of changes to the row above, where they have the printed direction."""
+    scores = {cell.row: ours for cell, ours in rows if cell.metric in SCORES}
+    filled = []
+    for cell, ours in rows:
+        now, above = scores.get(cell.row), scores.get(cell.row - 1)
+        if cell.metric.endswith(_CHANGE) and now and above and now.value and above.value:
+            rise = (now.value - above.value) * (1 if cell.at.get("direction") == "up" else -1)
+            other = "" if rise > 0 else f"it changes by {-rise:.4g} the other way"
+            ours = replace(now, value=None if other else rise, reason=other)
+        filled.append((cell, ours))
+    return tuple(filled)
 
 
 def _timed(
@@ -169,7 +195,8 @@ def _time(paper: Paper, table: PublishedTable, cell: Cell, evidence: Evidence, g
         _share(bits_of(label), shape, row.median_us, gpu),
         _share(bits, shape, their_us, table.hardware.removesuffix(" (inferred)")),
     )
-    return Ours(value, "", label, "", *shares, brief=row.protocol_version >= BRIEF_VERSIONS)
+    brief = row.protocol_version >= BRIEF_VERSIONS
+    return Ours(value, "", label, "", *shares, brief=brief, accepted=row.accepted)
 
 
 def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
@@ -180,7 +207,7 @@ def shape_of(table: PublishedTable, cell: Cell) -> tuple[int, int, int]:
 
 def bits_of(label: str) -> int | None:
     """Return the bits of a kernel's weights, as its label says; None: it doesn't."""
-    match = re.search(r"w(\d)\*?a\d", label)
+    match = re.search(r"w(\d+)\*?a\d", label)
     if match:
         return int(match[1])
     return 16 if "fp16" in label else None
@@ -202,9 +229,14 @@ def _share(
     bits: int | None, shape: tuple[int, int, int], us: float | None, gpu: str
 ) -> float | None:
     """Return the share of a GPU's bandwidth at which weights were read; None: unknown."""
-    if bits is None or us is None or gpu not in BANDWIDTHS:
+    if bits is None or us is None:
         return None
-    return shape[1] * shape[2] * bits / _BYTE / (us * 1e-6) / (BANDWIDTHS[gpu] * 1e9)
+    return _bandwidth_share(shape[1] * shape[2] * bits / _BYTE, us, gpu)
+
+
+def _bandwidth_share(size: float, us: float, gpu: str) -> float | None:
+    """Return the share of a GPU's bandwidth at which bytes were read; None: unknown."""
+    return size / (us * 1e-6) / (BANDWIDTHS[gpu] * 1e9) if us and gpu in BANDWIDTHS else None
 
 
 def _generation(
@@ -218,7 +250,20 @@ def _generation(
         return Ours(
             None, f"{scheme} of {model} was not decoded here with {lengths[1]} new tokens", scheme
         )
-    return Ours(value, "", scheme)
+    bits = bits_of(scheme)
+    if cell.metric != "latency" or bits is None:
+        return Ours(value, "", scheme)
+    size = _bytes_of_a_step(model, bits) * lengths[1]
+    share = _bandwidth_share(size, value * 1e3, gpu)
+    theirs = _bandwidth_share(size, (cell.value or 0.0) * 1e3, table.hardware)
+    return Ours(value, "", scheme, "", share, theirs)
+
+
+def _bytes_of_a_step(model: str, bits: int) -> float:
+    """Return the bytes of a model's weights that a decode step reads, with an FP16 head."""
+    spec = get_model(model)
+    layers = sum(layer.n * layer.k * layer.count for layer in spec.linear_layers())
+    return layers * bits / _BYTE + 2 * spec.vocab * spec.hidden
 
 
 def generation_value(row: DecodeRow, metric: str) -> float | None:
@@ -233,7 +278,7 @@ def generation_value(row: DecodeRow, metric: str) -> float | None:
 def _judged(
     paper: Paper, table: PublishedTable, gpu: str, rows: tuple[tuple[Cell, Ours], ...]
 ) -> TableResult:
-    measured = [(cell, ours) for cell, ours in rows if ours.value is not None]
+    measured = [(cell, ours) for cell, ours in rows if None not in (cell.value, ours.value)]
     if not measured:
         why = _why_none(paper, table, rows)
         return TableResult(paper, table, "", rows, "not here", f"can't be run here since {why}")
@@ -244,12 +289,11 @@ def _judged(
     within = WITHIN_SCORE if not gpu else WITHIN
     share = f"order holds in {held} of {pairs} pairs"
     where = f" on {stands_in[0]}, not the paper's models" if stands_in else ""
-    few = (
-        ""
-        if len(measured) == sum(c.value is not None for c, _ in rows)
-        else (f"; {len(measured)} of {sum(c.value is not None for c, _ in rows)} numbers have ours")
-    )
+    printed = sum(cell.value is not None for cell, _ in rows)
+    few = "" if len(measured) == printed else f"; {len(measured)} of {printed} numbers have ours"
     few += "; brief times" if any(ours.brief for _, ours in measured) else ""
+    if not all(ours.accepted for _, ours in measured):
+        few += "; some in a checkout with changes, or beside other programs"
     kind: VerdictKind
     if not pairs:
         reason = _why_none(paper, table, rows)
@@ -289,7 +333,8 @@ def _orders(
 ) -> tuple[int, list[tuple[str, str]]]:
     """Count the pairs with the printed order, and name those with another one.
 
-    Only pairs whose printed order is clear and the same in all their places.
+    Only pairs whose printed order is clear and the same in all their places. Scores of ours must be
+    as clear, and accuracies differ by more than their standard error.
     drop_model: ours are of one model, so that a pair's places are of all models.
     """
     groups: dict[Any, list[tuple[Cell, Ours]]] = defaultdict(list)
@@ -301,8 +346,12 @@ def _orders(
         for (a, ours_a), (b, ours_b) in combinations(group, 2):
             if ours_a.name == ours_b.name or not ours_a.value or not ours_b.value:
                 continue
+            if abs(ours_a.value - ours_b.value) < math.hypot(ours_a.error, ours_b.error):
+                continue
             theirs = math.log((a.value or 1) / (b.value or 1))
             measured_log = math.log(ours_a.value / ours_b.value)
+            if a.metric in SCORES and abs(measured_log) < _CLEAR * _scale_of(a):
+                continue
             sign = 0 if abs(theirs) < _CLEAR * _scale_of(a) else int(math.copysign(1, theirs))
             kept = tuple(p for p in place if not (drop_model and p[:1] == ("model",)))
             key = (kept, *sorted((ours_a.name, ours_b.name)))
@@ -319,7 +368,7 @@ def _orders(
 
 def _scale_of(cell: Cell) -> float:
     """Orders of scores are clear at smaller differences than those of times."""
-    return 0.2 if cell.metric in _SCORES else 1.0
+    return 0.2 if cell.metric in SCORES else 1.0
 
 
 def _largest_factor(measured: Sequence[tuple[Cell, Ours]]) -> tuple[float | None, str]:
@@ -366,16 +415,22 @@ class Average:
 def averages(result: TableResult) -> list[Average]:
     """Return the mean speed-ups of a table of kernels, over the cells of lower-is-better metrics.
 
-    Of a few subjects every later one is compared with every earlier one, of many with the first.
+    Of a few subjects every later one is compared with every earlier one; of many bit widths the
+    first kernel with the others at the same width.
     """
     places: dict[Any, dict[str, tuple[Cell, Ours]]] = defaultdict(dict)
+    widths: dict[str, str] = {}
     for cell, ours in result.cells:
         if "kernel" in cell.at and cell.value and cell.better == result.table.better:
             places[cell.place][cell.subject] = (cell, ours)
-    subjects = list(dict.fromkeys(subject for of in places.values() for subject in of))
-    pairs = list(combinations(subjects, 2))
-    if len(subjects) > _MANY_SUBJECTS:
-        pairs = [(subjects[0], subject) for subject in subjects[1:]]
+            widths[cell.subject] = str(cell.at.get("scheme", ""))
+    if len(widths) > _MANY_SUBJECTS:
+        of_width: dict[str, list[str]] = {}
+        for subject, width in widths.items():
+            of_width.setdefault(width, []).append(subject)
+        pairs = [(other, first) for first, *others in of_width.values() for other in others]
+    else:
+        pairs = list(combinations(widths, 2))
     found = []
     for base, subject in pairs:
         both = [(of[base], of[subject]) for of in places.values() if base in of and subject in of]
@@ -400,14 +455,3 @@ def _speedup(base: float | None, value: float | None, better: str) -> float:
 
 def _both_means(ratios: Sequence[float]) -> tuple[float, float]:
     return sum(ratios) / len(ratios), math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def is_marked(cell: Cell, where: str) -> bool:
-    """Return True if a mismatch, by its place in words, is about this cell's row or column."""
-    values = {str(value).lower() for value in cell.at.values()}
-    words = [word.strip().lower() for word in where.split(",")]
-    named = [word for word in words if not word.startswith(("table", "section"))]
-    return bool(named) and all(
-        any(word in (value, value.partition("-")[0]) or word in value.split() for value in values)
-        for word in named
-    )
