@@ -63,6 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.faults)
+    items.sort(key=_round)  # an interrupted session has whole rounds
+
+
+def _round(item: pytest.Item) -> int:
+    params = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    return int(params.get("round_seed", 0))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
