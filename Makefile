@@ -75,7 +75,7 @@ test-gpu-all: $(TESTING) ## all cases of the tests that need an NVIDIA GPU: an h
 	$(GPU_TESTS) -m alone --every-case $(ARGS)
 
 test-faults: $(TESTING) ## kills, outages, cuts and 2,000 inputs of nonsense; ROUNDS=20 rounds
-	FAULT_ROUNDS=$(ROUNDS) $(PY) -m pytest -m faults $(ARGS)
+	FAULT_ROUNDS=$(ROUNDS) $(PY) -m pytest -m faults tests/faults $(ARGS)
 
 lint: style checks ## style, types, the direction of imports and dead code
 

@@ -2,9 +2,9 @@
 
     python benchmarks/fleet/comparing.py --devices 2,1 [--base COMMIT] [--head COMMIT]
 
-Cases are stored as the jobs that a night stores, divided between the GPUs, and carried out by the
-pool of `nightly` and `compare`. Every case gets the first look's pairs of processes, so that each
-row is of the same work; a row is printed when it is there.
+Cases are stored as the jobs that a night stores and carried out by the pool of `nightly` and
+`compare`. They are divided between the most GPUs of a row, and every case gets the same number of
+pairs of processes, so that each row is of the same work; a row is printed when it is there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,13 @@ from flexq_bench.workloads.case import Case
 
 
 def compared_on(
-    database: Database, names: tuple[str, ...], job: CompareJob, rules: InterleaveRules
+    database: Database,
+    names: tuple[str, ...],
+    job: CompareJob,
+    rules: InterleaveRules,
+    parts: int,
 ) -> dict[str, object]:
-    """Compare the cases of a job on devices; return a row about it."""
+    """Compare the cases of a job in so many parts on devices; return a row about it."""
     meter = InProcessMeter(Meter(names[0]))
     pool = LocalPool(database, meter, names[0], others=names[1:])
     [kind] = pool.kinds
@@ -51,7 +55,7 @@ def compared_on(
     ) as run:
         uuid = run.info.uuid
         with database.session() as session:
-            add_jobs(session, uuid, job_infos([job], kind.devices))
+            add_jobs(session, uuid, job_infos([job], parts))
         began = time.monotonic()
         pool.compare([ComparisonWork(uuid, kind.gpu, ROOT, rules)], lambda _: None)
         seconds = time.monotonic() - began
@@ -83,21 +87,23 @@ def main() -> None:
     parser.add_argument("--kernels", default="flexq-imma-w6a8,cublas-fp16")
     parser.add_argument("--m", default="1,4,16,64")
     parser.add_argument("--shapes", default="4096x4096,11008x4096")
+    parser.add_argument("--pairs", type=int, default=InterleaveRules().processes)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    parts = (options.kernels, options.m, options.shapes)
+    parts = (options.m, options.shapes, options.kernels)
     cases = tuple(
         Case.from_key(f"{kernel} gemm cold m{m}n{n}k{k}")
-        for kernel, m, shape in product(*(text.split(",") for text in parts))
+        for m, shape, kernel in product(*(text.split(",") for text in parts))
         for n, k in [shape.split("x")]
     )
     base, head = (commit_at(ROOT, commit).sha for commit in (options.base, options.head))
-    rules = InterleaveRules(looks=1, suffices=lambda *_: False)
-    rows = []
+    rules = InterleaveRules(processes=options.pairs, looks=1, suffices=lambda *_: False)
+    rows, counts = [], [int(count) for count in options.devices.split(",")]
     with TemporaryDirectory() as folder, open_database(f"{folder}/jobs.sqlite") as database:
-        for count in map(int, options.devices.split(",")):
+        job = CompareJob(base, head, cases)
+        for count in counts:
             names = devices_from(options.device, count)
-            rows.append(compared_on(database, names, CompareJob(base, head, cases), rules))
+            rows.append(compared_on(database, names, job, rules, max(counts)))
             sys.stdout.write(json.dumps(rows[-1]) + "\n")
             sys.stdout.flush()
             if options.out is not None:

@@ -241,7 +241,9 @@ def nightly(
         except KeyboardInterrupt:
             run = _run_of(database, name, suite_name, commit)
             same: tuple[str, ...] = () if suite is None else (suite,)
-            again = (*same, "--night", name) if run is None else ("--resume", run)
+            given = given_options([option for option in NIGHTLY if option != "suite"])
+            anew = (*same, "--night", name, *arguments_of(given, given))
+            again = anew if run is None else ("--resume", run)
             say_interrupted(command("nightly", *again, *database_arguments(database)))
             raise
         except Exception as error:

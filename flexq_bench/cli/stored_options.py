@@ -48,13 +48,16 @@ def given_options(names: Collection[str] = MEASURING) -> dict[str, Any]:
 
 
 def arguments_of(options: Mapping[str, Any], names: Collection[str]) -> list[str]:
-    """Return options with values as arguments of a command line."""
-    return [
-        part
-        for name in names
-        if name in options
-        for part in (f"--{name.replace('_', '-')}", str(options[name]))
-    ]
+    """Return options as arguments of a command line."""
+    given = [(name.replace("_", "-"), options[name]) for name in names if name in options]
+    arguments: list[str] = []
+    for name, value in given:
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            arguments += [f"--{name}", str(one)]
+    return arguments
 
 
 def stores_options(

@@ -101,11 +101,21 @@ class LocalPool:
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
         with devices_alone(self._uuids(works)):
             for work in works:
+                cases = self._left_of(work)
                 outcomes = (
                     MeasuredCase(case, self._measurer.measure(case), self._worker)
-                    for case in self._measurer.in_order(work.cases)
+                    for case in self._measurer.in_order(cases)
                 )
-                store_results(work.run, work.cases, outcomes, on_record=on_record)
+                store_results(work.run, cases, outcomes, on_record=on_record)
+
+    def _left_of(self, work: Work) -> Sequence[Case]:
+        """Cases that no other process of the run stored while it held the devices."""
+        run = work.run.info
+        left = run_transaction(
+            self._database, lambda session: queries.cases_to_measure(session, run.uuid)
+        )
+        stored = set(run.plan).difference(left)
+        return [case for case in work.cases if case.key not in stored]
 
     def _uuids(self, works: Sequence[Work]) -> list[str]:
         """Devices of the case that needs most, as far as this machine has them."""

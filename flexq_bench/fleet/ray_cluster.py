@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,10 +35,14 @@ _CLIENT_FAILURE = "Initialization failure from server"
 _ACCELERATOR = "accelerator_type:"
 _CLIENT = "ray://"
 _CONNECT_TIMEOUT_S = 10.0
+# A head node takes clients before its agent, which their processes need, has started.
+_CLIENT_WAIT_S, _CLIENT_PAUSE_S = 60.0, 2.0
 _TOKEN_MODE = "RAY_AUTH_MODE"
 _TOKEN_FILE = ".ray/auth_token"
 _OTHER_VERSIONS = "Version mismatch"  # how Ray's message begins
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+
+log = logging.getLogger(__name__)
 
 
 def cpu_slots() -> int:
@@ -121,7 +126,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
                     _keep_private(Path.home() / _TOKEN_FILE)
                 else:
                     _check_reachable(address)
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                    _join(address)
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             ray.shutdown()
             raise InfrastructureError(_explain(address, error)) from error
@@ -187,6 +192,23 @@ def _start(folder: Path, gpus: int | None) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder),
     )
+
+
+def _join(address: str) -> None:
+    import ray
+
+    give_up = time.monotonic() + _CLIENT_WAIT_S
+    while True:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            if _CLIENT_FAILURE not in str(error) or time.monotonic() >= give_up:
+                raise
+            log.warning("%s; trying again", _explain(address, error))
+            ray.shutdown()
+            time.sleep(_CLIENT_PAUSE_S)
+        else:
+            return
 
 
 @contextmanager

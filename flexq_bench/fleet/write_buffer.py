@@ -29,8 +29,8 @@ from flexq_bench.db.records import Record
 from flexq_bench.db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
+from flexq_bench.runs.transactions import retry_pause
 
-_RETRY_INTERVAL_S = 1.0  # between two attempts during an outage
 _WARNING_INTERVAL_S = 20.0
 
 Value = TypeVar("Value")
@@ -222,4 +222,4 @@ class WriteBuffer:
                 f"the database was away for {now - self._away_since:.0f} s ({error}): "
                 "continue with --resume when it is available"
             ) from error
-        self._next_attempt = now + _RETRY_INTERVAL_S
+        self._next_attempt = now + retry_pause(now - self._away_since)

@@ -45,6 +45,11 @@ class Process(Protocol):
     def pid(self) -> int: ...
 
     @property
+    def known_pid(self) -> int | None:
+        """Its id; None: a fork server has not said it yet, for which `pid` waits."""
+        ...
+
+    @property
     def stdin(self) -> IO[bytes] | None: ...
 
     @property
@@ -87,6 +92,10 @@ class Launcher(Protocol):
 
 class FreshProcess(subprocess.Popen[bytes]):
     """A process with a new interpreter."""
+
+    @property
+    def known_pid(self) -> int | None:
+        return self.pid
 
     def signal_group(self, number: int) -> None:
         _signal_group(self.pid, number)
@@ -279,6 +288,11 @@ class ForkedProcess:
             self._read(None)
         if self._pid is None:
             raise ProcessLookupError(self._failure)
+        return self._pid
+
+    @property
+    def known_pid(self) -> int | None:
+        self.poll()
         return self._pid
 
     def poll(self) -> int | None:

@@ -34,6 +34,8 @@ _GRACE_S = 5.0
 _MAX_REPLY_BYTES = 1 << 26
 _ID_BITS = 52  # every JSON reader supports integers of this size
 _MAX_SHOWN_CHARS = 500  # characters of the last line of a worker that died
+# Who waits for a reply looks so often, and ends a worker that somebody else has stopped.
+_LOOK_S, _MAX_LOOKS = 5.0, 4
 
 
 def _scheduling(pid: int) -> dict[str, object]:
@@ -73,6 +75,15 @@ def _namespaces(pid: int) -> int:
     """Number of nested namespaces of processes that a process is in."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(len(line.split()) - 1 for line in lines if line.startswith("NSpid:"))
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Return True if a process, or the first one of its sandbox, was stopped by a signal."""
+    with suppress(OSError):
+        if pid is not None:
+            stat = Path(f"/proc/{_worker_in(pid)}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 @cache
@@ -301,16 +312,18 @@ class WorkerProcess:
         assert self._process.stdout is not None  # the process was created with a pipe
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
+            looks = 0  # since it was stopped
             while b"\n" not in self._unread:
-                remaining_s = None if deadline is None else deadline - time.monotonic()
-                if remaining_s is not None and (
-                    remaining_s <= 0 or not selector.select(remaining_s)
-                ):
+                remaining_s = _LOOK_S if deadline is None else deadline - time.monotonic()
+                if remaining_s <= 0 or looks >= _MAX_LOOKS:
                     self.kill()
-                    raise WorkerError(
-                        f"{self.name} gave no answer to {self._operation!r} in "
-                        f"{self._timeout_s:g} s and was ended"
-                    )
+                    how = f"was stopped by a signal at {self._operation!r}"
+                    if remaining_s <= 0:
+                        how = f"gave no answer to {self._operation!r} in {self._timeout_s:g} s"
+                    raise WorkerError(f"{self.name} {how} and was ended")
+                if not selector.select(min(remaining_s, _LOOK_S)):
+                    looks = looks + 1 if _is_stopped(self._process.known_pid) else 0
+                    continue
                 read = os.read(self._process.stdout.fileno(), _READ_BYTES)
                 if not read:
                     raise WorkerError(self._exit_reason())

@@ -20,6 +20,7 @@ from flexq_bench.repository.git import git_output, refuse_large_tree, run_git, w
 from flexq_bench.repository.provenance import is_dirty
 
 _MAX_NAMES = 8  # maximum number of similar names in an error
+_UNWRITTEN = re.compile(r"unable to write file .+")
 
 
 def repository_of(folder: Path) -> Path:
@@ -140,7 +141,12 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
         added = ("worktree", "add", "--detach", "--force", str(folder), sha)
         done = run_git(repository, *without_filters(repository), *added)
         if done.returncode != 0:
-            raise InfrastructureError(f"git can't check out {sha[:10]}: {_last_line(done.stderr)}")
+            reason = _last_line(done.stderr)
+            if (unwritten := _UNWRITTEN.search(done.stderr)) is not None:  # git does not say why
+                reason = (
+                    f"{unwritten[0]}: make space on the disk of {home}, and check who may write"
+                )
+            raise InfrastructureError(f"git can't check out {sha[:10]}: {reason}")
         yield folder
     finally:
         _remove(repository, folder)

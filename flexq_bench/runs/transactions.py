@@ -13,10 +13,16 @@ from flexq_bench.errors import InfrastructureError
 
 MAX_OUTAGE_S = 600.0
 RETRY_INTERVAL_S = 1.0
+_FIRST_PAUSE_S = 0.05  # a deadlock or a serialization failure is over at once
 _WARNING_INTERVAL_S = 20.0
 
 Value = TypeVar("Value")
 log = logging.getLogger(__name__)
+
+
+def retry_pause(outage_s: float) -> float:
+    """Return the seconds until the next attempt: as many as the outage has lasted, at most 1."""
+    return min(RETRY_INTERVAL_S, max(_FIRST_PAUSE_S, outage_s))
 
 
 def run_transaction(
@@ -47,4 +53,4 @@ def run_transaction(
             if last_warning == started or now - last_warning >= _WARNING_INTERVAL_S:
                 last_warning = now
                 log.warning("%s; results are kept in memory until then", error)
-            time.sleep(RETRY_INTERVAL_S)
+            time.sleep(retry_pause(now - started))

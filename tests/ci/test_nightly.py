@@ -329,10 +329,12 @@ def test_interrupted_night_names_the_resuming_command(tmp_path, monkeypatch, cap
     monkeypatch.setattr("flexq_bench.ci.nightly.measure_night", stopped)
     path = str(tmp_path / "flexq.sqlite")
 
-    code = main(["nightly", "smoke", "--night", "one", "--backend", "cpu", "--db", path])
+    given = ["--backend", "cpu", "--canaries", "1", "--no-alert"]
+    code = main(["nightly", "smoke", "--night", "one", *given, "--db", path])
 
     assert code == 130
-    assert f"nightly smoke --night one --db {path}" in capsys.readouterr().err
+    hint = f"nightly smoke --night one {' '.join(given)} --db {path}"
+    assert hint in capsys.readouterr().err
 
 
 def test_canary_updates_the_noise_calibration_only(a_night, database, sha):

@@ -47,6 +47,13 @@ class Figures:
     longest_silence_s: float = 0.0
     exit_codes: set[int] = field(default_factory=set)
 
+    def add(self, *, silence: float, exit_codes: list[int], **counts: int) -> None:
+        self.rounds += 1
+        for name, count in counts.items():
+            setattr(self, name, getattr(self, name) + count)
+        self.longest_silence_s = max(self.longest_silence_s, silence)
+        self.exit_codes.update(exit_codes)
+
 
 _FIGURES: dict[tuple[str, str], Figures] = defaultdict(Figures)
 
@@ -56,6 +63,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.faults)
+    items.sort(key=_round)  # an interrupted session has whole rounds
+
+
+def _round(item: pytest.Item) -> int:
+    params = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
+    return int(params.get("round_seed", 0))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add the rounds of a test, which another process may have run."""
+    for name, value in report.user_properties if report.when == "teardown" else ():
+        if name == "fault round":
+            _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -85,7 +109,7 @@ class Launcher:
 
     def __init__(self, *before: str, **environment: str) -> None:
         command = [*before, sys.executable, str(Path(__file__).with_name("fleet_process.py"))]
-        own = {"PYTHONPATH": str(ROOT), **environment}
+        own = {"PYTHONPATH": _path_with_ours(), **environment}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | own,
@@ -114,6 +138,10 @@ class Launcher:
         self._process.stdin.flush()
         answer: int = json.loads(self._process.stdout.readline())
         return answer
+
+
+def _path_with_ours() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 @pytest.fixture(scope="session")
@@ -279,6 +307,8 @@ class Bench:
     cluster: str = ""  # of Ray; empty: workers are simulated in the coordinator's process
     begins_within_s: float = 30.0
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
+    exit_codes: list[int] = field(default_factory=list)
+    properties: list[tuple[str, object]] = field(default_factory=list)  # of the test
     _logs: int = 0
 
     def order(self, **changes: Any) -> Order:
@@ -298,7 +328,7 @@ class Bench:
 
     def wait(self, pid: int, launcher: Launcher | None = None) -> int:
         code = (launcher or self.launcher).wait(pid)
-        _FIGURES[self.fault, self.kind].exit_codes.add(code)
+        self.exit_codes.append(code)
         return code
 
     def finish(self) -> None:
@@ -364,15 +394,11 @@ class Bench:
 
 def count_round(bench: Bench, *, planned: int, stored: int, distinct: int, stuck: int) -> float:
     """Add a round to the figures; return the longest silence of its logs, in seconds."""
-    figures = _FIGURES[bench.fault, bench.kind]
-    figures.rounds += 1
-    figures.planned += planned
-    figures.stored += stored
-    figures.lost += planned - distinct
-    figures.doubled += stored - distinct
-    figures.stuck += stuck
+    counts = {"planned": planned, "stored": stored, "lost": planned - distinct}
+    counts |= {"doubled": stored - distinct, "stuck": stuck}
     silence = max((_silence(path) for path in bench.folder.glob("*.log")), default=0.0)
-    figures.longest_silence_s = max(figures.longest_silence_s, silence)
+    named = {"fault": bench.fault, "kind": bench.kind, "exit_codes": bench.exit_codes}
+    bench.properties.append(("fault round", named | counts | {"silence": silence}))
     return silence
 
 
@@ -400,15 +426,20 @@ def bench(
 ) -> Iterator[Bench]:
     outage = request.node.callspec.params.get("fault")  # of the tests of several faults
     fault = outage.__name__ if outage else request.node.originalname.removeprefix("test_")
+    properties = request.node.user_properties
     if kind == "sqlite":
         path = str(tmp_path / "flexq.sqlite")
         shutil.copy(request.getfixturevalue("file_with_tables"), path)
-        yield Bench(fault, kind, round_seed, tmp_path, launcher, None, None, path, path)
+        yield Bench(
+            *(fault, kind, round_seed, tmp_path, launcher, None, None, path, path),
+            properties=properties,
+        )
         return
     server: Server = request.getfixturevalue("server")
     proxy = Proxy(server.socket)
     through = f"postgresql://postgres@127.0.0.1:{proxy.port}/{OURS}"
     yield Bench(
-        fault, kind, round_seed, tmp_path, launcher, server, proxy, through, server.url(OURS)
+        *(fault, kind, round_seed, tmp_path, launcher, server, proxy, through, server.url(OURS)),
+        properties=properties,
     )
     proxy.close()

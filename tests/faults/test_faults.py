@@ -180,6 +180,18 @@ def server_takes_no_writes(bench: Bench) -> None:
                          "SELECT pg_reload_conf()")  # fmt: skip
 
 
+def password_changed(bench: Bench) -> None:
+    """The server asks for one that coordinators don't have, until it is set right again."""
+    rules = bench.server.handle.pgdata / "pg_hba.conf"
+    before = rules.read_text()
+    rules.write_text(f"local {OURS} all scram-sha-256\n{before}")
+    bench.server.execute("SELECT pg_reload_conf()")
+    bench.proxy.cut()
+    time.sleep(random.Random(bench.seed).uniform(0.5, 3))
+    rules.write_text(before)
+    bench.server.execute("SELECT pg_reload_conf()")
+
+
 def server_hangs(bench: Bench) -> None:
     stopped = backends(bench)
     for backend in stopped:
@@ -268,7 +280,7 @@ def acknowledgements_of_commits_lost(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        *(server_stopped, server_takes_no_writes, server_hangs, connections_cut),
+        *(server_stopped, server_takes_no_writes, server_hangs, connections_cut, password_changed),
         *(statements_time_out, traffic_dropped, traffic_delayed, network_slow_and_lossy),
         acknowledgements_of_commits_lost,
     ],

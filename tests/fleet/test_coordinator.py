@@ -92,6 +92,22 @@ def test_lost_node_does_not_count_against_the_case(table, gpus, a_case):
     assert table.states(work) == {a_case().key: "done"}
 
 
+def test_kind_that_joins_meanwhile_measures_no_case_of_others(table, gpus, a_case):
+    def script(member, case):
+        if len(workers.started) == 1:
+            workers._join("B200 0", "B200")
+        return OK
+
+    workers = gpus({"H200": 1}, script)
+    work = table.work("H200", [a_case(m) for m in range(1, 4)])
+    coordinator = table.coordinator(workers)
+    coordinator.carry_out([work])
+
+    assert len(table.received(work)) == 3
+    assert {ready.gpu for ready in coordinator.workers} == {"H200", "B200"}
+    assert len({member for member, _ in workers.started}) == 1
+
+
 def test_worker_of_a_hanging_case_is_replaced(table, gpus, a_case):
     slow = a_case(7)
     workers = gpus({"H200": 1}, lambda member, case: None if case == slow else OK)

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from flexq_bench.db import queries
 from flexq_bench.db.errors import LockedError
 from flexq_bench.db.fleet import drain
-from flexq_bench.db.records import DeviceInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.fleet import local_pool, pool_choice
+from flexq_bench.fleet.pool import Work
+from flexq_bench.measure import Measured
+from flexq_bench.runs.lifecycle import new_run, open_run
 from flexq_bench.runs.worker import Worker
 
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
 
 
@@ -48,6 +54,19 @@ def test_locked_database_does_not_end_heartbeats(database, monkeypatch, caplog, 
     with local_pool.registered_worker(database, WORKER, every=timedelta(milliseconds=20)):
         eventually(lambda: len(calls) >= 2)
     assert "busy" in caplog.text
+
+
+def test_case_that_another_process_stored_is_not_measured_again(database, a_case):
+    cases, measured = (a_case(1), a_case(2)), []
+    measurer = SimpleNamespace(worker=WORKER, in_order=lambda cases: cases)
+    measurer.measure = lambda case: measured.append(case) or OK
+    pool = local_pool.LocalPool(database, measurer, "cpu")
+
+    with open_run(database, new_run("made", "manual", [c.key for c in cases]), COMMIT) as run:
+        for planned in (cases[:1], cases):  # by the process that had the device, and by this one
+            pool.measure([Work(run, "A CPU", planned)], lambda record: None)
+
+    assert measured == [*cases]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet import ray_cluster
 from flexq_bench.fleet.ray_cluster import _keep_private, _token, ray_session
 
 
@@ -64,6 +65,7 @@ def test_errors_of_ray_are_explained_in_one_line(monkeypatch, error, told):
         raise error
 
     monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.setattr(ray_cluster, "_CLIENT_WAIT_S", 0.0)
     with (
         pytest.raises(InfrastructureError, match=told) as raised,
         ray_session("auto", gpus=None),
@@ -71,6 +73,23 @@ def test_errors_of_ray_are_explained_in_one_line(monkeypatch, error, told):
         pass
 
     assert "\n" not in str(raised.value)
+
+
+def test_head_node_that_is_still_starting_is_waited_for(monkeypatch, caplog):
+    import ray
+
+    answers = [ConnectionAbortedError("Initialization failure from server:\nTimeoutError: a"), None]
+
+    def join(**options):
+        if answer := answers.pop(0):
+            raise answer
+
+    monkeypatch.setattr(ray, "init", join)
+    monkeypatch.setattr(ray_cluster, "_CLIENT_PAUSE_S", 0.0)
+    with ray_session("auto", gpus=None):
+        assert answers == []
+
+    assert "(TimeoutError: a): see ray_client_server" in caplog.text
 
 
 @pytest.mark.slow

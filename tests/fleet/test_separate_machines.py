@@ -18,8 +18,8 @@ from separate_machines import Machines, can_separate, machines
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "byo" / "make_repository.py"
 LONGEST_S = 1500  # of a command on a busy machine
-# Computing takes as long as others let it; sleeping 2 ms, and 8 of the slower commit, they don't.
-SLEEP = "time.sleep(0.002 * (1 + PADDING_PERCENT / 100))"
+# Computing takes as long as others let it; sleeping 8 ms, and 32 of the slower commit, they don't.
+SLEEP = "time.sleep(0.008 * (1 + PADDING_PERCENT / 100))"
 WRITTEN = "    out.copy_("
 
 pytestmark = [

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure import worker_process
 from flexq_bench.measure.launcher import ForkServer, FreshProcesses
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.repository.descendants import end_marked, new_mark
@@ -223,6 +224,20 @@ def test_orphan_without_environment_is_stopped_in_a_pause(server, processes, eve
         with worker.paused():
             eventually(lambda: state_of(orphan) == "T")
         worker.kill()
+
+
+def test_worker_that_another_process_stopped_is_ended(server, processes, monkeypatch):
+    monkeypatch.setattr(worker_process, "_LOOK_S", 0.01)
+    processes.write("waits", "print('.', flush=True); input()")
+    command = (sys.executable, "-m", "waits")
+    with WorkerProcess(
+        "head", processes.folder, command, environment=processes.variables, launcher=server
+    ) as worker:
+        assert worker._process.stdout.readline() == b".\n"
+        os.kill(worker._process.pid, signal.SIGSTOP)
+
+        with pytest.raises(InfrastructureError, match="stopped by a signal at 'anything'"):
+            worker.ask("anything")
 
 
 def test_orphan_without_environment_ends_with_its_process(server, processes):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.repository.worktrees import (
     is_published,
     refuse_local_changes,
@@ -57,6 +57,21 @@ def test_worktree_is_removed_after_an_exception(tree, home):
         use()
 
     assert list(home.iterdir()) == []
+
+
+def test_disk_without_space_for_a_worktree_is_named(tree, home):
+    home.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(home)]  # for git's own file
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    try:
+        with (
+            pytest.raises(InfrastructureError, match=r"unable to write file .*: make space on"),
+            worktree(tree, "HEAD"),
+        ):
+            pass
+    finally:
+        subprocess.run(["umount", "-l", str(home)], check=True)
 
 
 def test_worktree_of_a_killed_process_is_removed(tree, home, git):
