@@ -194,9 +194,9 @@ def few_tokens_place(config: Any, gemm: GemmWorkload, device: Device) -> Place:
 
     In the tiled kernel, which competes at 17 to 32 tokens, warps share the rows instead.
     """
-    row_warps = getattr(config, "row_warps", None)
-    rows = config.row_tiles * (row_warps or 1)
-    warps = config.k_split * (1 if row_warps else getattr(config, "warps", 1))
+    row_warps, groups = getattr(config, "row_warps", None), getattr(config, "row_groups", 1)
+    rows = config.row_tiles * (row_warps or groups)
+    warps = config.k_split * (1 if row_warps else getattr(config, "warps", 1) // groups)
     tiles, steps = -(-gemm.n // _ROWS), gemm.k / _STEP_K
     per_sm = -(-tiles // rows) * config.k_split / device.sms
     per_warp = math.ceil(steps) / warps

@@ -45,3 +45,20 @@ def test_few_rows_per_sm_use_more_warps(on_gpu, label):
     warps = [config.as_dict()["warps"] for config in configs if config is not None]
     assert len(warps) == 3
     assert warps[0] > max(warps[1:])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("label", ["mxfp4-w4a16", "nvfp4-w4a16", "mxfp6-w6a8[e3m2]"])
+def test_sixteen_tokens_of_block_formats_have_a_candidate(on_gpu, label, target):
+    on_gpu(target)
+    kernel = resolve(label, "cuda")
+    chosen = set()
+
+    for n in (100, 4096, 8192, 11008, 60000):
+        for k in (300, 4096, 28672):
+            gemm = GemmWorkload(16, n, k)
+            config = kernel.default_config(gemm)
+            assert config in kernel.candidates(gemm)
+            chosen.add(config)
+
+    assert len(chosen) > 3

@@ -11,10 +11,11 @@
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
 //
-// K_SPLIT blocks of a cluster compute ROW_TILES rows of tiles; their warps split K, each with its own cp.async
-// ring buffer. Partial sums are reduced once, in a fixed order: results are deterministic. Weights are constant,
-// so they are loaded before the previous kernel has ended. LATE 1: the next kernel may start only after the loop
-// over K; for shapes whose blocks do not fill the SMs.
+// K_SPLIT blocks of a cluster compute ROW_GROUPS times ROW_TILES rows of tiles. Warps with other rows and the same k
+// find its activations in L1; those with the same rows split K. Each has its own cp.async ring buffer. Partial sums are
+// reduced once, in a fixed order: results are deterministic. Weights are constant, so they are loaded before the
+// previous kernel has ended. LATE 1: the next kernel may start only after the loop over K; for shapes whose blocks do
+// not fill the SMs.
 //
 // BIAS_SHIFT 0, for floats: the ablation that converts each weight to its value, without the factor 2^-12.
 #if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
@@ -27,6 +28,9 @@
 #ifndef TOKEN_SCALES
 #define TOKEN_SCALES 0
 #endif
+#ifndef ROW_GROUPS
+#define ROW_GROUPS 1
+#endif
 #include "common/k_split.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
@@ -36,6 +40,8 @@
 static_assert(STAGES >= 2, "STAGES must be at least 2: one is multiplied while the others load");
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
+constexpr int K_WARPS = WARPS / ROW_GROUPS, BLOCK_TILES = ROW_GROUPS * ROW_TILES;
+static_assert(K_WARPS * ROW_GROUPS == WARPS, "ROW_GROUPS must divide WARPS");
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 // Factor of the sums: float operands are scaled by 2^-14, 2^-12 or 2^-8, with E4M3 scales by 2^-7.
 constexpr int UNIT_EXPONENT = ON_OPERANDS ? 7 : EXPONENT_BITS == 2 ? 14 : EXPONENT_BITS == 3 ? 12 : 8;
@@ -44,8 +50,14 @@ constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? FLOAT_UNIT : 1.0f;
 constexpr bool ROW_SCALED = !GROUPED || ON_OPERANDS;
 constexpr bool SCALES_AT_STEP = GROUPED && !IN_TILE;  // are loaded from sw
 constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
-// Prefetch the activations of the next step to registers, if these suffice.
-constexpr bool X_AHEAD = COL_TILES <= 2;
+constexpr int STRIDE = K_WARPS * K_SPLIT;  // from one step of a warp to its next
+constexpr bool SCALES_SUMS = GROUPED && !ON_OPERANDS;
+// Each 32 k of all row tiles are multiplied before the next, and their activations of the next step loaded to the same
+// registers, if no sum spans more.
+constexpr bool BY_VECTOR = IN_TILE && W_BITS < 8 && TOKEN_SCALES != 2 &&
+                           (SCALES_SUMS ? SUM_BLOCKS == X_VECTORS : COL_TILES > 1);
+// Otherwise prefetch the activations of the next step to other registers, if these suffice.
+constexpr bool X_AHEAD = COL_TILES <= 2 && !BY_VECTOR;
 
 struct Operands {
   const unsigned char* w;
@@ -66,6 +78,35 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
     copy_tile(stage + r * TILE_BYTES, op.w + tile_at(op, r, step) * TILE_BYTES, op.lane, policy);
 }
 
+// BY_VECTOR: where a lane's next weights and activations are; each load moves on by a step of the warp.
+struct Cursor {
+  const unsigned char* w[ROW_TILES];
+  const half_bits* x[COL_TILES];
+
+  __device__ inline Cursor(const Operands& op, int step) {
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) w[r] = op.w + tile_at(op, r, step) * TILE_BYTES + op.lane * 16;
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) {
+      const int token = min(op.first_token + j * MMA_TOKENS + op.lane / 4, op.m - 1);  // past the end: never stored
+      x[j] = op.x + static_cast<long long>(token) * op.x_stride + step * STEP_K + 8 * (op.lane % 4);
+    }
+  }
+
+  __device__ inline void next_x() {
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) x[j] += STRIDE * STEP_K;
+  }
+
+  __device__ inline void load_weights(uint32_t stage, int lane, uint64_t policy) {
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      copy_lane(stage + r * TILE_BYTES + lane * 16, w[r], lane, policy);
+      w[r] += STRIDE * TILE_BYTES;
+    }
+  }
+};
+
 // A lane's operands of a step other than weights: its k of a token in each column tile and, if they are not in tiles,
 // the scales of each row tile.
 struct StepOperands {
@@ -73,6 +114,16 @@ struct StepOperands {
   BlockScales scales[SCALES_AT_STEP ? ROW_TILES : 1];
   float2 of_tokens[TOKEN_SCALES == 2 ? COL_TILES : 1];  // scales of the two tokens of a lane's sums
 };
+
+// BY_VECTOR: load 32 k of a step's activations.
+__device__ inline void load_x(StepOperands& s, const Operands& op, const Cursor& cursor, int step, int v) {
+  const bool inside = step * STEP_K + 32 * v + 8 * (op.lane % 4) < op.x_stride;
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j) {
+    const uint4* at = reinterpret_cast<const uint4*>(cursor.x[j]) + 4 * v;
+    s.x[j][v] = inside ? *at : make_uint4(0, 0, 0, 0);
+  }
+}
 
 __device__ inline void load_step_operands(StepOperands& s, const Operands& op, int step) {
 #pragma unroll
@@ -115,45 +166,43 @@ __device__ inline void load_step_operands(StepOperands& s, const Operands& op, i
   }
 }
 
-// Accumulate the products of one row tile and one step; if GROUPED, times the scales of its blocks.
-__device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightTile& weights,
-                                     const StepOperands& operands, [[maybe_unused]] const BlockScales& scales) {
-  constexpr bool SCALES_SUMS = GROUPED && !ON_OPERANDS;
+// Accumulate the products of one row tile and one block of a step's k; if SCALES_SUMS, times its scales.
+template <int BLOCKS>
+__device__ inline void multiply_block(float (&total)[COL_TILES][4], const WeightTile& weights,
+                                      const StepOperands& operands, [[maybe_unused]] const BlockScales& scales,
+                                      int block) {
+  float sums[COL_TILES][4];
 #pragma unroll
-  for (int block = 0; block < SUM_BLOCKS; ++block) {
-    float sums[COL_TILES][4];
+  for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-    for (int j = 0; j < COL_TILES; ++j)
+    for (int e = 0; e < 4; ++e) sums[j][e] = SCALES_SUMS ? 0.0f : total[j][e];
+  const Offsets offsets = ZEROS ? Offsets::of_rows(scales.words[2 * block + ZEROS]) : Offsets{};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j][e] = SCALES_SUMS ? 0.0f : total[j][e];
-    const Offsets offsets = ZEROS ? Offsets::of_rows(scales.words[2 * block + ZEROS]) : Offsets{};
+  for (int i = block * MMAS / BLOCKS; i < (block + 1) * MMAS / BLOCKS; ++i) {
+    uint32_t a[4];
+    weights.operands(a, i, offsets);
+    if constexpr (ON_OPERANDS) {
 #pragma unroll
-    for (int i = block * MMAS / SUM_BLOCKS; i < (block + 1) * MMAS / SUM_BLOCKS; ++i) {
-      uint32_t a[4];
-      weights.operands(a, i, offsets);
-      if constexpr (ON_OPERANDS) {
-#pragma unroll
-        for (int o = 0; o < 4; ++o) a[o] = multiply_half2(a[o], scales.of_operands(i / 2, o % 2));
-      }
-#pragma unroll
-      for (int j = 0; j < COL_TILES; ++j) {
-        const uint4 t = operands.x[j][i / 2];
-        const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
-        mma_f16_m16n8k16(sums[j], a, b);
-      }
+      for (int o = 0; o < 4; ++o) a[o] = multiply_half2(a[o], scales.of_operands(i / 2, o % 2));
     }
-    const float top = SCALES_SUMS ? scales.of_sums(block, 0) : 1.0f;
-    const float bottom = SCALES_SUMS ? scales.of_sums(block, 1) : 1.0f;
 #pragma unroll
-    for (int j = 0; j < COL_TILES; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 of_tokens = operands.of_tokens[TOKEN_SCALES == 2 ? j : 0];
-        const float of_row = e < 2 ? top : bottom, of_token = e % 2 == 0 ? of_tokens.x : of_tokens.y;
-        const float factor = TOKEN_SCALES == 2 ? of_row * of_token : of_row;
-        total[j][e] = SCALES_SUMS ? total[j][e] + sums[j][e] * factor : sums[j][e];
-      }
+    for (int j = 0; j < COL_TILES; ++j) {
+      const uint4 t = operands.x[j][i / 2];
+      const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
+      mma_f16_m16n8k16(sums[j], a, b);
+    }
   }
+  const float top = SCALES_SUMS ? scales.of_sums(block, 0) : 1.0f;
+  const float bottom = SCALES_SUMS ? scales.of_sums(block, 1) : 1.0f;
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 of_tokens = operands.of_tokens[TOKEN_SCALES == 2 ? j : 0];
+      const float of_row = e < 2 ? top : bottom, of_token = e % 2 == 0 ? of_tokens.x : of_tokens.y;
+      const float factor = TOKEN_SCALES == 2 ? of_row * of_token : of_row;
+      total[j][e] = SCALES_SUMS ? total[j][e] + sums[j][e] * factor : sums[j][e];
+    }
 }
 
 // Scale and bias of a row's outputs.
@@ -202,6 +251,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
   const int steps = (k + STEP_K - 1) / STEP_K;
+  const int first_tile = static_cast<int>(blockIdx.x) / K_SPLIT * BLOCK_TILES;  // of the block
   const Operands op{w,
                     sw,
                     x,
@@ -210,42 +260,53 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
                     x_stride,
                     steps,
                     (n + MMA_ROWS - 1) / MMA_ROWS,
-                    static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
+                    first_tile + warp % ROW_GROUPS * ROW_TILES,
                     static_cast<int>(blockIdx.y) * TOKENS,
                     lane};
   const uint64_t policy = evict_first_policy();
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
-  constexpr int STRIDE = WARPS * K_SPLIT;  // from one step of a warp to its next
-  const int first_step = rank * WARPS + warp;
+  const int first_step = rank * K_WARPS + warp / ROW_GROUPS;
+
+  Cursor cursor(op, first_step);
+  const auto load_weights = [&](uint32_t stage, int step) {
+    if constexpr (BY_VECTOR) cursor.load_weights(stage, lane, policy);
+    else load_stage(op, stage, step, policy);
+  };
 
   if constexpr (!LATE) let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = first_step + s * STRIDE;
-    if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
+    if (step < steps) load_weights(ring + s * STAGE_BYTES, step);
     cp_async_commit();
   }
   wait_for_previous_kernel();  // weights are constant, activations may be its output
 
   // In the reduction a thread has one fragment of four sums, or more. If one, its scales are loaded now, because
   // nothing hides their latency in the epilogue. (With BIAS_SHIFT 0 there are no registers for them.)
-  constexpr int FRAGMENTS = ROW_TILES * COL_TILES * 32;
-  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && FRAGMENTS <= STRIDE * 32;
+  constexpr int FRAGMENTS = BLOCK_TILES * COL_TILES * 32, THREADS = WARPS * K_SPLIT * 32;
+  constexpr bool SCALES_AHEAD = (ROW_SCALED || TOKEN_SCALES == 1) && BIAS_SHIFT && FRAGMENTS <= THREADS;
+  const int of_cluster = rank * WARPS + warp;
   [[maybe_unused]] Row rows[2];
   [[maybe_unused]] float token_scales[2];
   if constexpr (SCALES_AHEAD) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row_tile = op.first_tile + first_step / COL_TILES;
+      const int row_tile = first_tile + of_cluster / COL_TILES;
       rows[half] = load_row(sw, bias, row_tile * MMA_ROWS + lane / 4 + half * 8, n);
-      const int token = op.first_token + first_step % COL_TILES * MMA_TOKENS + lane % 4 * 2 + half;
+      const int token = op.first_token + of_cluster % COL_TILES * MMA_TOKENS + lane % 4 * 2 + half;
       token_scales[half] = token_scale(sx, token, m);
     }
   }
 
   float total[ROW_TILES][COL_TILES][4] = {};
   StepOperands next;
-  if constexpr (X_AHEAD) {
+  if constexpr (BY_VECTOR) {
+#pragma unroll
+    for (int v = 0; v < X_VECTORS; ++v)
+      if (first_step < steps) load_x(next, op, cursor, first_step, v);
+    cursor.next_x();
+  } else if constexpr (X_AHEAD) {
     if (first_step < steps) load_step_operands(next, op, first_step);
   }
   int slot = 0;
@@ -253,34 +314,52 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     StepOperands now;
     if constexpr (X_AHEAD) {
       now = next;
-    } else {
+    } else if constexpr (!BY_VECTOR) {
       load_step_operands(now, op, step);
     }
     cp_async_wait<STAGES - 2>();
     __syncwarp();  // all copies are complete, and no lane still reads the slot that is written below
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
-    if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    if (ahead < steps) load_weights(ring + ahead_slot * STAGE_BYTES, ahead);
     cp_async_commit();
     if constexpr (X_AHEAD) {
       if (step + STRIDE < steps) load_step_operands(next, op, step + STRIDE);
     }
+    const uint32_t stage = ring + slot * STAGE_BYTES;
+    if constexpr (BY_VECTOR) {
+      WeightTile tiles[ROW_TILES];
+      BlockScales scales[ROW_TILES];
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r) {
-      const uint32_t tile = ring + slot * STAGE_BYTES + r * TILE_BYTES;
-      if constexpr (IN_TILE) {
-        BlockScales scales;
-        scales.load(tile, lane);
-        multiply_tile(total[r], WeightTile(tile, lane), now, scales);
-      } else {
-        multiply_tile(total[r], WeightTile(tile, lane), now, now.scales[SCALES_AT_STEP ? r : 0]);
+      for (int r = 0; r < ROW_TILES; ++r) {
+        tiles[r].load(stage + r * TILE_BYTES, lane);
+        if constexpr (IN_TILE) scales[r].load(stage + r * TILE_BYTES, lane);
+      }
+#pragma unroll
+      for (int v = 0; v < X_VECTORS; ++v) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; ++r) multiply_block<X_VECTORS>(total[r], tiles[r], next, scales[r], v);
+        if (step + STRIDE < steps) load_x(next, op, cursor, step + STRIDE, v);
+      }
+      cursor.next_x();
+    } else {
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r) {
+        WeightTile tile;
+        tile.load(stage + r * TILE_BYTES, lane);
+        BlockScales in_tile;
+        if constexpr (IN_TILE) in_tile.load(stage + r * TILE_BYTES, lane);
+        const BlockScales& scales = IN_TILE ? in_tile : now.scales[SCALES_AT_STEP ? r : 0];
+#pragma unroll
+        for (int block = 0; block < SUM_BLOCKS; ++block)
+          multiply_block<SUM_BLOCKS>(total[r], tile, now, scales, block);
       }
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
   if constexpr (LATE) let_next_kernel_start();
-  // Reduction over warps: [warp][row tile][column tile][lane] of accumulator fragments.
+  // Reduction over the warps that split K: [warp][row tile][column tile][lane] of accumulator fragments.
   cp_async_wait<0>();
   __syncthreads();
   float4* red = reinterpret_cast<float4*>(shared);
@@ -289,21 +368,22 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
       const float(&t)[4] = total[r][j];
-      red[warp * FRAGMENTS + (r * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
+      const int tile = warp % ROW_GROUPS * ROW_TILES + r;
+      red[warp / ROW_GROUPS * FRAGMENTS + (tile * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
     }
   sync_k_split();
-  for (int fragment = rank * WARPS * 32 + threadIdx.x; fragment < FRAGMENTS; fragment += STRIDE * 32) {
+  for (int fragment = of_cluster * 32 + lane; fragment < FRAGMENTS; fragment += THREADS) {
     float4 sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {
-      const float4 part = partial_sums_of(red + from % WARPS * FRAGMENTS + fragment, from / WARPS);
+      const float4 part = partial_sums_of(red + from % K_WARPS * FRAGMENTS + fragment, from / K_WARPS);
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
     const int fragment_lane = fragment % 32, j = fragment / 32 % COL_TILES, r = fragment / 32 / COL_TILES;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int feature = (op.first_tile + r) * MMA_ROWS + fragment_lane / 4 + half * 8;
+      const int feature = (first_tile + r) * MMA_ROWS + fragment_lane / 4 + half * 8;
       const Row row = SCALES_AHEAD ? rows[half] : load_row(sw, bias, feature, n);
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {

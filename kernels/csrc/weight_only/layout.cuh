@@ -87,13 +87,15 @@ constexpr int WHOLE_VECTORS = TILE_BYTES / 512;
 constexpr int REST_BYTES = TILE_BYTES % 512;
 static_assert(TILE_BYTES % 64 == 0, "TILE_BYTES must be a multiple of two sectors");
 
-// Copy one tile to shared memory, by one warp.
-__device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
+// Copy one tile to shared memory, by one warp; both addresses are of the lane's first 16 bytes.
+__device__ inline void copy_lane(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
 #pragma unroll
-  for (int v = 0; v < WHOLE_VECTORS; ++v)
-    cp_async_16(to + v * 512 + lane * 16, tile + v * 512 + lane * 16, policy);
-  if (REST_BYTES > 0 && lane < REST_BYTES / 16)
-    cp_async_16(to + WHOLE_VECTORS * 512 + lane * 16, tile + WHOLE_VECTORS * 512 + lane * 16, policy);
+  for (int v = 0; v < WHOLE_VECTORS; ++v) cp_async_16(to + v * 512, tile + v * 512, policy);
+  if (REST_BYTES > 0 && lane < REST_BYTES / 16) cp_async_16(to + WHOLE_VECTORS * 512, tile + WHOLE_VECTORS * 512, policy);
+}
+
+__device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
+  copy_lane(to + lane * 16, tile + lane * 16, lane, policy);
 }
 
 __device__ inline uint32_t rotated_right(uint32_t word, int bits) {
@@ -165,7 +167,7 @@ struct BlockScales {
 struct WeightTile {
   uint32_t words[CODE_BYTES / 128];  // floats of more than 4 bits: eight of the high plane, then the low one
 
-  __device__ inline WeightTile(uint32_t tile, int lane) {
+  __device__ inline void load(uint32_t tile, int lane) {
 #pragma unroll
     for (int v = 0; v < CODE_VECTORS; ++v) {
       const uint4 q = load_shared(tile + v * 512 + lane * 16);

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, ExpertFormat, packed_bytes
+from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, FOUR, ExpertFormat
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
@@ -39,10 +39,10 @@ _ONE_COLUMN = (
     (4, 2, 2, 1),
     (2, 1, 3, 3),
     (2, 2, 2, 2),
+    (4, 1, 4, 4),
 )
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
-# Of the choice without tuning, by tokens of an expert (their mean) and bytes of all weights.
-_FEW_TOKENS, _SOME_TOKENS, _SHORT_BYTES = 6, 24, 32e6
+_FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
 _SMS = 132  # of an H100 and an H200
 
@@ -168,14 +168,16 @@ def candidates(fmt: ExpertFormat, experts: int, tokens: int) -> list[GroupedConf
 def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[GroupedConfig]:
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
-    The default follows from the mean number of tokens of an expert that has some, and from the
-    bytes of all such experts, if tokens are routed evenly: where they are few, a block more per SM
-    would delay the next launch's first loads.
+    The default follows from the mean number of tokens of an expert that has some, and from the row
+    blocks of all such experts, if tokens are routed evenly: where two blocks per SM take them all,
+    a third would delay the next launch's first loads.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
     touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
-    mean, size = rows / touched, touched * packed_bytes(fmt, values["n"], values["k"])
-    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if size < _SHORT_BYTES else 3)
+    mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
+    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if row_blocks <= 2 * _SMS else 3)
+    if fmt is FOUR and row_blocks > 4 * _SMS:
+        default = FewConfig(1, 4, 1, 4, 4)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
     elif mean > _FEW_TOKENS:

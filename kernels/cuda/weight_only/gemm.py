@@ -36,6 +36,7 @@ INT8_WEIGHTS = TimedChoice("int8-weights")
 INT4_WEIGHTS = TimedChoice("int4-weights")
 STEP_K = 128  # of a tile
 MMA_ROWS, MMA_TOKENS = 16, 8
+_ONE_GROUP = ("ROW_GROUPS", 1)  # is the source's default
 _FRAGMENT_BYTES = 16 * 32  # partial sums of a warp for 16 rows and 8 tokens
 COL_TILES = (1, 2, 4)  # of 8 tokens per block; further tokens are computed by further blocks
 # Kernels whose builds are all listed: one for each way to convert weights and to scale.
@@ -63,7 +64,8 @@ class WeightOnlyConfig(Config):
 
     row_tiles: of 16 rows per block; warps: of a block, which split K; stages: of each warp's ring
     buffer; k_split: blocks of a cluster that split K of a row tile; late: 1 if the next kernel may
-    start only after the loop over K; col_tiles: of 8 tokens per block.
+    start only after the loop over K; col_tiles: of 8 tokens per block; row_groups: groups of warps
+    with row_tiles each, which share k.
     """
 
     row_tiles: int
@@ -72,6 +74,7 @@ class WeightOnlyConfig(Config):
     k_split: int
     late: int
     col_tiles: int
+    row_groups: int = 1
 
 
 Choice = tuple[int, int, int, int, int]
@@ -290,7 +293,7 @@ class WeightOnlyGemm(HalfActivationKernel):
     def compute(self, call: GemmCall, config: Config | None) -> None:
         x, w, out, bias, shape = call
         c = config if isinstance(config, WeightOnlyConfig) else self.default_config(shape)
-        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
+        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles * c.row_groups)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         values = x.buffers["values"]
         load_function(self.build(c), "weight_only").launch(
@@ -358,7 +361,7 @@ class WeightOnlyGemm(HalfActivationKernel):
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
             **self.defines(),
-            **c.defines(),
+            **{name: value for name, value in c.defines().items() if (name, value) != _ONE_GROUP},
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
