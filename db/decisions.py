@@ -112,7 +112,7 @@ class FalseAlarmInfo:
 
 
 def add_decisions(session: Session, infos: Sequence[DecisionInfo]) -> set[str]:
-    """Store decisions with their evidence; return the uuids of those that were not stored.
+    """Store decisions with their evidence; return the uuids of those that are new.
 
     Their commits are those of their series' project. Raises ValueError if some evidence is not
     plain JSON.

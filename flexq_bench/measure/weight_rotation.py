@@ -1,4 +1,4 @@
-"""Weights that rotate between launches: copies, each larger together than the L2, and rewritten.
+"""Weights that rotate between launches: copies, larger together than the L2, and rewritten.
 
 Launches of a cold sample read copy after copy, so that each was evicted before it is read again.
 Copies are rewritten in place between samples, so that no launch knows its result. Cases of one

@@ -74,7 +74,7 @@ def judge_open_alerts(
 ) -> tuple[AlertChange, ...]:
     """Judge the evidence of the open alerts of projects again; move or end those that need it.
 
-    projects: names; empty: this repository. The reasons are stored as notes. What a person has
+    projects: names; an empty name: this repository. The reasons are stored as notes. What a person has
     reopened is not ended again for the same reason.
     """
     changes = []
