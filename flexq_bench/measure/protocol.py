@@ -149,7 +149,6 @@ PROTOCOL_CUDA = Protocol(
 # scatters by tens of percent, so it takes a fraction of the time (a case is done in about half a
 # second) and calls a case noisy only where the interval is wider than the median itself or three
 # seconds were not enough for ten samples. Single placements lie far apart, so the median counts.
-# Its L2 evicts what was read longest ago, so a few times its size are cold.
 PROTOCOL_CPU = Protocol(
     version=PROTOCOL_VERSION,
     warm_up=WarmUp(min_s=0.02, max_s=0.1, agreement=0.05),
@@ -172,8 +171,6 @@ PROTOCOL_CPU = Protocol(
     sustained=WarmUp(min_s=0.05, max_s=0.05),
     sustained_s=0.05,
     trim=None,
-    min_cache_factor=2.0,
-    cache_factor=8.0,
 )
 
 
