@@ -74,8 +74,8 @@ def judge_open_alerts(
 ) -> tuple[AlertChange, ...]:
     """Judge the evidence of the open alerts of projects again; move or end those that need it.
 
-    projects: names; an empty name: this repository. The reasons are stored as notes. What a person has
-    reopened is not ended again for the same reason.
+    projects: names; an empty name: this repository. The reasons are stored as notes. What a person
+    has reopened is not ended again for the same reason.
     """
     changes = []
     of_projects = [
