@@ -110,11 +110,11 @@ class LocalPool:
 
     def _left_of(self, work: Work) -> Sequence[Case]:
         """Cases that no other process of the run stored while it held the devices."""
-        run = work.run.info
+        run = work.run
         left = run_transaction(
-            self._database, lambda session: queries.cases_to_measure(session, run.uuid)
+            run.database, lambda session: queries.cases_to_measure(session, run.info.uuid)
         )
-        stored = set(run.plan).difference(left)
+        stored = set(run.info.plan).difference(left)
         return [case for case in work.cases if case.key not in stored]
 
     def _uuids(self, works: Sequence[Work]) -> list[str]:

@@ -178,10 +178,16 @@ def _by_one_history(
     worse = [step for step in located if step.verdict == decision.verdict]
     nearest = min(worse, key=lambda step: abs(step.index - place), default=None)
     apart = _NEARBY + 1 if nearest is None else nearest.index - place
-    if any(abs(one.change.index - place) <= _NEARBY for one in judged.found.waiting):
-        yield Standing((decision.base or "", decision.head))
-        return
     if nearest is None or abs(apart) > _NEARBY:
+        waiting = (one.change for one in judged.found.waiting)
+        # An earlier version reported what may wait today.
+        if any(
+            abs(change.index - place) <= _NEARBY
+            and (change.difference > 0) == (point.after > point.before)
+            for change in waiting
+        ):
+            yield Standing((decision.base or "", decision.head))
+            return
         newest = _newest_level(points, located)
         reason = judged.reason_without(place, point.before, point.after)
         if metric.is_back(point.before, newest):

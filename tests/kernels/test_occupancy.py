@@ -76,8 +76,9 @@ def tuned_kernels():
     """The kernels whose builds tell of their blocks."""
     for label in labels("cuda"):
         kernel = resolve(label, "cuda")
-        builds = kernel.builds_for(SHAPES[0], None)
-        if isinstance(kernel, LinearKernel) and any(build.block for build in builds):
+        if not isinstance(kernel, LinearKernel):
+            continue
+        if any(build.block for build in kernel.builds_for(SHAPES[0], None)):
             yield kernel
 
 

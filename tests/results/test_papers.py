@@ -478,7 +478,7 @@ def test_lower_bound_of_a_perplexity_is_of_the_papers_models(model, ours, kind):
 
 
 @pytest.mark.parametrize(("model", "kind"), [("llama-7b", "reproduced"), ("small", "order holds")])
-def test_bound_of_a_change_is_judged_by_sign_on_other_models(model, kind):
+def test_bound_of_a_change_on_other_models_is_its_sign(model, kind):
     scores = [a_score("fp16", 5.0, model=model), a_score("flexq-w6ax", 5.02, model=model)]
 
     assert stated("flexq/abstract-ppl", Evidence(scores=scores)).kind == kind

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.measure import Tuning, external_kernels, sandbox
+from flexq_bench.measure import Tuning, external_kernels, kernel_processes, sandbox
 from flexq_bench.measure.kernel_processes import ProcessOptions
 from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.sandbox import KINDS, obstacle
-from flexq_bench.runs import process_meter
 from flexq_bench.runs.process_meter import SANDBOX, ProcessMeter
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -51,9 +50,10 @@ HARMS = {
 def test_kernel_that_fills_the_machine_fails_alone(tmp_path, monkeypatch):
     monkeypatch.delenv(sandbox.VARIABLE)
     limits = sandbox.SandboxLimits(memory_bytes=900 << 20, files_bytes=64 << 20)
-    made = process_meter.sandbox_of
+    made = kernel_processes.sandbox_of
     monkeypatch.setattr(
-        process_meter, "sandbox_of", lambda *given: replace(made(*given), limits=limits)
+        *(kernel_processes, "sandbox_of"),
+        lambda *given, **named: replace(made(*given, **named), limits=limits),
     )
     seconds = f"1{time.monotonic_ns() % 10**8}"
     harms = {**HARMS, "honest": "pass", "orphan": ORPHAN.format(seconds=seconds).strip()}
