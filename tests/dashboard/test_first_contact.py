@@ -50,6 +50,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "NUMBER": "1",
         "BASE": "main",
         "HEAD": "slower",
+        "GITHUB_WORKSPACE": str(tmp_path / "mine"),
         **{f"GIT_{who}_NAME": "Ada" for who in ("AUTHOR", "COMMITTER")},
         **{f"GIT_{who}_EMAIL": "ada@example.org" for who in ("AUTHOR", "COMMITTER")},
     }
@@ -66,28 +67,29 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_empty_repository_to_a_failing_pull_request_and_an_alert(
     stranger: Path, open_home: OpenPage
 ) -> None:
-    def ran(command: str) -> int:
-        return subprocess.run(["bash", "-ec", command], cwd=stranger).returncode
+    def ran(command: str, folder: Path = stranger) -> int:
+        return subprocess.run(["bash", "-ec", command], cwd=folder).returncode
 
     before = cpu_s()
     assert [ran(command) for command in COMMANDS] == [0] * len(COMMANDS)
     workflow = yaml.safe_load((stranger / ".github/workflows/flexq-bench.yml").read_text())
     steps = {s["name"]: s["run"] for job in workflow["jobs"].values() for s in job["steps"]
              if "name" in s and "run" in s}  # fmt: skip
-    assert ran(steps["Gate"]) == 1
-    assert ran(steps["Summary"]) == 0
-    assert ran(steps["Comment"]) == 0
+    (reports := stranger.parent / "reports").mkdir()  # the runner's own folder
+    assert ran(steps["Gate"], reports) == 1
+    assert ran(steps["Summary"], reports) == 0
+    assert ran(steps["Comment"], reports) == 0
     assert ran(ALERT) == 1
 
     assert len(COMMANDS) + len(("gate", "comment", ALERT)) <= 12
     assert cpu_s() - before < 300
     asked = (stranger.parent / "gh-words").read_text().splitlines()
     assert asked[:3] == ["pr", "comment", "1"]
-    comment = (stranger / asked[asked.index("--body-file") + 1]).read_text("utf-8")
+    comment = (reports / asked[asked.index("--body-file") + 1]).read_text("utf-8")
     assert "**regression**" in comment
     assert "`mine.my-w8a16`" in comment
     assert (stranger.parent / "summary.md").read_text("utf-8") == comment
-    assert "<failure" in (stranger / "gate.xml").read_text("utf-8")
+    assert "<failure" in (reports / "gate.xml").read_text("utf-8")
     home = words(app := open_home()) + "".join(
         link.proto.label.replace("\\", "") for link in app.get("page_link")
     )
