@@ -157,10 +157,10 @@ def search_case(
 ) -> Search:
     """Find the commit that changed a case, by binary search with comparisons to `good`.
 
-    commits: after good, oldest first; the last one is bad. journal: results of the same
-    search if it was interrupted; deleted at the end. on_step: called with each result; on_resume:
-    with the number of results in the journal; prepare: before a commit is measured, with those that
-    may be next. A commit that can't be measured (BrokenRevisionError,
+    commits: after good, oldest first; the last one is bad. journal: results of the same search if
+    it was interrupted; the caller deletes it, after all of its searches. on_step: called with each
+    result; on_resume: with the number of results in the journal; prepare: before a commit is
+    measured, with those that may be next. A commit that can't be measured (BrokenRevisionError,
     UsageError, or WorkloadError of its project file), or gives no data twice, is skipped; for the
     bad commit the error is raised. Raises InfrastructureError if the machine fails, because
     skipping commits for this reason would change the suspects.
@@ -205,7 +205,6 @@ def search_case(
         journal.write(steps)
         on_step(step)
         location = _next_of(searching, step)
-    journal.delete()
     return BisectReport(case, good, bad, ends, location, total_change)
 
 

@@ -13,15 +13,17 @@ def answered(search_input: BisectionInput) -> str:
     A search that was interrupted on this host is resumed.
     """
     case, bad = search_input.case, search_input.commits[-1]
+    journal = Journal("request", case.key, search_input.good, bad, search_input.device)
     searching = search_case(
         case,
         search_input.good,
         search_input.commits,
-        Journal("request", case.key, search_input.good, bad, search_input.device),
+        journal,
         on_step=lambda step: search_input.on_step(step_line(step)),
         on_resume=lambda count: search_input.on_step(f"{count} results of an interrupted search"),
     )
     reports = bisect(
         {case: searching}, lambda commit, cases: [search_input.compare(commit, cases[case])]
     )
+    journal.delete()
     return line(reports[case], search_input.repository)

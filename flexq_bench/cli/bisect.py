@@ -108,22 +108,27 @@ def bisect(
             def step_made(case: Case, step: BisectionStep) -> None:
                 say(out, f"{case.key}: " * (len(cases) > 1) + reports.step_line(step))
 
+            ends = searched.good, searched.bad
+            journals = {
+                case: Journal(case.key, *ends, searching.device, seed, rules) for case in cases
+            }
+
             def search(case: Case) -> Search:
-                ends = searched.good, searched.bad
-                journal = Journal(case.key, *ends, searching.device, seed, rules)
                 if fresh:
-                    journal.delete()
+                    journals[case].delete()
                 return search_case(
                     case,
                     searched.good,
                     commits,
-                    journal,
+                    journals[case],
                     on_step=partial(step_made, case),
                     on_resume=resumed,
                     prepare=searching.prepare,
                 )
 
             found = find_changes({case: search(case) for case in cases}, compare)
+            for journal in journals.values():
+                journal.delete()
     except KeyboardInterrupt:
         raise typer.Exit(say_interrupted("the same command")) from None
     if as_json:
@@ -151,7 +156,7 @@ def bisect(
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """What is searched: cases, and the commits after good up to bad, oldest first.
+    """Cases to search, and the commits after good up to bad, oldest first.
 
     folder: of the repository. opened: the project of the commits; engines: that of engines; both
     None: this repository. gpu: the kind of device; None: any.
