@@ -114,7 +114,8 @@ def _entries(what: str | None) -> list[tuple[Paper, PublishedTable | Figure]]:
         return [*select_tables(None), *named_figures(published_papers())]
     key, _, part = what.partition("/")
     paper = get_paper(key)
-    figures = [(p, figure) for p, figure in named_figures([paper]) if part in ("", figure.id)]
+    named = [(paper, figure) for figure in paper.figure if figure.id == part]
+    figures = named if part else named_figures([paper])
     tables = [(p, table) for p, table in select_tables(key) if part in ("", table.id)]
     if not tables and not figures:
         ids = [*(table.id for table in paper.table), *(figure.id for figure in paper.figure)]

@@ -46,6 +46,13 @@ def test_figure_is_printed_with_what_the_text_states(cli):
     assert "caveat: at equal memory" in printed
 
 
+def test_figure_without_a_measurement_says_where_its_numbers_are(cli):
+    printed = cli("reproduce", "atom/figure-2")
+
+    assert "a figure without numbers" in printed.err
+    assert "its numbers are table-3's" in printed.out
+
+
 def test_unknown_table_names_the_nearest(cli):
     ran = cli("reproduce", "flexq/table-66")
 
