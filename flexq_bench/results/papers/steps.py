@@ -22,6 +22,7 @@ from flexq_bench.workloads.suites import load_suite
 _LOCAL_TASKS = (*ZERO_SHOT, "mmlu")
 _ONLINE_TEXTS = ("wikitext2", "c4")
 _TEXTS = ("wikitext2", "c4", "c4-new", "ptb", "ptb-new")
+TEXT_NAMES = frozenset(name for text in _TEXTS for name in (text, *TASK_NAMES.get(text, ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyInputs:
-    """A model's folder and texts, as options of `accuracy`; model empty: there is none."""
+    """A model's folder and texts, as options of `accuracy`; model empty: there is none.
+
+    data: each NAME=[KIND:]PATH or a name of the hub, with a name of TEXT_NAMES.
+    """
 
     model: str = ""
     data: tuple[str, ...] = ()
@@ -164,7 +168,7 @@ def _accuracy(
     path = Path(inputs.model).expanduser()
     name = model_at(path).name if is_there(path) else path.name
     schemes = dict.fromkeys(scheme for cell in cells for scheme in paper.schemes_of(cell)[:1])
-    given = {spec.rpartition("=")[0] or spec.rpartition(":")[0] for spec in inputs.data}
+    given = {spec.partition("=")[0] for spec in inputs.data}
     named = [text for text in texts if given & {text, *TASK_NAMES.get(text, ())}]
     judged = [task for task in (*(named or texts), *asked) if task]
     metric = "perplexity" if texts else "accuracy"
