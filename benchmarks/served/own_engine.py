@@ -254,7 +254,7 @@ def main() -> int:
         Gate(DELAY, options.scheme, DELAY, "speed", fails),
         Gate(SAME, options.scheme, SAME, "speed", passes),
     ]
-    gates = [gate for gate in every if gate.name in options.gates.split(",")]
+    gates = [gate for name in options.gates.split(",") for gate in every if gate.name == name]
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder, out = Path(name), options.out or Path(name)
         lines = questions(options.text.read_text(), options.questions, options.words)
