@@ -53,7 +53,7 @@ def test_figure_without_a_measurement_says_where_its_numbers_are(cli):
     assert "its numbers are table-3's" in printed.out
 
 
-def test_text_that_no_table_has_is_refused_and_kinds_are_names(cli, tmp_path):
+def test_text_that_no_table_has_is_refused(cli, tmp_path):
     (tmp_path / "mine.txt").write_text("words")
     (tmp_path / "wiki.raw").write_text("words\n")
     options = ("reproduce", "flexq/table-2", "--model", "/nowhere", "--dry-run", "--data")
