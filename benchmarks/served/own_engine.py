@@ -232,9 +232,9 @@ def main() -> int:
     parser.add_argument("--questions", type=int, default=800)
     parser.add_argument("--words", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=192, help="of an answer whose speed counts")
-    parser.add_argument("--requests", type=int, default=4, help="of a segment")
+    parser.add_argument("--requests", type=int, default=2, help="of a segment")
     # With many streams the HTTP process is as slow as the passes of a small model, and varies more.
-    parser.add_argument("--concurrency", type=int, default=2, help="of requests whose speed counts")
+    parser.add_argument("--concurrency", type=int, default=1, help="of requests whose speed counts")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--points", type=float, default=6.0, help="loss of the scheme to detect")
     parser.add_argument("--kl", type=float, default=0.5, help="of the scheme, nats a token")

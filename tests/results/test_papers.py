@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import shlex
 from dataclasses import replace
@@ -655,6 +656,13 @@ def test_reasons_name_what_a_machine_lacks():
     assert "--model FOLDER, of llama-13b" in why_not_here(*of["flexq/table-2"], GPU, "")
     assert why_not_here(*of["flexq/table-6"], "", "") == "this machine has no GPU"
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
+
+
+def test_records_of_the_papers_were_measured():
+    files = sorted(EXAMPLES.glob("*/*papers*.jsonl.gz"))
+
+    assert files
+    assert [f.name for f in files if '"rebuilt"' in gzip.decompress(f.read_bytes()).decode()] == []
 
 
 @pytest.fixture(scope="module")
