@@ -37,6 +37,7 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
+constexpr int BUFFERS = SETS == 1 ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 8, 16 or 32.
@@ -94,6 +95,25 @@ struct Cursor {
   }
 };
 
+// Scales of a lane's outputs of a part, as they are in memory: nothing waits for them before they are used.
+struct Scales {
+  half_bits of_features[2];
+  float of_tokens[COL_TILES][2];
+
+  __device__ inline void load(const half_bits* sn, const float* sx, const Part& part, int feature, int n, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (feature + 8 * i < n) of_features[i] = load_early(sn + static_cast<long long>(part.expert) * n + feature + 8 * i);
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int token = j * MMA_TOKENS + lane % 4 * 2 + e;
+        if (token < part.tokens) of_tokens[j][e] = load_written(sx + part.first_row + token);
+      }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x16,
             const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
@@ -133,6 +153,11 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     mbarrier_arrive_expect_tx(full + index * 8, bytes + c.groups() * c.tokens_loaded() * GROUP);
     bulk_load(ring + index * STAGE_BYTES, w + of.begin_of(c.part.expert, c.part.row_block) + begin, bytes, full + index * 8,
               c.part.is_shared ? evict_normal_policy() : evict_first_policy());
+    if (ELEMENT == 0 && c.part.from == 0 && c.step == 0) {  // the scales of the outputs, too
+      const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
+      const int feature = c.part.row_block * BLOCK_ROWS;
+      prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
+    }
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
     const int load = tokens_of_load(c.part.tokens);
@@ -191,40 +216,36 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
     const bool has_rows = tile < tiles, is_owner = part.from == 0;
-    float feature_scale[2] = {};
-    float2 token_scale[COL_TILES] = {};
-    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (feature + 8 * i < n)
-          feature_scale[i] = half_to_float(load_early(sn + static_cast<long long>(part.expert) * n + feature + 8 * i));
-#pragma unroll
-      for (int j = 0; j < COL_TILES; ++j) {
-        const int token = j * MMA_TOKENS + lane % 4 * 2;
-        if (token < part.tokens) token_scale[j].x = load_written(sx + part.first_row + token);
-        if (token + 1 < part.tokens) token_scale[j].y = load_written(sx + part.first_row + token + 1);
-      }
-    }
+    Scales scales;
+    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
       mbarrier_wait(full + slot.index * 8, slot.parity);
       if (has_rows) {
+        // Each group's weights and first codes are loaded before the previous group is multiplied.
+        PackedTile packed[BUFFERS];
+        uint32_t b[BUFFERS][MMAS][2];
+        const auto load_group = [&](int g, int to) {
+          packed[to].load(stage + g * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, tile, tiles, of.mmas_of(step + g), lane);
+          load_codes(b[to], stage + CODES_AT + g * GROUP_CODES_BYTES, lane);
+        };
+        if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g += SETS) {
-          if (g + set >= groups) break;
-          const int mmas = of.mmas_of(step + g + set);
-          LaneTile weights;
-          weights.load(stage + (g + set) * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, tile, tiles, mmas, lane);
+        for (int i = 0; i < GROUPS / SETS; ++i) {
+          const int g = i * SETS + set, at = i % BUFFERS;
+          if (g >= groups) break;
+          if constexpr (BUFFERS == 1) load_group(g, 0);
+          else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
+          uint32_t a[MMAS][4];
+          packed[at].operands(a);
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
-            if (j >= columns) break;
-            uint32_t b[MMAS][2];
-            load_codes(b, stage + CODES_AT + (g + set) * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
+            if (j > 0 && j >= columns) break;
+            if (j > 0) load_codes(b[at], stage + CODES_AT + g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
 #pragma unroll
-            for (int i = 0; i < MMAS; ++i)
-              if (i < mmas) multiply(total[j], weights.a[i], b[i]);
+            for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
           }
         }
       }
@@ -262,7 +283,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       continue;
     }
     if (part.to < of.steps)
-      for (int other = parts.block + 1; parts.begin_of(other) < (part.output + 1) * of.steps; ++other)
+      for (int other = parts.block + 1; parts.begin_of(other) < part.end; ++other)
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j) {
           if (j >= columns) break;
@@ -281,7 +302,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
         if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
         float value = static_cast<float>(total[j][e]);
-        if constexpr (ELEMENT == 0) value = value * feature_scale[e / 2] * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y);
+        if constexpr (ELEMENT == 0) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
         y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
             ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
       }

@@ -68,23 +68,21 @@ struct Expert {
   }
 };
 
-// A lane's operands of a tile.
-struct LaneTile {
-  uint32_t a[MMAS][4];
-
-  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any values.
-  __device__ inline void load(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
+// A lane's packed weights of a tile.
+struct PackedTile {
 #if W_BITS == 8
-    uint32_t words[LANE_WORDS];
+  uint32_t words[LANE_WORDS];
 #else
-    const uint32_t scales = chunk + tiles * mmas * MMA_BYTES + tile * TILE_SCALE_BYTES + lane / 4 * (TILE_SCALE_BYTES / 8);
-#if W_BITS == 6
-    const uint32_t pair = load_shared_half(scales);
-    WeightTile packed(__byte_perm(pair, 0, 0x4140), false);
-#else
-    WeightTile packed(load_shared_word(scales), false);
+  uint32_t scales;
+  uint32_t words[LANE_WORDS];
 #endif
-    uint32_t (&words)[LANE_WORDS] = packed.words;
+
+  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any integers, or zeros of
+  // FP16 and BF16.
+  __device__ inline void load(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
+#if W_BITS != 8
+    const uint32_t at_scales = chunk + tiles * mmas * MMA_BYTES + tile * TILE_SCALE_BYTES + lane / 4 * (TILE_SCALE_BYTES / 8);
+    scales = W_BITS == 6 ? load_shared_half(at_scales) : load_shared_word(at_scales);
 #endif
     const uint32_t at = chunk + tile * mmas * MMA_BYTES;
     if (mmas == MMAS) {
@@ -98,13 +96,17 @@ struct LaneTile {
       for (int i = 0; i < LANE_WORDS; ++i)
         words[i] = i < mmas * MMA_WORDS ? load_shared_word(at + i * 128 + lane * 4) : 0u;
     }
-#pragma unroll
-    for (int o = 0; o < OPERAND_WORDS; ++o) {
+  }
+
+  __device__ inline void operands(uint32_t (&a)[MMAS][4]) const {
 #if W_BITS == 8
-      a[o / 4][o % 4] = words[o];
+#pragma unroll
+    for (int o = 0; o < OPERAND_WORDS; ++o) a[o / 4][o % 4] = words[o];
 #else
-      a[o / 4][o % 4] = packed.operand(o);
+    WeightTile tile(W_BITS == 6 ? __byte_perm(scales, 0, 0x4140) : scales, false);
+#pragma unroll
+    for (int i = 0; i < LANE_WORDS; ++i) tile.words[i] = words[i];
+    tile.widen(a);
 #endif
-    }
   }
 };
