@@ -37,7 +37,7 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
-constexpr int BUFFERS = SETS == 1 ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
+constexpr int BUFFERS = SETS == 1 && RESIDENT <= 4 ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 8, 16 or 32.
