@@ -180,9 +180,8 @@ struct WeightTile {
     }
   }
 
-  // Load what the MMAs of 32 k, `vector` of a step, need and those before it did not: one of the planes' 16 bytes.
+  // Load what the MMAs of 32 k, `vector` of a step, need and those before it did not, of 4 or 6 bits.
   __device__ inline void load_vector(uint32_t tile, int lane, int vector) {
-    static_assert(W_BITS == 4 || W_BITS == 6, "other widths have other planes");
 #pragma unroll
     for (int v = 0; v < CODE_VECTORS; ++v) {
       if (v < 2 ? vector != 2 * v : vector != 0) continue;
