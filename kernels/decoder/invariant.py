@@ -23,7 +23,7 @@ from flexq_bench.kernels.contract import (
 )
 from flexq_bench.kernels.cpu.torch_gemm import TorchGemm, stand_in_spec
 from flexq_bench.kernels.cuda.cublas.cublaslt import LtConfig
-from flexq_bench.kernels.cuda.fp16 import FastestFp16Gemm, FewTokensConfig
+from flexq_bench.kernels.cuda.cublas.dense import Fp16Gemm
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer
 from flexq_bench.kernels.decoder.operations import (
@@ -43,15 +43,6 @@ _SPLIT_TOKENS = 512  # of a sequence for each split in a step's attention
 _TILE = 64  # tokens of a prompt, and cached ones, that its attention multiplies at once
 _TILE_WARPS = 4
 _FP16_ROWS = 128  # tokens of each call of cuBLASLt
-# Heads of small models: rows of K, bytes. csrc/fp16/few_tokens.cu adds a row in one order whatever
-# the tokens of a block, if its warps and step_k are the same. By tokens, up to which.
-_HEAD_ROWS, _HEAD_BYTES = 16, 1 << 27
-_OF_HEADS = {
-    8: FewTokensConfig(5, 4, 5, 64, 0, 2, 1),
-    16: FewTokensConfig(4, 4, 3, 64, 0, 0, 2),
-    32: FewTokensConfig(4, 4, 3, 64, 0, 0, 4),
-    _FP16_ROWS: FewTokensConfig(2, 4, 3, 64, 0, 0, 8),
-}
 
 
 def is_exact(weight: NumberFormat, activation: NumberFormat | None) -> bool:
@@ -168,12 +159,8 @@ class InvariantOperations(TorchOperations):
         return out.view(len(slots) * qkv.shape[1], -1)
 
 
-class FixedOrderCudaGemm(FastestFp16Gemm):
-    """Rows that do not depend on others, for any number of tokens.
-
-    By cuBLASLt's first algorithm for 128 tokens; heads of small models by the kernel for few, which
-    reads them faster.
-    """
+class FixedOrderCudaGemm(Fp16Gemm):
+    """cuBLASLt's first algorithm for 128 tokens, for any number: rows do not depend on others."""
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         packed = super().empty_activation(_rounded_up(m), k, device)
@@ -182,25 +169,17 @@ class FixedOrderCudaGemm(FastestFp16Gemm):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [self.default_config(gemm)]
 
-    def default_config(self, gemm: GemmWorkload) -> Config:
-        if gemm.n >= _HEAD_ROWS * gemm.k and 2 * gemm.n * gemm.k <= _HEAD_BYTES:
-            return next(
-                (c for most, c in _OF_HEADS.items() if gemm.m <= most), [*_OF_HEADS.values()][-1]
-            )
+    def default_config(self, gemm: GemmWorkload) -> LtConfig:
         return LtConfig(algorithm=0, m_padded=_FP16_ROWS)
 
     def compute(self, call: GemmCall, config: Config | None) -> torch.Tensor | None:
         x, w, out, bias, shape = call
-        chosen = self.default_config(shape)
-        if isinstance(chosen, FewTokensConfig):
-            super().compute(call, chosen)
-            return None
         weights, values = w.buffers["values"], x.buffers["values"]
         rows = _rounded_up(shape.m)
         y = out if rows == shape.m else out.new_empty(rows, shape.n)
         for first in range(0, rows, _FP16_ROWS):
             part = slice(first, first + _FP16_ROWS)
-            self._multiply(shape, weights, values[part], y[part], chosen)
+            self._multiply(shape, weights, values[part], y[part], self.default_config(shape))
         if bias is not None:
             y += bias
         return None if y is out else y[: shape.m]

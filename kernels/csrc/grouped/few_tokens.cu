@@ -16,6 +16,11 @@
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
+// For few columns, weights of 6 and 4 bits are multiplied as unsigned operands, 128 more than they are, and 128 times the
+// sums of codes are subtracted: four more MMAs of a group instead of 16 exclusive ors.
+#ifndef UNSIGNED_OPERANDS
+#define UNSIGNED_OPERANDS (COL_TILES == 1 && W_BITS < 8)
+#endif
 constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = 1;
 constexpr bool STREAM_K = true;
 #include "grouped/layout.cuh"
@@ -37,7 +42,7 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
-constexpr int BUFFERS = SETS == 1 && RESIDENT <= 4 ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
+constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 6 ? 3 : 4) ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 8, 16 or 32.
@@ -54,11 +59,21 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], uint32_t codes, int la
 
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if ELEMENT == 0
-  mma_s8_m16n8k32(sums, a, b);
+  if constexpr (UNSIGNED_OPERANDS) mma_u8_s8_m16n8k32(sums, a, b);
+  else mma_s8_m16n8k32(sums, a, b);
 #elif ELEMENT == 1
   mma_f16_m16n8k16(sums, a, b);
 #else
   mma_bf16_m16n8k16(sums, a, b);
+#endif
+}
+
+// Add -128 times the sums of a group's codes.
+__device__ inline void subtract_codes([[maybe_unused]] Sum (&sums)[4], [[maybe_unused]] const uint32_t (&b)[MMAS][2]) {
+#if ELEMENT == 0
+  const uint32_t a[4] = {0x80808080u, 0x80808080u, 0x80808080u, 0x80808080u};
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) mma_s8_m16n8k32(sums, a, b[i]);
 #endif
 }
 
@@ -184,9 +199,12 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
   __syncwarp();
   wait_for_previous_kernel();
   bool differs = false;
-  for (int e = threadIdx.x; e < experts; e += THREADS) differs = differs || load_fresh(sizes + e) != read[e];
-  const bool is_rerouted = __syncthreads_or(differs);
+#pragma unroll 4
+  for (int e = lane; e < experts; e += 32) differs |= load_fresh(sizes + e) != read[e];
+  // Each warp finds out by itself, so that none waits for the producer's requests.
+  const bool is_rerouted = __any_sync(0xFFFFFFFFu, differs);
   if (is_rerouted) {
+    __syncthreads();
     for (int i = 0; i < state[1]; ++i, slot.next()) {
       mbarrier_wait(full + slot.index * 8, slot.parity);
       __syncwarp();
@@ -219,6 +237,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     Scales scales;
     if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
+    [[maybe_unused]] Sum excess[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
@@ -235,7 +254,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
 #pragma unroll
         for (int i = 0; i < GROUPS / SETS; ++i) {
           const int g = i * SETS + set, at = i % BUFFERS;
-          if (g >= groups) break;
+          if (g >= groups) continue;
           if constexpr (BUFFERS == 1) load_group(g, 0);
           else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
           uint32_t a[MMAS][4];
@@ -246,6 +265,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
             if (j > 0) load_codes(b[at], stage + CODES_AT + g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
 #pragma unroll
             for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
+            if constexpr (UNSIGNED_OPERANDS) subtract_codes(excess[j], b[at]);
           }
         }
       }
@@ -253,6 +273,11 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
     }
     if (!has_rows) continue;
+    if constexpr (UNSIGNED_OPERANDS)
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) total[j][e] += excess[j][e];
     if constexpr (SETS > 1) {
       float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
       if (set > 0)
