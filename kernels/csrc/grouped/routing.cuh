@@ -22,14 +22,23 @@ struct alignas(16) Touched {
 
 // Instructions of kernels with this file are few on purpose: in a step each launch finds them outside the SM's caches.
 
-// Sum over lanes up to this one.
-__device__ inline int inclusive_sum(int value, int lane) {
+// Sums over lanes up to this one.
+__device__ inline void sum_inclusively(int& a, int& b, int& c, int lane) {
 #pragma unroll 1
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int below = __shfl_up_sync(0xFFFFFFFFu, value, offset);
-    if (lane >= offset) value += below;
+    const int more[3] = {__shfl_up_sync(0xFFFFFFFFu, a, offset), __shfl_up_sync(0xFFFFFFFFu, b, offset),
+                         __shfl_up_sync(0xFFFFFFFFu, c, offset)};
+    if (lane >= offset) a += more[0], b += more[1], c += more[2];
   }
-  return value;
+}
+
+// a / b of 0 <= a < 2^31, 0 < b < 2^23, in half the time of the compiler's: a float's quotient, corrected twice.
+__device__ inline int quotient(int a, int b) {
+  const float inverse = __frcp_rn(static_cast<float>(b));
+  int q = static_cast<int>(static_cast<float>(a) * inverse);
+  q += static_cast<int>(static_cast<float>(a - q * b) * inverse);
+  const int rest = a - q * b;
+  return q + (rest >= b) - (rest < 0);
 }
 
 // List the experts with tokens, by one warp; then an entry without tokens, whose first_item is the number of items. Return
@@ -53,8 +62,8 @@ __device__ inline int list_touched(Touched* touched, int* read, const int* sizes
       size[b] = min(max(size[b], 0), most);
       with_tokens += size[b] > 0, blocks += (size[b] + TOKENS - 1) / TOKENS, tokens += size[b];
     }
-    const int count_here = inclusive_sum(with_tokens, lane), items_here = inclusive_sum(blocks, lane);
-    const int sum_here = inclusive_sum(tokens, lane);
+    int count_here = with_tokens, items_here = blocks, sum_here = tokens;
+    sum_inclusively(count_here, items_here, sum_here, lane);
     int at = count + count_here - with_tokens, item = items + items_here - blocks, row = sum + sum_here - tokens;
 #pragma unroll
     for (int b = 0; b < BATCH; ++b) {
@@ -80,22 +89,23 @@ struct Part {
 struct Parts {
   const Expert* sizes;
   const Touched* touched;
-  int block, blocks, total, unit, at, end, index;  // total: units of `unit` steps
+  int block, blocks, unit, share, longer, at, end, index;  // share: units of `unit` steps; the first `longer` have one more
   Touched of;
   int step, row, token_block;  // of the next part
 
-  __device__ inline int begin_of(int b) const { return unit * (b * (total / blocks) + min(b, total % blocks)); }
+  __device__ inline int begin_of(int b) const { return unit * (b * share + min(b, longer)); }
   __device__ inline int token_blocks() const { return (of.tokens + TOKENS - 1) / TOKENS; }
 
   // By whole warps. count: of experts with tokens. block_, blocks_: number of this thread block, and of all.
   __device__ inline Parts(const Expert& expert, const Touched* list, int count, int block_, int blocks_)
       : sizes(&expert), touched(list), block(block_), blocks(blocks_) {
     const int outputs = touched[count].first_item * sizes->rows_of_outputs, steps = STREAM_K ? sizes->steps : 1;
-    const bool is_whole =
-        (outputs + blocks - 1) / blocks * steps <= (outputs * steps + blocks - 1) / blocks + EXCHANGE_STEPS;
-    unit = is_whole ? steps : 1, total = is_whole ? outputs : outputs * steps;
-    at = STREAM_K ? begin_of(block) : block, end = STREAM_K ? begin_of(block + 1) : total;
-    const int output = at / steps, item = output / sizes->rows_of_outputs, lane = threadIdx.x % 32;
+    const int whole = quotient(outputs, blocks), even = quotient(outputs * steps, blocks);
+    const bool is_whole = (whole + (whole * blocks < outputs)) * steps <= even + EXCHANGE_STEPS;
+    unit = is_whole ? steps : 1, share = is_whole ? whole : even;
+    longer = (is_whole ? outputs : outputs * steps) - share * blocks;
+    at = STREAM_K ? begin_of(block) : block, end = STREAM_K ? begin_of(block + 1) : outputs;
+    const int output = quotient(at, steps), item = quotient(output, sizes->rows_of_outputs), lane = threadIdx.x % 32;
     int until = 0;  // entries with first_item <= item
     for (int base = 0; base < count; base += 32) {
       const bool is_before = base + lane < count && touched[base + lane].first_item <= item;
@@ -110,7 +120,7 @@ struct Parts {
     while (output >= touched[index + 1].first_item * sizes->rows_of_outputs && at < end) ++index;
     of = touched[index];
     const int local = output - of.first_item * sizes->rows_of_outputs;
-    row = local / max(token_blocks(), 1), token_block = local - row * token_blocks();
+    row = quotient(local, max(token_blocks(), 1)), token_block = local - row * token_blocks();
   }
 
   __device__ inline bool next(Part& part) {
