@@ -50,8 +50,8 @@ def lane_weights(bits, words, scales, lane, mma, register):
             codes = [sum((of_mma[i][b] >> 6) << (4 - 2 * i) for i in range(3)) for b in range(4)]
         return [(code - 32) * scales[of_row] for code in codes]
     nibbles = [byte >> 4 * (register // 2) & 15 for byte in of_mma[register % 2]]
-    zero = scales[of_row + 1] - 256 * (scales[of_row + 1] > 127)
-    return [(nibble + zero) * scales[of_row] for nibble in nibbles]
+    offset = scales[of_row + 1] - 256 * (scales[of_row + 1] > 127)
+    return [nibble * scales[of_row] + offset for nibble in nibbles]
 
 
 def unpacked(packed, bits, n, k):
@@ -100,6 +100,15 @@ def test_lanes_find_every_weight_in_the_chunks(bits, n, k):
         assert torch.equal(found[:n, :k], weights[expert])
         assert not found[n:].any()
         assert not found[:, k:].any()
+
+
+def test_groups_without_small_codes_keep_their_weights():
+    codes = torch.randint(9, 16, (1, 16, 128), generator=torch.Generator().manual_seed(0))
+    zeros, scales = torch.full((1, 16, 1), -15), torch.full((1, 16, 1), 21)
+
+    packed = pack_experts(codes.to(torch.int8), scales.half(), zeros.to(torch.int8))
+
+    assert torch.equal(unpacked(packed[0], 4, 16, 128), ((codes + zeros) * scales)[0])
 
 
 def test_k_of_704_is_packed_without_padding():

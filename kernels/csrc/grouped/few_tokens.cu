@@ -48,13 +48,11 @@ constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 // Tokens that one load of codes brings: 8, 16 or 32.
 __device__ inline int tokens_of_load(int tokens) { return tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
 
-// B operands of one group for 8 tokens: of each MMA the first 16 k, then the others.
-__device__ inline void load_codes(uint32_t (&b)[MMAS][2], uint32_t codes, int lane) {
+// B operands of one group for 8 tokens: of each MMA the first 16 k, then the others. codes: of the lane, for both halves of k.
+__device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes)[2], int offset) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t at = codes + lane % 8 * GROUP + ((half * 4 + lane / 8) ^ (lane % 8)) * 16;
-    load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], at);
-  }
+  for (int half = 0; half < 2; ++half)
+    load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], codes[half] + offset);
 }
 
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -229,11 +227,15 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
   }
 
   const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
+  const uint32_t row_codes = CODES_AT + lane % 8 * GROUP;  // swizzled
+  const uint32_t lane_codes[2] = {row_codes + ((lane / 8) ^ (lane % 8)) * 16, row_codes + ((4 + lane / 8) ^ (lane % 8)) * 16};
   Part part;
   for (int number = 0; parts.next(part); ++number) {
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
     const bool has_rows = tile < tiles, is_owner = part.from == 0;
+    const LanePlace place(tile, tiles, lane);
+    const uint32_t chunk_bytes = tiles * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
     Scales scales;
     if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
@@ -246,9 +248,10 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         // Each group's weights and first codes are loaded before the previous group is multiplied.
         PackedTile packed[BUFFERS];
         uint32_t b[BUFFERS][MMAS][2];
+        const uint32_t codes[2] = {stage + lane_codes[0], stage + lane_codes[1]};
         const auto load_group = [&](int g, int to) {
-          packed[to].load(stage + g * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, tile, tiles, of.mmas_of(step + g), lane);
-          load_codes(b[to], stage + CODES_AT + g * GROUP_CODES_BYTES, lane);
+          packed[to].load(stage + g * chunk_bytes, place, tile, tiles, of.mmas_of(step + g), lane);
+          load_codes(b[to], codes, g * GROUP_CODES_BYTES);
         };
         if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll
@@ -262,7 +265,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
             if (j > 0 && j >= columns) break;
-            if (j > 0) load_codes(b[at], stage + CODES_AT + g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
+            if (j > 0) load_codes(b[at], codes, g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP);
 #pragma unroll
             for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
             if constexpr (UNSIGNED_OPERANDS) subtract_codes(excess[j], b[at]);

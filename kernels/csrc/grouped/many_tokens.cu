@@ -144,6 +144,8 @@ template <int WIDTH>
 __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c) {
   const int warpgroup = c.warp / BLOCK_TILES, row_block = part.row_block + warpgroup;
   const int tiles = c.of.tiles_of(row_block), tile = c.warp % BLOCK_TILES;
+  const int read = tile < tiles ? tile : 0;  // a warp past the last row tile multiplies the first one's, and writes nothing
+  const LanePlace place(read, tiles, c.lane);
   const int feature = (row_block * BLOCK_TILES + tile) * MMA_ROWS;
   const Scales<WIDTH> scales(part, feature, c);
   Sums<WIDTH> sums;
@@ -152,9 +154,8 @@ __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c
   const auto add_group = [&](uint32_t (&a)[MMAS][4], int step) {
     const uint32_t at = c.ring + stage.slot * STAGE_BYTES;
     mbarrier_wait(c.full + stage.slot * 8, stage.parity);
-    // A warp past the last row tile multiplies the first one's, and writes nothing.
     PackedTile packed;
-    packed.load(at + warpgroup * CHUNK_BYTES, tile < tiles ? tile : 0, tiles, c.of.mmas_of(step), c.lane);
+    packed.load(at + warpgroup * CHUNK_BYTES, place, read, tiles, c.of.mmas_of(step), c.lane);
     packed.operands(a);
     sums.multiply(a, swizzled_descriptor(at + CODES_AT));  // past K, codes are zero
     wgmma_wait<1>();  // the previous group is complete: its stage and weights may be overwritten
