@@ -16,11 +16,6 @@
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
-// For few columns, weights of 6 and 4 bits are multiplied as unsigned operands, 128 more than they are, and 128 times the
-// sums of codes are subtracted: four more MMAs of a group instead of 16 exclusive ors.
-#ifndef UNSIGNED_OPERANDS
-#define UNSIGNED_OPERANDS (COL_TILES == 1 && W_BITS < 8)
-#endif
 constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = 1;
 constexpr bool STREAM_K = true;
 #include "grouped/layout.cuh"
@@ -42,7 +37,8 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
-constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 6 ? 3 : 4) ? 2 : 1;  // 2: a group's operands are loaded before the group before it is multiplied
+// 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
+constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 8, 16 or 32.
@@ -57,21 +53,11 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes
 
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if ELEMENT == 0
-  if constexpr (UNSIGNED_OPERANDS) mma_u8_s8_m16n8k32(sums, a, b);
-  else mma_s8_m16n8k32(sums, a, b);
+  mma_s8_m16n8k32(sums, a, b);
 #elif ELEMENT == 1
   mma_f16_m16n8k16(sums, a, b);
 #else
   mma_bf16_m16n8k16(sums, a, b);
-#endif
-}
-
-// Add -128 times the sums of a group's codes.
-__device__ inline void subtract_codes([[maybe_unused]] Sum (&sums)[4], [[maybe_unused]] const uint32_t (&b)[MMAS][2]) {
-#if ELEMENT == 0
-  const uint32_t a[4] = {0x80808080u, 0x80808080u, 0x80808080u, 0x80808080u};
-#pragma unroll
-  for (int i = 0; i < MMAS; ++i) mma_s8_m16n8k32(sums, a, b[i]);
 #endif
 }
 
@@ -239,13 +225,11 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     Scales scales;
     if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
-    [[maybe_unused]] Sum excess[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
       mbarrier_wait(full + slot.index * 8, slot.parity);
       if (has_rows) {
-        // Each group's weights and first codes are loaded before the previous group is multiplied.
         PackedTile packed[BUFFERS];
         uint32_t b[BUFFERS][MMAS][2];
         const uint32_t codes[2] = {stage + lane_codes[0], stage + lane_codes[1]};
@@ -268,7 +252,6 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
             if (j > 0) load_codes(b[at], codes, g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP);
 #pragma unroll
             for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
-            if constexpr (UNSIGNED_OPERANDS) subtract_codes(excess[j], b[at]);
           }
         }
       }
@@ -276,11 +259,6 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
     }
     if (!has_rows) continue;
-    if constexpr (UNSIGNED_OPERANDS)
-#pragma unroll
-      for (int j = 0; j < COL_TILES; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) total[j][e] += excess[j][e];
     if constexpr (SETS > 1) {
       float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
       if (set > 0)

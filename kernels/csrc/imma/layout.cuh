@@ -51,9 +51,6 @@
 #ifndef INT4_MMA
 #define INT4_MMA (INT8_TAIL && __CUDA_ARCH__ < 900)
 #endif
-#ifndef UNSIGNED_OPERANDS
-#define UNSIGNED_OPERANDS 0
-#endif
 #ifndef A_GROUPED
 #define A_GROUPED !DUAL_GRAINED
 #endif
@@ -155,9 +152,9 @@ struct WeightTile {
 #endif
 
 #if DUAL_GRAINED
-  // Four int8 operands of row lane/4 + 8 * row from their unsigned codes; if UNSIGNED_OPERANDS, 128 more each.
+  // Four int8 operands of row lane/4 + 8 * row from their unsigned codes.
   __device__ inline uint32_t scaled(uint32_t codes, int row) const {
-    return (codes * factor[row] + offset[row]) ^ (UNSIGNED_OPERANDS ? 0u : 0x80808080u);
+    return (codes * factor[row] + offset[row]) ^ 0x80808080u;
   }
 #endif
 

@@ -32,15 +32,8 @@ _WARPGROUPS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
-_ONE_COLUMN = (
-    (4, 1, 3, 3),
-    (4, 1, 3, 2),
-    (4, 2, 2, 2),
-    (4, 2, 2, 1),
-    (2, 1, 3, 3),
-    (2, 2, 2, 2),
-    (4, 1, 4, 4),
-)
+_OF_FEW_TILES, _OF_MANY_TILES, _OF_FOUR_BITS = (2, 1, 4, 2), (4, 1, 3, 3), (4, 1, 4, 4)
+_ONE_COLUMN = (_OF_FEW_TILES, _OF_MANY_TILES, _OF_FOUR_BITS, (3, 1, 4, 3))
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -169,15 +162,15 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
     The default follows from the mean number of tokens of an expert that has some, and from the row
-    blocks of all such experts, if tokens are routed evenly: where two blocks per SM take them all,
-    a third would delay the next launch's first loads.
+    blocks of all such experts, if tokens are routed evenly: where each thread block gets one or
+    two, blocks of the next launch that fit beside them load their weights meanwhile.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
     touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
-    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if row_blocks <= 2 * _SMS else 3)
-    if fmt is FOUR and row_blocks > 4 * _SMS:
-        default = FewConfig(1, 4, 1, 4, 4)
+    of_tiles = _OF_FOUR_BITS if fmt is FOUR else _OF_MANY_TILES
+    few = _OF_FEW_TILES if row_blocks <= 4 * _SMS else of_tiles
+    default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
     elif mean > _FEW_TOKENS:
