@@ -41,8 +41,8 @@ constexpr int LIST_AT = STATE_AT + 16;
 constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
-// Tokens that one load of codes brings: 8, 16 or 32.
-__device__ inline int tokens_of_load(int tokens) { return tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
+// Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
+__device__ inline int tokens_of_load(int tokens) { return tokens == 1 ? 1 : tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
 
 // B operands of one group for 8 tokens: of each MMA the first 16 k, then the others. codes: of the lane, for both halves of k.
 __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes)[2], int offset) {
@@ -114,8 +114,8 @@ struct Scales {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x16,
-            const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
+grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
+            const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
             const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows,
             int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -139,7 +139,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     fence_mbarrier_init();
   }
   if (threadIdx.x == WARPS * 32) {
-    prefetch_tensor_map(x8);
+    prefetch_tensor_map(x1), prefetch_tensor_map(x8);
     if constexpr (COL_TILES > 1) prefetch_tensor_map(x16);
     if constexpr (COL_TILES > 2) prefetch_tensor_map(x32);
   }
@@ -160,7 +160,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
     const int load = tokens_of_load(c.part.tokens);
-    const TensorMap& x = load == 8 ? x8 : load == 16 ? x16 : x32;
+    const TensorMap& x = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
     for (int g = 0; g < c.groups(); ++g)
       for (int first = 0; first < c.part.tokens; first += load)
         tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, x, (c.step + g) * GROUP,

@@ -86,7 +86,7 @@ class FewConfig(Config):
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
         """Return the tensor maps of activations."""
-        return tuple(swizzled_rows(codes, box, GROUP) for box in (8, 16, 32))
+        return tuple(swizzled_rows(codes, box, GROUP) for box in (1, 8, 16, 32))
 
     def partial_sums(self, blocks: int) -> tuple[Argument, ...]:
         """Return memory for partial sums, and the number of the launch as their mark."""
