@@ -80,12 +80,12 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 
 // BY_VECTOR: where a lane's next weights and activations are; each load moves on by a step of the warp.
 struct Cursor {
-  uint32_t w[ROW_TILES];  // of all tiles, to save registers
+  const unsigned char* w[ROW_TILES];
   const half_bits* x[COL_TILES];
 
   __device__ inline Cursor(const Operands& op, int step) {
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r) w[r] = static_cast<uint32_t>(tile_at(op, r, step));
+    for (int r = 0; r < ROW_TILES; ++r) w[r] = op.w + tile_at(op, r, step) * TILE_BYTES + op.lane * 16;
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
       const int token = min(op.first_token + j * MMA_TOKENS + op.lane / 4, op.m - 1);  // past the end: never stored
@@ -98,11 +98,11 @@ struct Cursor {
     for (int j = 0; j < COL_TILES; ++j) x[j] += STRIDE * STEP_K;
   }
 
-  __device__ inline void load_weights(const Operands& op, uint32_t stage, uint64_t policy) {
+  __device__ inline void load_weights(uint32_t stage, int lane, uint64_t policy) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      copy_tile(stage + r * TILE_BYTES, op.w + static_cast<uint64_t>(w[r]) * TILE_BYTES, op.lane, policy);
-      w[r] += STRIDE;
+      copy_lane(stage + r * TILE_BYTES + lane * 16, w[r], lane, policy);
+      w[r] += STRIDE * TILE_BYTES;
     }
   }
 };
@@ -269,7 +269,7 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 
   Cursor cursor(op, first_step);
   const auto load_weights = [&](uint32_t stage, int step) {
-    if constexpr (BY_VECTOR) cursor.load_weights(op, stage, policy);
+    if constexpr (BY_VECTOR) cursor.load_weights(stage, lane, policy);
     else load_stage(op, stage, step, policy);
   };
 
@@ -332,12 +332,11 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
       BlockScales scales[ROW_TILES];
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
+        tiles[r].load(stage + r * TILE_BYTES, lane);
         if constexpr (IN_TILE) scales[r].load(stage + r * TILE_BYTES, lane);
       }
 #pragma unroll
       for (int v = 0; v < X_VECTORS; ++v) {
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r) tiles[r].load_vector(stage + r * TILE_BYTES, lane, v);
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) multiply_block<X_VECTORS>(total[r], tiles[r], next, scales[r], v);
         if (step + STRIDE < steps) load_x(next, op, cursor, step + STRIDE, v);

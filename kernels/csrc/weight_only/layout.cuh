@@ -180,16 +180,6 @@ struct WeightTile {
     }
   }
 
-  // Load what the MMAs of 32 k, `vector` of a step, need and those before it did not, of 4 or 6 bits.
-  __device__ inline void load_vector(uint32_t tile, int lane, int vector) {
-#pragma unroll
-    for (int v = 0; v < CODE_VECTORS; ++v) {
-      if (v < 2 ? vector != 2 * v : vector != 0) continue;
-      const uint4 q = load_shared(tile + v * 512 + lane * 16);
-      words[4 * v] = q.x, words[4 * v + 1] = q.y, words[4 * v + 2] = q.z, words[4 * v + 3] = q.w;
-    }
-  }
-
   // A operand registers of MMA i, a constant after unrolling; each has two weights as halves.
   __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& offsets) const {
     if constexpr (EXPONENT_BITS == 4) {
