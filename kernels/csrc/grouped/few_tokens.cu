@@ -94,6 +94,13 @@ struct Cursor {
   }
 };
 
+// Weights of a stage, in memory.
+struct Weights {
+  const unsigned char* begin;
+  int bytes, bytes_of_codes;  // the latter: of the same groups
+  uint64_t policy;
+};
+
 // Scales of a lane's outputs of a part, as they are in memory: nothing waits for them before they are used.
 struct Scales {
   half_bits of_features[2];
@@ -115,9 +122,9 @@ struct Scales {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
-            const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
-            const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows,
-            int rows_apart) {
+            const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
+            const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
+            int experts, int n, int k, int rows, int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -146,17 +153,20 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   Slot slot;
   Parts parts = route();
 
-  const auto load_weights = [&](const Cursor& c, int index) {
+  const auto weights_of = [&](const Cursor& c) {
     const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
-    const int bytes = of.bytes_before(c.step + c.groups()) * tiles - begin;
-    mbarrier_arrive_expect_tx(full + index * 8, bytes + c.groups() * c.tokens_loaded() * GROUP);
-    bulk_load(ring + index * STAGE_BYTES, w + of.begin_of(c.part.expert, c.part.row_block) + begin, bytes, full + index * 8,
-              c.part.is_shared ? evict_normal_policy() : evict_first_policy());
-    if (ELEMENT == 0 && c.part.from == 0 && c.step == 0) {  // the scales of the outputs, too
+    if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
       const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
       const int feature = c.part.row_block * BLOCK_ROWS;
       prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
     }
+    return Weights{w + of.begin_of(c.part.expert, c.part.row_block) + begin,
+                   of.bytes_before(c.step + c.groups()) * tiles - begin, c.groups() * c.tokens_loaded() * GROUP,
+                   c.part.is_shared ? evict_normal_policy() : evict_first_policy()};
+  };
+  const auto load_weights = [&](const Weights& from, int index) {
+    mbarrier_arrive_expect_tx(full + index * 8, from.bytes + from.bytes_of_codes);
+    bulk_load(ring + index * STAGE_BYTES, from.begin, from.bytes, full + index * 8, from.policy);
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
     const int load = tokens_of_load(c.part.tokens);
@@ -173,7 +183,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       int loaded = 0;
 #pragma unroll 1
       for (; loaded < STAGES && early.more; ++loaded, early.next()) {
-        if (pass == 0) load_weights(early, loaded);
+        if (pass == 0) load_weights(weights_of(early), loaded);
         else load_tokens(early, loaded);
       }
       state[1] = loaded;
@@ -204,8 +214,9 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       if (!is_rerouted)
         for (int i = state[1]; i > 0; --i) cursor.next(), slot.next();
       for (; cursor.more; cursor.next(), slot.next()) {
+        const Weights weights = weights_of(cursor);
         mbarrier_wait(empty + slot.index * 8, slot.parity ^ 1);
-        load_weights(cursor, slot.index);
+        load_weights(weights, slot.index);
         load_tokens(cursor, slot.index);
       }
     }
