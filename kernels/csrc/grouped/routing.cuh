@@ -11,9 +11,7 @@
 #pragma once
 #include "grouped/layout.cuh"
 
-#ifndef EXCHANGE_STEPS
-#define EXCHANGE_STEPS 2
-#endif
+constexpr int EXCHANGE_STEPS = 2;
 
 // An expert with tokens. first_item: blocks of tokens of experts before it.
 struct alignas(16) Touched {
@@ -89,7 +87,8 @@ struct Part {
 struct Parts {
   const Expert* sizes;
   const Touched* touched;
-  int block, blocks, unit, share, longer, at, end, index;  // share: units of `unit` steps; the first `longer` have one more
+  int block, blocks, unit, share, longer;  // share: units of `unit` steps; the first `longer` blocks have one more
+  int at, end, index;
   Touched of;
   int step, row, token_block;  // of the next part
 
