@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, FOUR, ExpertFormat
+from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, FOUR, SIX, ExpertFormat
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
@@ -32,8 +32,10 @@ _WARPGROUPS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
-_OF_FEW_TILES, _OF_MANY_TILES, _OF_FOUR_BITS = (2, 1, 4, 2), (4, 1, 3, 3), (4, 1, 4, 4)
-_ONE_COLUMN = (_OF_FEW_TILES, _OF_MANY_TILES, _OF_FOUR_BITS, (3, 1, 4, 3))
+# Two or three blocks of an SM, which leave room for the next launch's; blocks that fill an SM.
+_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS = (2, 1, 4, 2), (2, 1, 5, 3), (3, 1, 4, 3)
+_MANY_TILES, _MANY_OF_FOUR_BITS = (4, 1, 3, 3), (4, 1, 4, 4)
+_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, _MANY_TILES, _MANY_OF_FOUR_BITS)
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -168,8 +170,12 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
     touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
-    of_tiles = _OF_FOUR_BITS if fmt is FOUR else _OF_MANY_TILES
-    few = _OF_FEW_TILES if row_blocks <= 4 * _SMS else of_tiles
+    if row_blocks <= 2 * _SMS:
+        few = _TWO_BLOCKS
+    elif row_blocks <= 4 * _SMS:
+        few = _THREE_OF_SIX_BITS if fmt is SIX else _THREE_BLOCKS
+    else:
+        few = _MANY_OF_FOUR_BITS if fmt is FOUR else _MANY_TILES
     default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
