@@ -153,7 +153,7 @@ def test_tiles_of_many_tokens_are_chosen_by_whole_waves(n, k, tile):
 
 @pytest.mark.parametrize(
     ("fmt", "tokens", "n", "blocks"),
-    [(SIX, 1, 1408, 2), (FOUR, 1, 2816, 3), (SIX, 64, 1408, 3), (FOUR, 64, 1408, 4)],
+    [(SIX, 1, 1408, 2), (SIX, 1, 2816, 3), (SIX, 64, 1408, 2), (FOUR, 64, 1408, 3)],
     ids=["few-rows", "more-rows", "six-bits", "four-bits"],
 )
 def test_blocks_of_few_tokens_follow_the_rows_of_experts(fmt, tokens, n, blocks):

@@ -34,8 +34,8 @@ _LEAST_MANY = 16  # tokens
 # in some case, without spills.
 # Two or three blocks of an SM, which leave room for the next launch's; blocks that fill an SM.
 _TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS = (2, 1, 4, 2), (2, 1, 5, 3), (3, 1, 4, 3)
-_MANY_TILES, _MANY_OF_FOUR_BITS = (4, 1, 3, 3), (4, 1, 4, 4)
-_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, _MANY_TILES, _MANY_OF_FOUR_BITS)
+_FULL = ((4, 1, 3, 3), (4, 1, 4, 4))
+_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, *_FULL)
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -164,18 +164,16 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
     The default follows from the mean number of tokens of an expert that has some, and from the row
-    blocks of all such experts, if tokens are routed evenly: where each thread block gets one or
-    two, blocks of the next launch that fit beside them load their weights meanwhile.
+    blocks of all such experts, if tokens are routed evenly. Its blocks leave room on an SM: the
+    next launch's load their weights meanwhile, and other kernels of a layer start early, which is
+    more than blocks that fill an SM would gain.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
     touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
-    if row_blocks <= 2 * _SMS:
-        few = _TWO_BLOCKS
-    elif row_blocks <= 4 * _SMS:
-        few = _THREE_OF_SIX_BITS if fmt is SIX else _THREE_BLOCKS
-    else:
-        few = _MANY_OF_FOUR_BITS if fmt is FOUR else _MANY_TILES
+    few = _TWO_BLOCKS
+    if row_blocks > 2 * _SMS and (fmt is FOUR or (fmt is SIX and row_blocks <= 4 * _SMS)):
+        few = _THREE_BLOCKS if fmt is FOUR else _THREE_OF_SIX_BITS
     default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
