@@ -37,18 +37,18 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
+// 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
+constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
-// Tokens that one load of codes brings: 8, 16 or 32.
-__device__ inline int tokens_of_load(int tokens) { return tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
+// Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
+__device__ inline int tokens_of_load(int tokens) { return tokens == 1 ? 1 : tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
 
-// B operands of one group for 8 tokens: of each MMA the first 16 k, then the others.
-__device__ inline void load_codes(uint32_t (&b)[MMAS][2], uint32_t codes, int lane) {
+// B operands of one group for 8 tokens: of each MMA the first 16 k, then the others. codes: of the lane, for both halves of k.
+__device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes)[2], int offset) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t at = codes + lane % 8 * GROUP + ((half * 4 + lane / 8) ^ (lane % 8)) * 16;
-    load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], at);
-  }
+  for (int half = 0; half < 2; ++half)
+    load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], codes[half] + offset);
 }
 
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -94,11 +94,37 @@ struct Cursor {
   }
 };
 
+// Weights of a stage, in memory.
+struct Weights {
+  const unsigned char* begin;
+  int bytes, bytes_of_codes;  // the latter: of the same groups
+  uint64_t policy;
+};
+
+// Scales of a lane's outputs of a part, as they are in memory: nothing waits for them before they are used.
+struct Scales {
+  half_bits of_features[2];
+  float of_tokens[COL_TILES][2];
+
+  __device__ inline void load(const half_bits* sn, const float* sx, const Part& part, int feature, int n, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (feature + 8 * i < n) of_features[i] = load_early(sn + static_cast<long long>(part.expert) * n + feature + 8 * i);
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int token = j * MMA_TOKENS + lane % 4 * 2 + e;
+        if (token < part.tokens) of_tokens[j][e] = load_written(sx + part.first_row + token);
+      }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ TensorMap x16,
-            const __grid_constant__ TensorMap x32, const unsigned char* w, const half_bits* sn, const float* sx,
-            const int* sizes, half_bits* y, Marked* partial_sums, int launch, int experts, int n, int k, int rows,
-            int rows_apart) {
+grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
+            const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
+            const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
+            int experts, int n, int k, int rows, int rows_apart) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -120,23 +146,31 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
     fence_mbarrier_init();
   }
   if (threadIdx.x == WARPS * 32) {
-    prefetch_tensor_map(x8);
+    prefetch_tensor_map(x1), prefetch_tensor_map(x8);
     if constexpr (COL_TILES > 1) prefetch_tensor_map(x16);
     if constexpr (COL_TILES > 2) prefetch_tensor_map(x32);
   }
   Slot slot;
   Parts parts = route();
 
-  const auto load_weights = [&](const Cursor& c, int index) {
+  const auto weights_of = [&](const Cursor& c) {
     const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
-    const int bytes = of.bytes_before(c.step + c.groups()) * tiles - begin;
-    mbarrier_arrive_expect_tx(full + index * 8, bytes + c.groups() * c.tokens_loaded() * GROUP);
-    bulk_load(ring + index * STAGE_BYTES, w + of.begin_of(c.part.expert, c.part.row_block) + begin, bytes, full + index * 8,
-              c.part.is_shared ? evict_normal_policy() : evict_first_policy());
+    if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
+      const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
+      const int feature = c.part.row_block * BLOCK_ROWS;
+      prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
+    }
+    return Weights{w + of.begin_of(c.part.expert, c.part.row_block) + begin,
+                   of.bytes_before(c.step + c.groups()) * tiles - begin, c.groups() * c.tokens_loaded() * GROUP,
+                   c.part.is_shared ? evict_normal_policy() : evict_first_policy()};
+  };
+  const auto load_weights = [&](const Weights& from, int index) {
+    mbarrier_arrive_expect_tx(full + index * 8, from.bytes + from.bytes_of_codes);
+    bulk_load(ring + index * STAGE_BYTES, from.begin, from.bytes, full + index * 8, from.policy);
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
     const int load = tokens_of_load(c.part.tokens);
-    const TensorMap& x = load == 8 ? x8 : load == 16 ? x16 : x32;
+    const TensorMap& x = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
     for (int g = 0; g < c.groups(); ++g)
       for (int first = 0; first < c.part.tokens; first += load)
         tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, x, (c.step + g) * GROUP,
@@ -149,7 +183,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       int loaded = 0;
 #pragma unroll 1
       for (; loaded < STAGES && early.more; ++loaded, early.next()) {
-        if (pass == 0) load_weights(early, loaded);
+        if (pass == 0) load_weights(weights_of(early), loaded);
         else load_tokens(early, loaded);
       }
       state[1] = loaded;
@@ -159,9 +193,12 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
   __syncwarp();
   wait_for_previous_kernel();
   bool differs = false;
-  for (int e = threadIdx.x; e < experts; e += THREADS) differs = differs || load_fresh(sizes + e) != read[e];
-  const bool is_rerouted = __syncthreads_or(differs);
+#pragma unroll 4
+  for (int e = lane; e < experts; e += 32) differs |= load_fresh(sizes + e) != read[e];
+  // Each warp finds out by itself, so that none waits for the producer's requests.
+  const bool is_rerouted = __any_sync(0xFFFFFFFFu, differs);
   if (is_rerouted) {
+    __syncthreads();
     for (int i = 0; i < state[1]; ++i, slot.next()) {
       mbarrier_wait(full + slot.index * 8, slot.parity);
       __syncwarp();
@@ -177,8 +214,9 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       if (!is_rerouted)
         for (int i = state[1]; i > 0; --i) cursor.next(), slot.next();
       for (; cursor.more; cursor.next(), slot.next()) {
+        const Weights weights = weights_of(cursor);
         mbarrier_wait(empty + slot.index * 8, slot.parity ^ 1);
-        load_weights(cursor, slot.index);
+        load_weights(weights, slot.index);
         load_tokens(cursor, slot.index);
       }
     }
@@ -186,45 +224,45 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
   }
 
   const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
+  const uint32_t row_codes = CODES_AT + lane % 8 * GROUP;  // swizzled
+  const uint32_t lane_codes[2] = {row_codes + ((lane / 8) ^ (lane % 8)) * 16, row_codes + ((4 + lane / 8) ^ (lane % 8)) * 16};
   Part part;
   for (int number = 0; parts.next(part); ++number) {
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
     const bool has_rows = tile < tiles, is_owner = part.from == 0;
-    float feature_scale[2] = {};
-    float2 token_scale[COL_TILES] = {};
-    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (feature + 8 * i < n)
-          feature_scale[i] = half_to_float(load_early(sn + static_cast<long long>(part.expert) * n + feature + 8 * i));
-#pragma unroll
-      for (int j = 0; j < COL_TILES; ++j) {
-        const int token = j * MMA_TOKENS + lane % 4 * 2;
-        if (token < part.tokens) token_scale[j].x = load_written(sx + part.first_row + token);
-        if (token + 1 < part.tokens) token_scale[j].y = load_written(sx + part.first_row + token + 1);
-      }
-    }
+    const LanePlace place(tile, tiles, lane);
+    const uint32_t chunk_bytes = tiles * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
+    Scales scales;
+    if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
     Sum total[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
       mbarrier_wait(full + slot.index * 8, slot.parity);
       if (has_rows) {
+        PackedTile packed[BUFFERS];
+        uint32_t b[BUFFERS][MMAS][2];
+        const uint32_t codes[2] = {stage + lane_codes[0], stage + lane_codes[1]};
+        const auto load_group = [&](int g, int to) {
+          packed[to].load(stage + g * chunk_bytes, place, tile, tiles, of.mmas_of(step + g), lane);
+          load_codes(b[to], codes, g * GROUP_CODES_BYTES);
+        };
+        if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll
-        for (int g = 0; g < GROUPS; g += SETS) {
-          if (g + set >= groups) break;
-          const int mmas = of.mmas_of(step + g + set);
-          LaneTile weights;
-          weights.load(stage + (g + set) * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES) * tiles, tile, tiles, mmas, lane);
+        for (int i = 0; i < GROUPS / SETS; ++i) {
+          const int g = i * SETS + set, at = i % BUFFERS;
+          if (g >= groups) continue;
+          if constexpr (BUFFERS == 1) load_group(g, 0);
+          else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
+          uint32_t a[MMAS][4];
+          packed[at].operands(a);
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
-            if (j >= columns) break;
-            uint32_t b[MMAS][2];
-            load_codes(b, stage + CODES_AT + (g + set) * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP, lane);
+            if (j > 0 && j >= columns) break;
+            if (j > 0) load_codes(b[at], codes, g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP);
 #pragma unroll
-            for (int i = 0; i < MMAS; ++i)
-              if (i < mmas) multiply(total[j], weights.a[i], b[i]);
+            for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
           }
         }
       }
@@ -262,7 +300,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
       continue;
     }
     if (part.to < of.steps)
-      for (int other = parts.block + 1; parts.begin_of(other) < (part.output + 1) * of.steps; ++other)
+      for (int other = parts.block + 1; parts.begin_of(other) < part.end; ++other)
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j) {
           if (j >= columns) break;
@@ -281,7 +319,7 @@ grouped_few(const __grid_constant__ TensorMap x8, const __grid_constant__ Tensor
         const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
         if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
         float value = static_cast<float>(total[j][e]);
-        if constexpr (ELEMENT == 0) value = value * feature_scale[e / 2] * (e % 2 == 0 ? token_scale[j].x : token_scale[j].y);
+        if constexpr (ELEMENT == 0) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
         y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
             ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
       }

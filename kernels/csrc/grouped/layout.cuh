@@ -8,7 +8,8 @@
 //   last tile along K  only MMAs with k < K, uint32 [MMAs · MMA_WORDS][32 lanes], unless it is whole
 // A chunk is the tiles of up to BLOCK_TILES adjacent row tiles and one group, then their scales. The chunks of a row
 // block are consecutive, so that one copy loads adjacent groups; row blocks and experts follow each other.
-//   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale and zero point; 8: none
+//   scales of a tile   W_BITS 6: uint8 [8][2], of rows r and r + 8; 4: int8 [8][2][2], scale, and scale times zero
+//                      point; 8: none
 //
 // ELEMENT 1: FP16, 2: BF16. Weights and activations are read as two bytes for each value: k, N x K and a group count bytes,
 // and a tile is the A operands of four mma.m16n8k16. There are no scales.
@@ -68,43 +69,59 @@ struct Expert {
   }
 };
 
-// A lane's operands of a tile.
-struct LaneTile {
-  uint32_t a[MMAS][4];
+// Where a lane's weights and scales of a whole tile are in a chunk of `tiles` tiles.
+struct LanePlace {
+  uint32_t weights, scales;
 
-  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any values.
-  __device__ inline void load(uint32_t chunk, int tile, int tiles, int mmas, int lane) {
-#if W_BITS == 8
-    uint32_t words[LANE_WORDS];
-#else
-    const uint32_t scales = chunk + tiles * mmas * MMA_BYTES + tile * TILE_SCALE_BYTES + lane / 4 * (TILE_SCALE_BYTES / 8);
-#if W_BITS == 6
-    const uint32_t pair = load_shared_half(scales);
-    WeightTile packed(__byte_perm(pair, 0, 0x4140), false);
-#else
-    WeightTile packed(load_shared_word(scales), false);
+  __device__ inline LanePlace(int tile, int tiles, int lane)
+      : weights(tile * WHOLE_TILE_BYTES + lane * 16),
+        scales(tiles * WHOLE_TILE_BYTES + tile * TILE_SCALE_BYTES + lane / 4 * (TILE_SCALE_BYTES / 8)) {}
+};
+
+// A lane's packed weights of a tile.
+struct PackedTile {
+  uint32_t words[LANE_WORDS];
+  [[maybe_unused]] uint32_t scales;
+
+  __device__ inline void load_scales([[maybe_unused]] uint32_t at) {
+#if W_BITS != 8
+    scales = W_BITS == 6 ? load_shared_half(at) : load_shared_word(at);
 #endif
-    uint32_t (&words)[LANE_WORDS] = packed.words;
-#endif
-    const uint32_t at = chunk + tile * mmas * MMA_BYTES;
+  }
+
+  // chunk: in shared memory, of `tiles` tiles with `mmas` MMAs. Operands of further MMAs are any integers, or zeros of
+  // FP16 and BF16.
+  __device__ inline void load(uint32_t chunk, const LanePlace& place, int tile, int tiles, int mmas, int lane) {
     if (mmas == MMAS) {
+      load_scales(chunk + place.scales);
 #pragma unroll
       for (int i = 0; i < LANE_WORDS; i += 4) {
-        const uint4 v = load_shared(at + i * 128 + lane * 16);
+        const uint4 v = load_shared(chunk + place.weights + i * 128);
         words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
       }
     } else {
+      const uint32_t missing = (MMAS - mmas) * MMA_BYTES;  // of a tile
+      load_scales(chunk + place.scales - tiles * missing);
 #pragma unroll
       for (int i = 0; i < LANE_WORDS; ++i)
-        words[i] = i < mmas * MMA_WORDS ? load_shared_word(at + i * 128 + lane * 4) : 0u;
+        words[i] = i < mmas * MMA_WORDS ? load_shared_word(chunk + place.weights - tile * missing - lane * 12 + i * 128) : 0u;
     }
-#pragma unroll
-    for (int o = 0; o < OPERAND_WORDS; ++o) {
+  }
+
+  __device__ inline void operands(uint32_t (&a)[MMAS][4]) const {
 #if W_BITS == 8
-      a[o / 4][o % 4] = words[o];
+#pragma unroll
+    for (int o = 0; o < OPERAND_WORDS; ++o) a[o / 4][o % 4] = words[o];
 #else
-      a[o / 4][o % 4] = packed.operand(o);
+    WeightTile tile(W_BITS == 6 ? __byte_perm(scales, 0, 0x4140) : scales, false);
+#if W_BITS == 4
+    tile.factor[0] = static_cast<int8_t>(scales), tile.factor[1] = static_cast<int8_t>(scales >> 16);
+    const uint32_t unsigned_offsets = scales ^ 0x80008000u;
+    tile.offset[0] = __byte_perm(unsigned_offsets, 0, 0x1111), tile.offset[1] = __byte_perm(unsigned_offsets, 0, 0x3333);
 #endif
-    }
+#pragma unroll
+    for (int i = 0; i < LANE_WORDS; ++i) tile.words[i] = words[i];
+    tile.widen(a);
+#endif
   }
 };

@@ -144,17 +144,20 @@ template <int WIDTH>
 __device__ inline void compute(const Part& part, Stage& stage, const Consumer& c) {
   const int warpgroup = c.warp / BLOCK_TILES, row_block = part.row_block + warpgroup;
   const int tiles = c.of.tiles_of(row_block), tile = c.warp % BLOCK_TILES;
+  const int read = tile < tiles ? tile : 0;  // a warp past the last row tile multiplies the first one's, and writes nothing
+  const LanePlace place(read, tiles, c.lane);
   const int feature = (row_block * BLOCK_TILES + tile) * MMA_ROWS;
   const Scales<WIDTH> scales(part, feature, c);
   Sums<WIDTH> sums;
-  LaneTile weights[2];  // one is multiplied while the other is widened
-  int used = -1;        // stage of the previous group
-  const auto add_group = [&](LaneTile& of_group, int step) {
+  uint32_t weights[2][MMAS][4];  // one is multiplied while the other is widened
+  int used = -1;                 // stage of the previous group
+  const auto add_group = [&](uint32_t (&a)[MMAS][4], int step) {
     const uint32_t at = c.ring + stage.slot * STAGE_BYTES;
     mbarrier_wait(c.full + stage.slot * 8, stage.parity);
-    // A warp past the last row tile multiplies the first one's, and writes nothing.
-    of_group.load(at + warpgroup * CHUNK_BYTES, tile < tiles ? tile : 0, tiles, c.of.mmas_of(step), c.lane);
-    sums.multiply(of_group.a, swizzled_descriptor(at + CODES_AT));  // past K, codes are zero
+    PackedTile packed;
+    packed.load(at + warpgroup * CHUNK_BYTES, place, read, tiles, c.of.mmas_of(step), c.lane);
+    packed.operands(a);
+    sums.multiply(a, swizzled_descriptor(at + CODES_AT));  // past K, codes are zero
     wgmma_wait<1>();  // the previous group is complete: its stage and weights may be overwritten
     if (used >= 0) c.release(used);
     used = stage.slot;

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from flexq_bench.kernels.contract import Config
-from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, FOUR, ExpertFormat
+from flexq_bench.kernels.cuda.grouped.packing import BLOCK_TILES, FOUR, SIX, ExpertFormat
 from flexq_bench.kernels.cuda.imma.configurations import GROUP, MMA_ROWS, MMA_TOKENS
 from flexq_bench.kernels.runtime.gpu import current_gpu
 from flexq_bench.kernels.runtime.launch_flags import launch_flags
@@ -32,15 +32,10 @@ _WARPGROUPS, _LOADED_TOKENS = 2, 64  # of csrc/grouped/many_tokens.cu
 _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
-_ONE_COLUMN = (
-    (4, 1, 3, 3),
-    (4, 1, 3, 2),
-    (4, 2, 2, 2),
-    (4, 2, 2, 1),
-    (2, 1, 3, 3),
-    (2, 2, 2, 2),
-    (4, 1, 4, 4),
-)
+# Two or three blocks of an SM, which leave room for the next launch's; blocks that fill an SM.
+_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS = (2, 1, 4, 2), (2, 1, 5, 3), (3, 1, 4, 3)
+_FULL = ((4, 1, 3, 3), (4, 1, 4, 4))
+_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, *_FULL)
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -93,7 +88,7 @@ class FewConfig(Config):
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
         """Return the tensor maps of activations."""
-        return tuple(swizzled_rows(codes, box, GROUP) for box in (8, 16, 32))
+        return tuple(swizzled_rows(codes, box, GROUP) for box in (1, 8, 16, 32))
 
     def partial_sums(self, blocks: int) -> tuple[Argument, ...]:
         """Return memory for partial sums, and the number of the launch as their mark."""
@@ -169,15 +164,17 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
     The default follows from the mean number of tokens of an expert that has some, and from the row
-    blocks of all such experts, if tokens are routed evenly: where two blocks per SM take them all,
-    a third would delay the next launch's first loads.
+    blocks of all such experts, if tokens are routed evenly. Its blocks leave room on an SM: the
+    next launch's load their weights meanwhile, and other kernels of a layer start early, which is
+    more than blocks that fill an SM would gain.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
     touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
-    default: GroupedConfig = FewConfig(1, 4, 1, 3, 2 if row_blocks <= 2 * _SMS else 3)
-    if fmt is FOUR and row_blocks > 4 * _SMS:
-        default = FewConfig(1, 4, 1, 4, 4)
+    few = _TWO_BLOCKS
+    if row_blocks > 2 * _SMS and (fmt is FOUR or (fmt is SIX and row_blocks <= 4 * _SMS)):
+        few = _THREE_BLOCKS if fmt is FOUR else _THREE_OF_SIX_BITS
+    default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
     elif mean > _FEW_TOKENS:

@@ -67,7 +67,13 @@ def pack_experts(
     row_tiles, steps = -(-n // MMA_ROWS), -(-k // GROUP)
     last_mmas = -(-(k - (steps - 1) * GROUP) // _MMA_K)
     fmt = EIGHT if scales is None else SIX if zero_points is None else FOUR
-    if zero_points is not None:  # past K, codes are minus the zero point: weights of zero
+    if scales is not None and zero_points is not None:
+        # Scale times zero point is at least -128: a group whose codes allow less has no small ones.
+        least = -torch.div(128, scales.clamp(min=1), rounding_mode="floor").to(torch.int8)
+        moved = zero_points.to(torch.int8).maximum(least)
+        codes = codes - (moved - zero_points).to(torch.int8).repeat_interleave(GROUP, 2)[..., :k]
+        zero_points = moved
+        # Past K, codes are minus the zero point: weights of zero.
         past = (-zero_points[..., -1:].to(torch.int8)).expand(experts, n, -k % GROUP)
         codes = torch.cat([codes, past], dim=2)
     rows = row_tiles * MMA_ROWS
@@ -79,7 +85,7 @@ def pack_experts(
     if scales is not None:
         parts = [scales.to(torch.int8)]
         if zero_points is not None:
-            parts.append(zero_points.to(torch.int8))
+            parts.append((scales.short() * zero_points.short()).to(torch.int8))
         pairs = torch.stack([*parts, *(torch.zeros_like(parts[0]),)][:2], dim=3)
         even = torch.stack([padded(p.reshape(n, -1), rows, 2 * steps) for p in pairs])
         # [.., 8, rows r and r + 8, 2]; of 6 bits only the scale is kept.
