@@ -34,6 +34,7 @@ class _Source:
     caveat: str = ""  # a limitation of changes in this series; empty: none
     metric: Metric | None = None  # of a series of the database; None: of a file
     breaks: Sequence[str] = ()  # where another series goes on, as the unit changed
+    reruns: Sequence[Sequence[float]] = ()  # results that a value combines
 
     @property
     def is_stored(self) -> bool:
@@ -118,7 +119,9 @@ def _from_database(series: int, db: str | None) -> _Source:
     values = tuple(point.median_us for point in points)
     caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
     metric = Metric(named.metric, named.unit, named.direction)
-    return _Source(f"series {series}", values, labels, caveat=caveat, metric=metric, breaks=breaks)
+    reruns = [point.reruns for point in points]
+    name = f"series {series}"
+    return _Source(name, values, labels, (), caveat, metric, breaks, reruns)
 
 
 def _show(source: _Source, smallest: float | None, as_json: bool) -> None:
@@ -141,8 +144,9 @@ def _show(source: _Source, smallest: float | None, as_json: bool) -> None:
         scale = Scale.RATIO if is_positive else Scale.DIFFERENCE
     is_ratio = scale is Scale.RATIO
     devices = source.labels.get("device", [None] * len(source.values))
+    reruns = source.reruns or [()] * len(source.values)
     detected = find_change_points(
-        [Point(*value) for value in zip(source.values, devices, labels, strict=True)],
+        [Point(*value) for value in zip(source.values, devices, labels, reruns, strict=True)],
         scale,
         smallest=_in_unit(smallest, source.values, is_ratio=is_ratio),
         in_hindsight=True,

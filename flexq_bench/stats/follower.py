@@ -88,13 +88,15 @@ class Follower:
 
     values: [n], of which only those that were seen count. smallest: step that counts, in their
     unit. are_logs: a large ratio is no switch between two levels. any_share: a step counts however
-    large others are. Call `see` for every number of values from 8 on.
+    large others are. noise: least sigma of a value. Call `see` for every number of values from 8
+    on.
     """
 
     values: Floats
     smallest: float
     are_logs: bool = True
     any_share: bool = False
+    noise: float = 0.0
     plain: list[float] = field(init=False)
     first: int = 0  # of the present level
     excluded: list[tuple[int, int]] = field(default_factory=list)
@@ -197,7 +199,11 @@ class Follower:
     def _look(self, seen: int) -> bool:
         """Look for the newest step; return True if there is one."""
         index = outside(self.first, seen, self.excluded)
-        step = newest_step(self.values[index], seen) if index.size >= FEWEST_POINTS else None
+        step = (
+            newest_step(self.values[index], seen, noise=self.noise)
+            if index.size >= FEWEST_POINTS
+            else None
+        )
         self.look_at = None
         if step is None:
             return False
@@ -274,7 +280,12 @@ def outside(first: int, stop: int, visits: list[tuple[int, int]]) -> Ints:
 
 
 def followed(
-    values: Floats, smallest: float = 0.0, *, are_logs: bool = True, any_share: bool = False
+    values: Floats,
+    smallest: float = 0.0,
+    *,
+    are_logs: bool = True,
+    any_share: bool = False,
+    noise: float = 0.0,
 ) -> Follower:
     """A follower that saw values [n], all finite, one after the other.
 
@@ -282,7 +293,7 @@ def followed(
     step stays unless its level ends within 6 values by a return to the one before. Values that are
     equal, or fewer than 8, have no step.
     """
-    follower = Follower(values, smallest, are_logs, any_share)
+    follower = Follower(values, smallest, are_logs, any_share, noise)
     if values.size >= FEWEST_POINTS and np.ptp(values) > SAME_VALUE * np.abs(values).max():
         for seen in range(FEWEST_POINTS, values.size + 1):
             follower.see(seen)

@@ -30,7 +30,12 @@ _COUNTED = 30.0  # independent values of a side: a level that wandered has had t
 
 
 def look_back(
-    values: Floats, smallest: float, *, are_logs: bool = True, any_share: bool = False
+    values: Floats,
+    smallest: float,
+    *,
+    are_logs: bool = True,
+    any_share: bool = False,
+    noise: float = 0.0,
 ) -> History:
     """The steps of values [n] in hindsight, and the drift per value that levels of logs share.
 
@@ -41,10 +46,11 @@ def look_back(
     time = np.arange(values.size, dtype=np.float64)
     more = drift = _drift_of_pieces(values) if are_logs else 0.0
     while True:
-        follower = followed(values - drift * time, smallest, are_logs=are_logs, any_share=any_share)
+        rest = values - drift * time
+        follower = followed(rest, smallest, are_logs=are_logs, any_share=any_share, noise=noise)
         review = _Review(follower)
         starts = review.starts()
-        last, more = more, _drift_of_levels(follower.values, starts) if are_logs else 0.0
+        last, more = more, _drift_of_levels(rest, starts) if are_logs else 0.0
         if more == 0 or 0 < abs(last) < 2 * abs(more):
             break
         drift += more
@@ -104,7 +110,7 @@ class _Review:
             values = self.follower.values
             step = None
             if index.size >= FEWEST_POINTS:
-                step = newest_step(values[index], values.size, _COUNTED)
+                step = newest_step(values[index], values.size, _COUNTED, self.follower.noise)
             is_step = step is not None and step.p_value <= SIGNIFICANCE
             self.tested[first, stop] = (int(index[step.place]), step) if step and is_step else None
         return self.tested[first, stop]

@@ -19,7 +19,7 @@ from flexq_bench.stats.log_series import (
     autocorrelation,
     robust_scale,
 )
-from flexq_bench.stats.newest_step import FEWEST_POINTS, SURROUNDINGS
+from flexq_bench.stats.newest_step import FEWEST_POINTS, SHORTEST_LEVEL, SURROUNDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ def level_model(
     smallest: float | None = None,
     as_differences: bool = False,
     in_hindsight: bool = False,
+    reruns: Sequence[Sequence[float]] = (),
 ) -> LevelModel:
     """The steps, spells and effects of devices that explain a series together.
 
@@ -138,8 +139,9 @@ def level_model(
     level; of the median size if values have any sign. None: 0.01 (of differences any), and a share
     of the range of the levels. as_differences: positive values are not logarithms either, and
     smallest is in their unit. in_hindsight: by all values, not by those seen when each step was
-    decided; then the levels of positive values may share a drift. Raises ValueError if values is
-    not one-dimensional, or devices has another length.
+    decided; then the levels of positive values may share a drift. reruns: [n] results that each
+    value combines, evidence of noise. Raises ValueError if values is not one-dimensional, or
+    devices has another length.
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
@@ -160,10 +162,12 @@ def level_model(
     if effects is not None:
         scaled = scaled - effects.component
     are_logs, any_share = scale.unit is None, smallest is not None
+    noise = _noise_of_reruns([reruns[at] for at in index.tolist()], scale) if reruns else 0.0
     if in_hindsight:
-        history = look_back(scaled, least, are_logs=are_logs, any_share=any_share)
+        history = look_back(scaled, least, are_logs=are_logs, any_share=any_share, noise=noise)
     else:
-        history = followed(scaled, least, are_logs=are_logs, any_share=any_share).history
+        follower = followed(scaled, least, are_logs=are_logs, any_share=any_share, noise=noise)
+        history = follower.history
     scaled = scaled - history.drift * np.arange(scaled.size)
     decided = _agreeing(scaled, list(history.steps))
     waiting = [one for one in history.waiting[-1:] if one > max(decided, default=(0, 0.0))]
@@ -252,6 +256,21 @@ def _scaled(usable: Floats, *, as_differences: bool) -> tuple[Floats, _Scale]:
     if unit == 0:
         unit = float(np.abs(usable).max()) or 1.0
     return usable / unit, _Scale(unit)
+
+
+def _noise_of_reruns(reruns: Sequence[Sequence[float]], scale: _Scale) -> float:
+    """Sigma of a typical value by results of the same commit; 0: too few, or not as the values.
+
+    Commits of one night share what nights add to the noise, so it is a lower limit.
+    """
+    several = [np.asarray(own, dtype=np.float64) for own in reruns if len(own) > 1]
+    freedom = sum(own.size - 1 for own in several)
+    if freedom < SHORTEST_LEVEL or (scale.unit is None and any(own.min() <= 0 for own in several)):
+        return 0.0
+    scaled = [np.log(own) if scale.unit is None else own / scale.unit for own in several]
+    variance = sum(float(own.var() * own.size) for own in scaled) / freedom
+    sizes = np.array([max(len(own), 1) for own in reruns])
+    return float(np.sqrt(variance / np.median(sizes)))
 
 
 def _levels(values: Floats, starts: Sequence[int]) -> list[float]:

@@ -48,12 +48,14 @@ class Point:
     """One commit of a series.
 
     value: in the unit of the series; with several results, their median. device: that measured it.
-    epoch: levels are compared only within one; its points need not be adjacent.
+    epoch: levels are compared only within one; its points need not be adjacent. reruns: the several
+    results, whose spread is evidence of noise.
     """
 
     value: float
     device: Hashable = None
     epoch: Hashable = None
+    reruns: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ def _of_epoch(
         smallest=smallest,
         as_differences=not is_ratio,
         in_hindsight=in_hindsight,
+        reruns=[point.reruns for point in points],
     )
     changes = [_change(step) for step in model.steps]
     if not is_ratio:
