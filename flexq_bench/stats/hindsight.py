@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -43,25 +44,53 @@ def look_back(
     nothing changes. One look, in place of many, allows twice the share of series that switch.
     Arguments: as of `Follower`.
     """
-    time = np.arange(values.size, dtype=np.float64)
-    more = drift = _drift_of_pieces(values) if are_logs else 0.0
-    while True:
-        rest = values - drift * time
-        follower = followed(rest, smallest, are_logs=are_logs, any_share=any_share, noise=noise)
-        review = _Review(follower)
-        starts = review.starts()
-        last, more = more, _drift_of_levels(rest, starts) if are_logs else 0.0
-        if more == 0 or 0 < abs(last) < 2 * abs(more):
-            break
-        drift += more
+    rules = {"are_logs": are_logs, "any_share": any_share, "noise": noise}
+    drifts = {0.0, _drift_of_pieces(values)} if are_logs else {0.0}
+    fits = [_fit(values, drift, smallest, **rules) for drift in sorted(drifts, key=abs)]
+    best = min(fits, key=lambda fit: fit.cost)
+    follower, starts = best.review.follower, best.starts
     reported = [level.start for level in follower.levels if level.is_reported]
     steps: list[tuple[int, float]] = []
     waiting: list[tuple[int, float]] = []
-    for level in review.levels(starts):
+    for level in best.review.levels(starts):
         is_known = any(abs(level.start - start) <= WITHIN for start in reported)
         lasts = is_known or follower.lasts(level, values.size, 2 * SELDOM)
         (steps if lasts else waiting).append((level.start, level.p_value))
-    return History(tuple(steps), tuple(waiting), tuple(follower.spells), drift)
+    return History(tuple(steps), tuple(waiting), tuple(follower.spells), best.drift)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Levels that begin at `starts`, on a drift. cost: Bayesian information criterion."""
+
+    drift: float
+    starts: list[int]
+    review: _Review
+    cost: float
+
+
+def _fit(values: Floats, drift: float, smallest: float, **rules: Any) -> _Fit:
+    """Find levels on a drift, and correct the drift by them until it is right."""
+    more = drift
+    while True:
+        rest = values - drift * np.arange(values.size)
+        review = _Review(followed(rest, smallest, **rules))
+        starts = review.starts()
+        last, more = more, _drift_of_levels(rest, starts) if rules["are_logs"] else 0.0
+        if more == 0 or 0 < abs(last) < 2 * abs(more):
+            break
+        drift += more
+    squares = sum(float(about @ about) for about in _about_medians(rest, starts))
+    free = 2 * len(starts) + (drift != 0)
+    fit = values.size * float(np.log(max(squares, np.finfo(float).tiny)))
+    return _Fit(drift, starts, review, fit + free * float(np.log(values.size)))
+
+
+def _about_medians(values: Floats, starts: list[int]) -> list[Floats]:
+    """Values [n] less the medians of their levels, by level, without outliers."""
+    parts = [part - median(part) for part in np.split(values, starts)]
+    limit = CLIP_SIGMAS * MAD_TO_SIGMA * float(median(np.abs(np.concatenate(parts))))
+    return [np.clip(part, -limit, limit) for part in parts]
 
 
 @dataclass(slots=True)
@@ -131,10 +160,8 @@ def _drift_of_pieces(values: Floats) -> float:
 
 def _drift_of_levels(values: Floats, starts: list[int]) -> float:
     """Slope per value that the levels of values [n] share; 0 if it is not certain."""
-    parts = np.split(values, starts)
-    rest = np.concatenate([part - median(part) for part in parts])
-    limit = CLIP_SIGMAS * MAD_TO_SIGMA * float(median(np.abs(rest)))
-    rest = np.clip(rest, -limit, limit)
+    parts = _about_medians(values, starts)
+    rest = np.concatenate(parts)
     time = np.concatenate([np.arange(part.size) - (part.size - 1) / 2 for part in parts])
     power = float(time @ time)
     slope = float(time @ rest) / power

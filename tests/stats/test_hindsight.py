@@ -55,6 +55,15 @@ def test_step_against_a_drift_has_its_own_sign(step: float) -> None:
     assert found.before == pytest.approx(50 * np.exp(0.15), rel=0.01)
 
 
+def test_levels_that_mostly_rise_are_no_drift() -> None:
+    rng = np.random.default_rng(6)
+    parts = [(int(rng.integers(12, 31)), 100 * 1.05 ** (at % 3)) for at in range(19)]
+    starts = np.cumsum([count for count, _ in parts])[:-1].tolist()
+    model = level_model(_noisy(parts, 0.005, 6), in_hindsight=True)
+    assert model.drift == 0
+    assert [step.index for step in model.steps] == starts
+
+
 def test_noise_and_drift_alone_have_no_step() -> None:
     for seed in range(10):
         values = _noisy([(200, 50.0)], 0.02, seed) * np.exp(0.001 * (seed % 2) * np.arange(200))
