@@ -1,10 +1,11 @@
-"""The commit that changed a case: binary search by comparisons with a good commit."""
+"""The commits that changed cases: binary search by comparisons with a good commit."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -103,24 +104,63 @@ class BisectReport:
         return _EXIT_CODES_WITHOUT_SEARCH.get(self.ends.confirmation.verdict, ExitCode.MISSING)
 
 
+# Of a search: the commit to compare with good next, and when that needs no more looks.
+Question = tuple[str, Suffices | None]
+Search = Generator[Question, CaseComparison, BisectReport]
+
+
 def bisect(
+    searches: Mapping[Case, Search],
+    compare: Callable[[str, Mapping[Case, Suffices | None]], Sequence[CaseComparison]],
+) -> dict[Case, BisectReport]:
+    """Run searches (`search_case`) of cases; those that ask for one commit share a comparison.
+
+    compare: measures cases of a commit against good, each until its InterleaveRules.suffices is
+    satisfied.
+    """
+    reports: dict[Case, BisectReport] = {}
+    asked: dict[Case, Question] = {}
+
+    def go_on(case: Case, resume: Callable[[], Question]) -> None:
+        try:
+            asked[case] = resume()
+        except StopIteration as end:
+            reports[case] = end.value
+
+    for case, searching in searches.items():
+        go_on(case, partial(next, searching))
+    while asked:
+        ((commit, _),) = Counter(commit for commit, _ in asked.values()).most_common(1)
+        cases = {case: suffices for case, (of, suffices) in asked.items() if of == commit}
+        for case in cases:
+            del asked[case]
+        try:
+            compared = {result.case: result for result in compare(commit, cases)}
+        except (BrokenRevisionError, UsageError, WorkloadError, InfrastructureError) as error:
+            for case in cases:
+                go_on(case, partial(searches[case].throw, error))
+        else:
+            for case in cases:
+                go_on(case, partial(searches[case].send, compared[case]))
+    return reports
+
+
+def search_case(
     case: Case,
     good: str,
     commits: Sequence[str],
-    compare: Callable[[str, Suffices | None], CaseComparison],
     journal: Journal,
     *,
     on_step: Callable[[BisectionStep], None],
     on_resume: Callable[[int], None],
     prepare: Callable[[Sequence[str]], None] = lambda _commits: None,
-) -> BisectReport:
+) -> Search:
     """Find the commit that changed a case, by binary search with comparisons to `good`.
 
-    commits: after good, oldest first; the last one is bad. compare: measures a commit against good,
-    until its second argument (InterleaveRules.suffices) is satisfied. journal: results of the same
-    search if it was interrupted; deleted at the end. on_step: called with each result; on_resume:
-    with the number of results in the journal; prepare: before a commit is measured, with those that
-    may be next. A commit that can't be measured (BrokenRevisionError,
+    commits: after good, oldest first; the last one is bad. journal: results of the same search if
+    it was interrupted; the caller deletes it, after all of its searches. on_step: called with each
+    result; on_resume: with the number of results in the journal; prepare: before a commit is
+    measured, with those that may be next. A commit that can't be measured (BrokenRevisionError,
     UsageError, or WorkloadError of its project file), or gives no data twice, is skipped; for the
     bad commit the error is raised. Raises InfrastructureError if the machine fails, because
     skipping commits for this reason would change the suspects.
@@ -130,7 +170,7 @@ def bisect(
     if bad in steps:
         on_resume(len(steps))
     else:
-        ends = compare(bad, None)
+        ends = yield bad, None
         confirmed = ends.confirmation
         if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
             return BisectReport(case, good, bad, ends)
@@ -142,14 +182,16 @@ def bisect(
     assert total_change is not None  # bad was not skipped
     on_step(steps[bad])
     suffices = partial(side_is_clear, total_change)
-
-    def measure(commit: str) -> BisectionStep:
+    searching = search(good, commits, steps, prepare)
+    location = _next_of(searching, None)
+    while isinstance(location, str):
+        commit = location
         try:
-            compared = compare(commit, suffices)
+            compared = yield commit, suffices
             if (
                 compared.confirmation.verdict is Verdict.NO_DATA
             ):  # the worker died, perhaps because of the commit: retry
-                compared = compare(commit, suffices)
+                compared = yield commit, suffices
         except (BrokenRevisionError, UsageError, WorkloadError) as error:
             step = BisectionStep(commit, StepOutcome.SKIPPED, str(error))
         except InfrastructureError as error:
@@ -162,11 +204,19 @@ def bisect(
         steps[commit] = step
         journal.write(steps)
         on_step(step)
-        return step
-
-    location = search(good, commits, measure, steps, prepare)
-    journal.delete()
+        location = _next_of(searching, step)
     return BisectReport(case, good, bad, ends, location, total_change)
+
+
+def _next_of(
+    searching: Generator[str, BisectionStep, ChangeLocation], step: BisectionStep | None
+) -> str | ChangeLocation:
+    """The commit that a search asks for after a step (None: at its start), or its result."""
+    try:
+        return next(searching) if step is None else searching.send(step)
+    except StopIteration as end:
+        location: ChangeLocation = end.value
+        return location
 
 
 def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
@@ -203,16 +253,14 @@ def device_uuid(device: str, gpu: str | None) -> str:
 def search(
     good: str,
     commits: Sequence[str],
-    measure: Callable[[str], BisectionStep],
     known: Mapping[str, BisectionStep] | None = None,
     prepare: Callable[[Sequence[str]], None] = lambda _commits: None,
-) -> ChangeLocation:
-    """Find the commit that made the change.
+) -> Generator[str, BisectionStep, ChangeLocation]:
+    """Find the commit that made the change: yields commits, and is sent their steps.
 
-    good: unchanged. commits: after it, oldest first, the last one changed. measure: compares a
-    commit with good. known: results of an interrupted search, not measured again. prepare: see
-    bisect. Of several changes, finds one at which the level crosses half of the total. Raises
-    ValueError without commits.
+    good: unchanged. commits: after it, oldest first, the last one changed. known: results of an
+    interrupted search, not measured again. prepare: see search_case. Of several changes, finds one
+    at which the level crosses half of the total. Raises ValueError without commits.
     """
     if not commits:
         raise ValueError("there is no commit to search")
@@ -226,7 +274,7 @@ def search(
         if commit not in steps:
             halves = (_middle(commits, steps, *half) for half in ((low, middle), (middle, high)))
             prepare([commits[i] for i in halves if i is not None and commits[i] not in steps])
-            steps[commit] = measure(commit)
+            steps[commit] = yield commit
         outcome = steps[commit].outcome
         if outcome is StepOutcome.CHANGED:
             high = middle

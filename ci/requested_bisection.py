@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexq_bench.ci.bisect import Journal, bisect
+from flexq_bench.ci.bisect import Journal, bisect, search_case
 from flexq_bench.ci.reports.bisect import line, step_line
 from flexq_bench.fleet.request_worker import BisectionInput
 
@@ -12,14 +12,18 @@ def answered(search_input: BisectionInput) -> str:
 
     A search that was interrupted on this host is resumed.
     """
-    key, bad = search_input.case.key, search_input.commits[-1]
-    report = bisect(
-        search_input.case,
+    case, bad = search_input.case, search_input.commits[-1]
+    journal = Journal("request", case.key, search_input.good, bad, search_input.device)
+    searching = search_case(
+        case,
         search_input.good,
         search_input.commits,
-        search_input.compare,
-        Journal("request", key, search_input.good, bad, search_input.device),
+        journal,
         on_step=lambda step: search_input.on_step(step_line(step)),
         on_resume=lambda count: search_input.on_step(f"{count} results of an interrupted search"),
     )
-    return line(report, search_input.repository)
+    reports = bisect(
+        {case: searching}, lambda commit, cases: [search_input.compare(commit, cases[case])]
+    )
+    journal.delete()
+    return line(reports[case], search_input.repository)

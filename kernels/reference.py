@@ -37,7 +37,7 @@ class Reference:
     sum_bits: significant bits of the accumulator.
     output_bits: significant bits of the result, 11 for FP16 (and FP32, which is held to no more).
     largest: finite number of the result's type.
-    slack: distance within which any result is right: 1/2 for codes, where y is not rounded.
+    slack: distance within which any result is right: half a step for codes, where y is not rounded.
     """
 
     y: torch.Tensor
@@ -45,7 +45,7 @@ class Reference:
     sum_bits: float = _FP32_BITS
     output_bits: int = FP16_BITS
     largest: float = _LARGEST["fp16"]
-    slack: float = 0.0
+    slack: float | torch.Tensor = 0.0
 
     def rounded_to(self, bits: int | None) -> Reference:
         """Return the reference for an implementation that rounds terms and outputs to `bits` bits.

@@ -1,7 +1,7 @@
 """`gate served` on our own engine: schemes of a model, and an engine with a seeded defect.
 
     python benchmarks/served/own_engine.py MODEL --text FILE [--scheme flexq-w6ax] [--device cpu]
-        [--gates scheme,same,scale,delay] [--questions 800] [--tokens 64] [--out DIR]
+        [--gates scheme,same,scale,delay] [--questions 800] [--tokens 192] [--out DIR]
 
 Starts `serve-model` for each engine that the gates need, all on one GPU, where they take turns:
 
@@ -57,9 +57,9 @@ lengths = "fixed"
 prompt_tokens = 32
 new_tokens = {tokens}
 arrivals = "closed"
-concurrency = 8
+concurrency = {concurrency}
 requests = {requests}
-warmup_requests = 8
+warmup_requests = {requests}
 cooldown_s = 0.05
 metrics = ["median_tpot"]
 worse_percent = 1.0
@@ -168,7 +168,8 @@ def engine(
         port = probe.getsockname()[1]
     scheme = FULL_PRECISION if name == FULL_PRECISION else options.scheme
     command = ["serve-model", options.model, "--scheme", scheme, "--port", str(port)]
-    command += ["--batch-limit", str(options.slots), "--longest", "256", "--name", "model"]
+    command += ["--batch-limit", str(options.slots), "--name", "model"]
+    command += ["--longest", str(128 + options.tokens)]
     command += ["--no-tune"] if options.no_tune else []
     command += ["--device", options.device] if options.device else []
     own = [sys.executable, "-m", "flexq_bench", *command]
@@ -230,8 +231,10 @@ def main() -> int:
     parser.add_argument("--gates", default=f"scheme,{SAME},{SCALE},{DELAY}")
     parser.add_argument("--questions", type=int, default=800)
     parser.add_argument("--words", type=int, default=48)
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer whose speed counts")
-    parser.add_argument("--requests", type=int, default=8, help="of a segment")
+    parser.add_argument("--tokens", type=int, default=192, help="of an answer whose speed counts")
+    parser.add_argument("--requests", type=int, default=2, help="of a segment")
+    # With many streams the HTTP process is as slow as the passes of a small model, and varies more.
+    parser.add_argument("--concurrency", type=int, default=1, help="of requests whose speed counts")
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--points", type=float, default=6.0, help="loss of the scheme to detect")
     parser.add_argument("--kl", type=float, default=0.5, help="of the scheme, nats a token")
@@ -251,7 +254,7 @@ def main() -> int:
         Gate(DELAY, options.scheme, DELAY, "speed", fails),
         Gate(SAME, options.scheme, SAME, "speed", passes),
     ]
-    gates = [gate for gate in every if gate.name in options.gates.split(",")]
+    gates = [gate for name in options.gates.split(",") for gate in every if gate.name == name]
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder, out = Path(name), options.out or Path(name)
         lines = questions(options.text.read_text(), options.questions, options.words)
@@ -261,7 +264,9 @@ def main() -> int:
         for policy, points, kl in (("scheme", options.points, options.kl), ("own", 3.0, 0.02)):
             text = _ACCURACY.format(concurrency=concurrency, points=points, kl=kl)
             (folder / f"{policy}.toml").write_text(text)
-        speed = _SPEED.format(tokens=options.tokens, requests=options.requests)
+        speed = _SPEED.format(
+            tokens=options.tokens, requests=options.requests, concurrency=options.concurrency
+        )
         (folder / "speed.toml").write_text(speed)
         needed = dict.fromkeys(side for gate in gates for side in (gate.base, gate.head))
         engines = {side: stack.enter_context(engine(side, options, out)) for side in needed}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
@@ -76,6 +76,7 @@ class DecodeRow:
     run: str  # uuid
     created_at: datetime
     content_hash: str | None = None
+    parts: Sequence[Mapping[str, Any]] = ()  # part and us of a step's parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""`flexq-bench bisect`: the commit between two revisions that changed a series."""
+"""`flexq-bench bisect`: the commits between two revisions that changed series."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,11 +27,13 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import worst_exit_code
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import commits_after, repository_of
 from flexq_bench.workloads.case import Case
 
 if TYPE_CHECKING:
+    from flexq_bench.ci.bisect import BisectionStep, Search
     from flexq_bench.measure.ab import InterleaveRules, Suffices
     from flexq_bench.repository.project import Project
     from flexq_bench.verdicts import CaseComparison
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 def bisect(
     *,
     series: Annotated[
-        str,
-        typer.Argument(help="Id of a series (list series), or a case: 'empty gemm cold m1n1k1'."),
+        list[str],
+        typer.Argument(help="Ids of series (list series), or cases: 'empty gemm cold m1n1k1'."),
     ],
     good: Annotated[str, typer.Option(metavar="REV", help="Revision before the change.")],
     bad: Annotated[str, typer.Option(metavar="REV", help="Revision with the change.")],
@@ -58,6 +60,8 @@ def bisect(
 ) -> None:
     """Find the commit that made a series slower or faster, by interleaved comparisons with GOOD.
 
+    Several series share comparisons of the same commit.
+
     Commits that don't build, whose worker fails, or whose result is ambiguous are skipped and
     reported. Of merges the search follows the first parents; if a merge made the change, a command
     searches what it merged. An interrupted search is resumed when it is started again.
@@ -66,16 +70,131 @@ def bisect(
     it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
     interrupted.
     """
-    from flexq_bench.ci.bisect import Journal, case_of_series
-    from flexq_bench.ci.bisect import bisect as find_change
+    from flexq_bench.ci.bisect import Journal, search_case
+    from flexq_bench.ci.bisect import bisect as find_changes
     from flexq_bench.ci.reports import bisect as reports
+
+    searched = _searched(series, good, bad, place, repository, sources, db)
+    cases, commits = searched.cases, searched.commits
+    rules, seed = interleaving.rules, interleaving.seed
+    out = console(stderr=as_json)
+    try:
+        with (
+            search_progress(len(commits), rules.processes if place.is_local else 1) as shown,
+            (
+                _opened_place(place, seed, searched, db)
+                if searched.engines is None
+                else _place_of_engines(place, seed, searched.engines, searched.gpu)
+            ) as searching,
+        ):
+
+            def compare(
+                commit: str, asked: Mapping[Case, Suffices | None]
+            ) -> Sequence[CaseComparison]:
+                return list(
+                    searching.compare(
+                        searched.good,
+                        commit,
+                        list(asked),
+                        on_progress=shown.of_commit(commit),
+                        rules=replace(rules, suffices=partial(_suffices, asked)),
+                    )
+                )
+
+            def resumed(count: int) -> None:
+                shown.skip(count)
+                say(out, f"resuming with {count} results of an interrupted search")
+
+            def step_made(case: Case, step: BisectionStep) -> None:
+                say(out, f"{case.key}: " * (len(cases) > 1) + reports.step_line(step))
+
+            ends = searched.good, searched.bad
+            journals = {
+                case: Journal(case.key, *ends, searching.device, seed, rules) for case in cases
+            }
+
+            def search(case: Case) -> Search:
+                if fresh:
+                    journals[case].delete()
+                return search_case(
+                    case,
+                    searched.good,
+                    commits,
+                    journals[case],
+                    on_step=partial(step_made, case),
+                    on_resume=resumed,
+                    prepare=searching.prepare,
+                )
+
+            found = find_changes({case: search(case) for case in cases}, compare)
+            for journal in journals.values():
+                journal.delete()
+    except KeyboardInterrupt:
+        raise typer.Exit(say_interrupted("the same command")) from None
+    if as_json:
+        plain = [reports.as_plain(found[case], searched.folder) for case in cases]
+        print_json(plain if len(plain) > 1 else plain[0])
+    else:
+        same = _options(
+            project=sources.project,
+            project_file=sources.project_file,
+            kernels_from=sources.kernels_from,
+            repository=None if repository == "." else repository,
+            backend=None if place.backend is BackendChoice.AUTO else place.backend.value,
+            device=place.device,
+            cluster=None if place.is_local else place.cluster,
+            gpus=place.gpus,
+            db=db,
+        )
+        for case in cases:
+            if len(cases) > 1:
+                say(out, f"{case.key}:")
+            for line in reports.lines(found[case], searched.folder, same):
+                say(out, line)
+    raise typer.Exit(worst_exit_code(report.exit_code for report in found.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Searched:
+    """Cases to search, and the commits after good up to bad, oldest first.
+
+    folder: of the repository. opened: the project of the commits; engines: that of engines; both
+    None: this repository. gpu: the kind of device; None: any.
+    """
+
+    cases: Sequence[Case]
+    folder: Path
+    good: str
+    bad: str
+    commits: Sequence[str]
+    opened: OpenedProject | None
+    engines: Project | None
+    gpu: str | None
+
+
+def _searched(
+    series: Sequence[str],
+    good: str,
+    bad: str,
+    place: ClusterOptions,
+    repository: str,
+    sources: HistorySourceOptions,
+    db: str | None,
+) -> _Searched:
+    """Resolve the arguments. Raises UsageError if there is nothing to search, and others."""
+    from flexq_bench.ci.bisect import case_of_series
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository import project as projects
     from flexq_bench.workloads.case import SERVING
 
-    case, gpu = case_of_series(series, db)
+    gpu_of = dict(case_of_series(text, db) for text in series)
+    kinds = {gpu for gpu in gpu_of.values() if gpu is not None}
+    serves = any(case.operation == SERVING for case in gpu_of)
+    if len(kinds) > 1 or (serves and len(gpu_of) > 1):
+        raise UsageError("series of several GPUs, or of engines, are searched one by one")
     opened: OpenedProject | None = None
-    if case.operation == SERVING:
+    engines: Project | None = None
+    if serves:
         if sources.project is None:
             raise UsageError("the speed of engines is of a project's commits: add --project DIR")
         engines = projects.open_project(sources.project)
@@ -98,77 +217,15 @@ def bisect(
     if opened is not None and opened.project.benchmarks is not None:
         origin = opened.project.benchmarks.origin
         say(console(stderr=True), f"kernels of {origin}, at every commit")
-    rules, seed = interleaving.rules, interleaving.seed
-    out = console(stderr=as_json)
-    try:
-        with (
-            search_progress(len(commits), rules.processes if place.is_local else 1) as shown,
-            (
-                _place_of_engines(place, seed, engines, gpu)
-                if case.operation == SERVING
-                else _opened_place(place, seed, _Searched(folder, last, opened, gpu), db)
-            ) as searching,
-        ):
-            journal = Journal(case.key, first, last, searching.device, seed, rules)
-            if fresh:
-                journal.delete()
-
-            def compare(commit: str, suffices: Suffices | None) -> CaseComparison:
-                (compared,) = searching.compare(
-                    first,
-                    commit,
-                    [case],
-                    on_progress=shown.of_commit(commit),
-                    rules=replace(rules, suffices=suffices),
-                )
-                return compared
-
-            def resumed(count: int) -> None:
-                shown.skip(count)
-                say(out, f"resuming with {count} results of an interrupted search")
-
-            report = find_change(
-                case,
-                first,
-                commits,
-                compare,
-                journal,
-                on_step=lambda step: say(out, reports.step_line(step)),
-                on_resume=resumed,
-                prepare=searching.prepare,
-            )
-    except KeyboardInterrupt:
-        raise typer.Exit(say_interrupted("the same command")) from None
-    if as_json:
-        print_json(reports.as_plain(report, folder))
-    else:
-        same = _options(
-            project=sources.project,
-            project_file=sources.project_file,
-            kernels_from=sources.kernels_from,
-            repository=None if repository == "." else repository,
-            backend=None if place.backend is BackendChoice.AUTO else place.backend.value,
-            device=place.device,
-            cluster=None if place.is_local else place.cluster,
-            gpus=place.gpus,
-            db=db,
-        )
-        for line in reports.lines(report, folder, same):
-            say(out, line)
-    raise typer.Exit(int(report.exit_code))
+    gpu = next(iter(kinds), None)
+    return _Searched(list(gpu_of), folder, first, last, commits, opened, engines, gpu)
 
 
-@dataclass(frozen=True, slots=True)
-class _Searched:
-    """The commits of a search, and where they may be compared.
-
-    opened: their project; None: this repository. gpu: the kind of device; None: any.
-    """
-
-    folder: Path
-    bad: str
-    opened: OpenedProject | None
-    gpu: str | None
+def _suffices(
+    asked: Mapping[Case, Suffices | None], compared: CaseComparison, decided: bool
+) -> bool:
+    suffices = asked[compared.case]
+    return decided if suffices is None else suffices(compared, decided)
 
 
 @dataclass(frozen=True, slots=True)

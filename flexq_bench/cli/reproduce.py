@@ -17,6 +17,7 @@ from rich.table import Table
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.db.engine import open_database
+from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.names import unknown
@@ -52,7 +53,10 @@ def reproduce(
     ] = "",
     data: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=][KIND:]PATH", help="Texts, as of `accuracy`; repeatable."),
+        typer.Option(
+            metavar="[NAME=][KIND:]PATH",
+            help="Texts, as of `accuracy`, by the tables' names: wikitext2, c4; repeatable.",
+        ),
     ] = None,
     task_data: Annotated[
         str, typer.Option(metavar="DIR", help="Data of the zero-shot tasks, as of `accuracy`.")
@@ -87,7 +91,7 @@ def reproduce(
     from flexq_bench.results.papers.steps import AccuracyInputs, steps_of, why_not_here
 
     entries = _entries(what)
-    inputs = AccuracyInputs(model, tuple(data or ()), task_data, max_tokens, calibration)
+    inputs = AccuracyInputs(model, _named_texts(data or ()), task_data, max_tokens, calibration)
     gpus = [info.sku for _, info in local_devices() if info.backend == "cuda"]
     gpu = gpus[0] if gpus else ""
     if what is not None:
@@ -106,6 +110,23 @@ def reproduce(
     raise typer.Exit(ExitCode.PASS)
 
 
+def _named_texts(data: Sequence[str]) -> tuple[str, ...]:
+    """Return texts with their names. Raises UsageError for one that no table has."""
+    from flexq_bench.accuracy.texts import read_text
+    from flexq_bench.results.papers.steps import TEXT_NAMES
+
+    named = []
+    for spec in data:
+        is_of_hub = spec in TEXT_NAMES and not Path(spec).exists()
+        name = spec if is_of_hub else read_text(spec).name
+        if name not in TEXT_NAMES:
+            path = spec.rpartition("=")[2]
+            reason = unknown("text of a table", name, sorted(TEXT_NAMES))
+            raise UsageError(f"{reason}: name it, as wikitext2={path}")
+        named.append(spec if is_of_hub or "=" in spec else f"{name}={spec}")
+    return tuple(named)
+
+
 def _entries(what: str | None) -> list[tuple[Paper, PublishedTable | Figure]]:
     """Return the tables, and figures that are measured, of a name; all. Raises WorkloadError."""
     from flexq_bench.results.papers.steps import named_figures
@@ -114,7 +135,8 @@ def _entries(what: str | None) -> list[tuple[Paper, PublishedTable | Figure]]:
         return [*select_tables(None), *named_figures(published_papers())]
     key, _, part = what.partition("/")
     paper = get_paper(key)
-    figures = [(p, figure) for p, figure in named_figures([paper]) if part in ("", figure.id)]
+    named = [(paper, figure) for figure in paper.figure if figure.id == part]
+    figures = named if part else named_figures([paper])
     tables = [(p, table) for p, table in select_tables(key) if part in ("", table.id)]
     if not tables and not figures:
         ids = [*(table.id for table in paper.table), *(figure.id for figure in paper.figure)]

@@ -472,12 +472,19 @@ class Meter:
         floor_bytes = of.floor_bytes
         if not floor_bytes:
             return Measured("unsupported", "", self.seed, self.protocol.version, ""), False
-        # Outputs, and inputs that are warm, need not cross the memory's interface.
-        is_least = floor_bytes <= of.bytes_of(of.streamed(case.cache))
-        read = replace(case, workload=shape_of_bytes(floor_bytes), stage="gemm")
+        # Outputs, and inputs that are warm, need not cross the memory's interface: where they are
+        # most of the bytes, the floor reads as many from the cache.
+        streamed = min(floor_bytes, of.bytes_of(of.streamed(case.cache)))
+        is_cold = case.cache == "cold" and 2 * streamed >= floor_bytes
+        read = replace(
+            case,
+            workload=shape_of_bytes(streamed if is_cold else floor_bytes),
+            stage="gemm",
+            cache="cold" if is_cold else "hot",
+        )
         # Launches of any kernel may overlap; no declaration says which do.
         label = floor_kernel(READ_BITS, overlaps=self.backend == "cuda")
-        return self._probe(label, read, measured), is_least
+        return self._probe(label, read, measured), is_cold and streamed == floor_bytes
 
     def _probe(self, label: str, case: Case, measured: Measured) -> Measured:
         """A probe at the case's shape, measured once a shape and cache mode."""

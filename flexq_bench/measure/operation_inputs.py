@@ -29,8 +29,8 @@ from flexq_bench.workloads.operation import (
 OPERATION_DISTRIBUTION = "operation-v1"
 _BELOW = "below "
 # Codes are right within half of one. Of the values that are rounded to them, an intermediate
-# result, the value and the scale may be rounded to the kernel's type before: three times half of
-# its last bit.
+# result, the value, a factor, the scale and the largest value, which it comes from, may be rounded
+# to the kernel's type before: by eight times half of its last bit in all.
 _CODE_SLACK, _CODE_BITS = 0.5, 2
 # Intermediate results (a sum with the residual, rotated queries) may have been rounded to the
 # kernel's type, as models in FP16 do.
@@ -245,13 +245,14 @@ class OperationCase:
         scales = torch.cat([_scale_of_values(part) for part in operand.operands]).view(y.shape)
         quotients = torch.where(scales == 0, 0.0, y / scales).clamp(-number.top, number.top)
         quotients = torch.where(y.isnan(), y, quotients)
+        sums = self.bits + _CODE_BITS
         if number.kind == "float":
             of = number.float_type
-            step = 2.0 ** (1 - of.bias - of.mantissa_bits)  # between subnormal numbers
-            magnitude, bits = quotients.nan_to_num().abs(), of.mantissa_bits + 1
-            return Reference(quotients, magnitude, output_bits=bits, slack=step / 2)
+            magnitude = quotients.nan_to_num().abs()
+            exponents = torch.frexp(magnitude.clamp(min=2.0 ** (1 - of.bias))).exponent - 1
+            half_steps = 2.0 ** (exponents.double() - of.mantissa_bits - 1)
+            return Reference(quotients, magnitude, sums, _EXACT_BITS, slack=half_steps)
         top = torch.full_like(quotients, number.top)
-        sums = self.bits + _CODE_BITS
         return Reference(quotients, top, sums, _EXACT_BITS, slack=_CODE_SLACK)
 
     @property

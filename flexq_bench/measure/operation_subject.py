@@ -262,7 +262,13 @@ def _comparable(y: torch.Tensor, known: Reference) -> tuple[torch.Tensor, Refere
 
 
 def _elements(known: Reference, at: torch.Tensor) -> Reference:
-    return replace(known, y=known.y.reshape(-1)[at], magnitude=known.magnitude.reshape(-1)[at])
+    slack = known.slack
+    return replace(
+        known,
+        y=known.y.reshape(-1)[at],
+        magnitude=known.magnitude.reshape(-1)[at],
+        slack=slack if isinstance(slack, float) else slack.reshape(-1)[at],
+    )
 
 
 def _copied(value: Value) -> Value:

@@ -55,7 +55,8 @@ def copies_for(
     if copies > protocol.max_launches:
         raise UnsupportedError(
             f"{least_bytes:,} bytes of weights would need {copies:,} copies to be cold and "
-            f"{protocol.max_launches:,} is the most: measure this shape hot, or a larger one"
+            f"{protocol.max_launches:,} is the most: measure this shape hot, or a larger one; an "
+            "operation of your own can declare such small weights as activations"
         )
     return copies
 

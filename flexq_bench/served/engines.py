@@ -33,6 +33,7 @@ _HOST = "127.0.0.1"
 _POLL_S = 0.2
 _PROBE_S = 10.0  # for one question about readiness
 _TERMINATE_S = 15.0  # between SIGTERM and SIGKILL
+_KEY_REFUSED = (401, 403)
 _MAX_BODY = 1 << 20  # bytes of an answer about readiness
 _LOG_TAIL = 1 << 13  # bytes
 _LOG_S = 0.5  # for the last of it, after an engine's end
@@ -256,7 +257,7 @@ def _await_ready(
     while True:
         if reason := died():
             raise EngineError(f"{spec.name}: the engine died with {reason}")
-        names, state = _ready_models(url, key)
+        status, names, state = _ready_models(url, key)
         if names:
             if reason := died():  # another program answers at its port
                 raise EngineError(f"{spec.name}: the engine died with {reason}")
@@ -265,26 +266,32 @@ def _await_ready(
                     f"{spec.name}: {url} has no model {model!r}: it has {', '.join(names[:5])}"
                 )
             return model or names[0]
+        # What runs already does not learn its paths, and no engine another key, while we wait.
+        if status in _KEY_REFUSED or (not spec.command and 400 <= status < 500):
+            raise EngineError(f"{spec.name}: {url}: {state}")
         if time.monotonic() > end:
             raise EngineError(f"{spec.name}: {url} is not ready after {within_s:g} s: {state}")
         time.sleep(_POLL_S)
 
 
-def _ready_models(url: str, key: str | None) -> tuple[list[str], str]:
-    """Return the names of an engine's models, empty if it is not ready, and its state."""
+def _ready_models(url: str, key: str | None) -> tuple[int, list[str], str]:
+    """Return the status of the list of an engine's models, 0: none; its names, empty if it is not
+    ready; and its state.
+    """
     status, body = _get(f"{url}/v1/models", key)
-    if status in (401, 403):
-        return [], f"/v1/models answers {status}: is the API key right?"
+    if status in _KEY_REFUSED:
+        return status, [], f"/v1/models answers {status}: is the API key right?"
     if status != 200:
-        return [], f"/v1/models {body if status == 0 else f'answers {status}'}"
+        return status, [], f"/v1/models {body if status == 0 else f'answers {status}'}"
     health, _ = _get(f"{url}/health", key)
     if health == 503 or health == 0:
-        return [], "/health says that it is loading" if health else "/health does not answer"
+        state = "/health says that it is loading" if health else "/health does not answer"
+        return status, [], state
     try:
         names = [str(entry["id"]) for entry in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return [], "/v1/models answers no list of models"
-    return names, "" if names else "/v1/models lists no model"
+        return status, [], "/v1/models answers no list of models"
+    return status, names, "" if names else "/v1/models lists no model"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -81,9 +81,10 @@ class ReadWeights(Probe):
     def _launch(self, operand: PackedOperand, config: Config | None) -> torch.Tensor:
         c = config if isinstance(config, ReadConfig) else ReadConfig(4, 512, _DEFAULT_UNROLL)
         words = operand.buffers["words"]
-        blocks = c.blocks_per_sm * current_gpu().sms
+        chunks = words.numel() * 4 // _CHUNK_BYTES
+        blocks = min(c.blocks_per_sm * current_gpu().sms, -(-chunks // c.threads))
         sums = torch.empty(blocks, dtype=torch.int32, device=words.device)
-        arguments = (words, sums, words.numel() * 4 // _CHUNK_BYTES)
+        arguments = (words, sums, chunks)
         function = load_function(self._build(c.unroll), "read_words")
         function.launch((blocks, 1, 1), c.threads, arguments, overlap_previous=self._overlap)
         return sums

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from flexq_bench.ci import bisect
 from flexq_bench.ci.bisect import (
     BisectionStep,
     Journal,
     StepOutcome,
-    search,
     side_is_clear,
     step_of,
 )
@@ -38,6 +39,17 @@ def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[s
         )
 
     return ask
+
+
+def search(good, commits, answer, *more):
+    """Run a search with an answer to each of its questions."""
+    searching = bisect.search(good, commits, *more)
+    try:
+        commit = next(searching)
+        while True:
+            commit = searching.send(answer(commit))
+    except StopIteration as end:
+        return end.value
 
 
 @pytest.mark.parametrize("culprit", COMMITS)
@@ -95,6 +107,33 @@ def test_resumed_search_reuses_stored_steps(tmp_path, monkeypatch):
     assert found.suspects == ("c20",)
     assert after == before[3:]
     assert Journal("case", "good", "other").read() == {}
+
+
+def test_searches_of_several_cases_share_comparisons(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    culprits = {replace(CASE, cache=cache): c for cache, c in (("cold", "c07"), ("hot", "c21"))}
+    asked: list[tuple[str, int]] = []
+
+    def compare(commit, cases):
+        asked.append((commit, len(cases)))
+        for case in cases:
+            head = 120.0 if commit >= culprits[case] else 100.0
+            measured = Comparison((100.0,) * 24, (head, head + 0.1) * 12, tuple(range(24)))
+            yield CaseComparison(case, "good", commit, measured, confirm(measured))
+
+    def search_of(case):
+        journal = Journal(case.key)
+        return bisect.search_case(
+            case, "good", COMMITS, journal, on_step=lambda _: None, on_resume=lambda _: None
+        )
+
+    reports = bisect.bisect({case: search_of(case) for case in culprits}, compare)
+
+    assert {case: reports[case].location.suspects for case in culprits} == {
+        case: (culprit,) for case, culprit in culprits.items()
+    }
+    assert asked[:2] == [("c32", 2), ("c16", 2)]  # then each has its own half
+    assert len({commit for commit, _ in asked}) == len(asked) <= 10
 
 
 def test_damaged_journal_is_ignored(tmp_path, monkeypatch):

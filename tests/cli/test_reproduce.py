@@ -46,6 +46,26 @@ def test_figure_is_printed_with_what_the_text_states(cli):
     assert "caveat: at equal memory" in printed
 
 
+def test_figure_without_a_measurement_says_where_its_numbers_are(cli):
+    printed = cli("reproduce", "atom/figure-2")
+
+    assert "a figure without numbers" in printed.err
+    assert "its numbers are table-3's" in printed.out
+
+
+def test_text_that_no_table_has_is_refused(cli, tmp_path):
+    (tmp_path / "mine.txt").write_text("words")
+    (tmp_path / "wiki.raw").write_text("words\n")
+    options = ("reproduce", "flexq/table-2", "--model", "/nowhere", "--dry-run", "--data")
+
+    refused = cli(*options, str(tmp_path / "mine.txt"))
+    taken = cli(*options, str(tmp_path / "wiki.raw"))
+
+    assert refused.code == 2
+    assert "wikitext2=" in refused.err
+    assert f"--data wikitext={tmp_path / 'wiki.raw'}" in taken.err
+
+
 def test_unknown_table_names_the_nearest(cli):
     ran = cli("reproduce", "flexq/table-66")
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from flexq_bench.api import Input, Output, operation
 from flexq_bench.errors import DeviceError, InfrastructureError, MeasureError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import Config
 from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import FP16
 from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.clocks import CpuClock
 from flexq_bench.measure.protocol import BRIEF_VERSIONS, WarmUp, protocol_of
+from flexq_bench.workloads.case import Case
 
 CHECK_LAUNCHES = 3  # realistic, full-range and small inputs
 
@@ -245,6 +248,32 @@ def test_a_kernel_without_a_floor_probe_has_no_floor(a_meter, a_case, fake_linea
     assert measured.status == "ok"
     assert measured.floor_us is None
     assert measured.launch_us is None
+
+
+@pytest.mark.parametrize(
+    ("key", "cache", "size", "is_least"),
+    [
+        ("norm_quantize:tokens=64,hidden=256,norm=rms,residual=none", "cold", 32_768, False),
+        ("attention_decode:batch=2,context=256,heads=4,kv_heads=4", "cold", 1 << 20, True),
+        ("scale_rows:rows=64,columns=256", "hot", 65_536, False),
+    ],
+)
+def test_floor_of_an_operation_reads_its_cold_bytes(monkeypatch, key, cache, size, is_least):
+    if "scale_rows" in key:  # most of its bytes are warm
+        matrix, row = ("rows", "columns"), ("columns",)
+        inputs = [Input("x", matrix, "dtype", "activation"), Input("w", row, "dtype", "weight")]
+        options = {"outputs": [Output("y", matrix, "dtype")], "parameters": ["rows", "columns"]}
+        operation("scale_rows", inputs=inputs, bytes="dtype_bytes(2 * rows, columns)", **options)(
+            torch.mul
+        )
+    meter = Meter("cpu")
+    monkeypatch.setattr(meter, "_probe", lambda label, case, measured: case)
+    case = Case.from_key(f"kernel op cold {key}")
+    spec = replace(registry.resolve("decoder-norm", "cpu").spec, operation=case.operation)
+
+    read, judged = meter._floor(spec, case, None)
+
+    assert (read.cache, 2 * read.gemm.n * read.gemm.k, judged) == (cache, size, is_least)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import shlex
 from dataclasses import replace
@@ -492,6 +493,17 @@ def test_time_of_a_token_is_of_the_stated_batch(ms, kind):
     assert stated("atom/s532-latency", Evidence(servings=[one, other])).kind == kind
 
 
+@pytest.mark.parametrize(("norm_us", "kind"), [(9.0, "reproduced"), (11.0, "differs")])
+def test_share_of_layers_must_hold_at_every_batch(norm_us, kind):
+    parts = [{"part": "qkv_proj", "us": 60.0}, {"part": "attention", "us": 30.0}]
+    rows = [
+        replace(a_decode("fp16", 1.0, batch=batch), parts=[*parts, {"part": "norm", "us": us}])
+        for batch, us in ((1, 1.0), (8, norm_us))
+    ]
+
+    assert stated("atom/s3-share", Evidence(decodes=[*rows, a_decode("fp16", 1.0)])).kind == kind
+
+
 def test_places_of_the_text_are_of_their_table_or_figure():
     (statement,) = [s for s in get_paper("flexq").statement if s.id == "s54-latency"]
     (served,) = [s for s in get_paper("atom").statement if s.id == "s532-fp16"]
@@ -625,6 +637,18 @@ def test_accuracy_of_a_named_model_follows_the_protocol():
     assert steps_of(paper, table, Evidence(scores=known), "", inputs) == []
 
 
+@pytest.mark.parametrize("given", ["wikitext2=text:/wiki.txt", "wikitext=/w.raw", "wikitext2"])
+def test_accuracy_of_a_gguf_folder_on_the_given_text_resumes(tmp_path, given):
+    ((paper, table),) = select_tables("abq-llm/table-1")
+    inputs = AccuracyInputs(str(tmp_path), (given,))
+    (tmp_path / "Small.Q4_1.gguf").touch()
+    schemes = ("fp16", "abq-w4a16", "abq-w3a16", "abq-w2a16", "abq-w2*a16")
+    known = [a_score(scheme, 6.0, model="Small.Q4_1") for scheme in schemes]
+
+    assert steps_of(paper, table, Evidence(scores=known[:-1]), "", inputs)
+    assert not steps_of(paper, table, Evidence(scores=known), "", inputs)
+
+
 def test_reasons_name_what_a_machine_lacks():
     of = {f"{paper.key}/{table.id}": (paper, table) for paper, table in select_tables(None)}
 
@@ -632,6 +656,13 @@ def test_reasons_name_what_a_machine_lacks():
     assert "--model FOLDER, of llama-13b" in why_not_here(*of["flexq/table-2"], GPU, "")
     assert why_not_here(*of["flexq/table-6"], "", "") == "this machine has no GPU"
     assert why_not_here(*of["flexq/table-6"], GPU, "") == ""
+
+
+def test_records_of_the_papers_were_measured():
+    files = sorted(EXAMPLES.glob("*/*papers*.jsonl.gz"))
+
+    assert files
+    assert [f.name for f in files if '"rebuilt"' in gzip.decompress(f.read_bytes()).decode()] == []
 
 
 @pytest.fixture(scope="module")

@@ -184,7 +184,8 @@ def test_key_is_sent_when_readiness_is_asked():
     class Guarded(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = self.headers.get("Authorization") == "Bearer secret"
-            self.send_response(200 if known else 401)
+            known = known and self.path in ("/v1/models", "/health")
+            self.send_response(200 if known else 404 if "/other/" in self.path else 401)
             self.end_headers()
             self.wfile.write(b'{"data": [{"id": "m"}]}' if known else b"")
 
@@ -196,11 +197,11 @@ def test_key_is_sent_when_readiness_is_asked():
         spec = engine("base", f"http://127.0.0.1:{server.server_port}")
         with started(spec, key="secret") as running:
             assert running.model == "m"
-        with (
-            pytest.raises(EngineError, match=r"401: is the API key right"),
-            started(spec, ready_within_s=0.1),
-        ):
-            pass
+        other = engine("base", f"http://127.0.0.1:{server.server_port}/other")
+        # These are known at once, without a wait for an engine that gets ready.
+        for refused, reason in ((spec, "401: is the API key right"), (other, "answers 404")):
+            with pytest.raises(EngineError, match=reason), started(refused, ready_within_s=600):
+                pass
         server.shutdown()
 
 

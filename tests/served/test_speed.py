@@ -6,6 +6,7 @@ import asyncio
 import math
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -242,6 +243,7 @@ def test_closed_loop_has_its_number_of_requests_under_way(monkeypatch):
 
     assert all(one.e2e_s == pytest.approx(0.05, abs=0.01) for one in segment.times)
     assert segment.seconds > 0.25
+    assert {one.characters for one in segment.times} == {len("a b")}
 
 
 # --- the gate
@@ -320,6 +322,17 @@ def test_engine_that_refuses_a_part_fails_by_its_requests(power):
     assert failed.value == pytest.approx(30, abs=12)
     assert all("requests failed" in limit.reason for limit in others)
     assert report.sound == ()
+
+
+@pytest.mark.parametrize(("characters", "said"), [(22, ""), (21, "head: 1.9"), (0, "head: 0")])
+def test_times_of_tokens_that_are_only_counted_say_little(power, characters, said):
+    base, head = (replace(times(), characters=count) for count in (44, characters))
+    measured = power.Measured(
+        power.TABLE, [[{"base": [Segment((base,))], "head": [Segment((head,))]}]]
+    )
+
+    assert measured.unsound.startswith(said)
+    assert bool(measured.unsound) == bool(said)
 
 
 def test_engine_that_does_not_start_is_a_stated_outcome():

@@ -26,13 +26,15 @@ _OVER = "more than"
 _RATIOS = ("speedup", "e2e-speedup", "memory-ratio", "throughput-ratio")
 _SIZES = ("memory", "perplexity", "token-latency")  # have no sign
 _PERCENT = 100.0
+_LAYERS = ("qkv_proj", "attention", "o_proj", "gate_up_proj", "down_proj", "fc1", "fc2", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A measured value for a statement.
 
-    value: of the best case if the paper states one, else the arithmetic mean of ratios;
+    value: of the best case if the paper states one, of the worst if it states a bound, else the
+    arithmetic mean;
     geometric: the geometric one, None: there is no mean. cases: number of values. where: a GPU, or
     a model that stands in for the paper's. ends: of the values.
     """
@@ -112,7 +114,7 @@ def _measured(paper: Paper, statement: Statement, evidence: Evidence) -> Measure
     metric = statement.metric
     if ours.suite:
         return _of_kernels(statement, ours, evidence)
-    if metric in ("e2e-speedup", "memory-ratio", "memory"):
+    if metric in ("e2e-speedup", "memory-ratio", "memory", "time-share"):
         return _of_decodes(paper, statement, ours, evidence)
     if metric == "throughput-ratio":
         return _of_servings(statement, ours, evidence)
@@ -240,6 +242,8 @@ def _decode_value(
 ) -> float | None:
     if statement.metric == "memory":
         return generation_value(found, "memory")
+    if statement.metric == "time-share":
+        return _share_of_layers(found)
     assert base is not None
     if statement.metric == "memory-ratio":
         own, theirs = generation_value(found, "memory"), generation_value(base, "memory")
@@ -251,6 +255,13 @@ def _decode_value(
         times = found.prefill_ms, base.prefill_ms
         return times[1] / times[0] if is_long and times[0] and times[1] else None
     return base.token_ms / found.token_ms if base.token_ms and found.token_ms else None
+
+
+def _share_of_layers(row: DecodeRow) -> float | None:
+    """Return the percentage of a decode step in dense layers and attention; None: no profile."""
+    whole = sum(part["us"] for part in row.parts)
+    other = sum(part["us"] for part in row.parts if part["part"] not in _LAYERS)
+    return _PERCENT * (1 - other / whole) if whole else None
 
 
 def _of_servings(statement: Statement, ours: Subject, evidence: Evidence) -> Measured | None:
@@ -314,7 +325,8 @@ def _best(statement: Statement, by_gpu: Sequence[tuple[str, Sequence[float]]]) -
     best: Callable[[Sequence[float]], float] = min if statement.better == "lower" else max
     is_ratio = statement.metric in _RATIOS
     geometric = math.exp(sum(map(math.log, values)) / len(values)) if is_ratio else None
-    value = best(values) if statement.bound == "up to" else sum(values) / len(values)
+    ends = {_OVER: min(values), **dict.fromkeys(_LIMITS, max(values)), "up to": best(values)}
+    value = ends.get(statement.bound, sum(values) / len(values))
     mean = geometric if len(values) > 1 else None
     return Measured(value, mean, len(values), gpu, (min(values), max(values)))
 

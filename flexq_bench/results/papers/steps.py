@@ -12,6 +12,7 @@ from flexq_bench.kernels.registry import labels
 from flexq_bench.results.papers.evidence import TASK_NAMES, ZERO_SHOT, Evidence, kv_bits_of
 from flexq_bench.results.papers.statements import compared_cases
 from flexq_bench.results.papers.tables import is_of_scores, shape_of
+from flexq_bench.schemes.model_files import is_there, model_at
 from flexq_bench.workloads.case import Case, parse_kernel_label
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.published import Figure, Paper, PublishedTable
@@ -21,6 +22,7 @@ from flexq_bench.workloads.suites import load_suite
 _LOCAL_TASKS = (*ZERO_SHOT, "mmlu")
 _ONLINE_TEXTS = ("wikitext2", "c4")
 _TEXTS = ("wikitext2", "c4", "c4-new", "ptb", "ptb-new")
+TEXT_NAMES = frozenset(name for text in _TEXTS for name in (text, *TASK_NAMES.get(text, ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyInputs:
-    """A model's folder and texts, as options of `accuracy`; model empty: there is none."""
+    """A model's folder and texts, as options of `accuracy`; model empty: there is none.
+
+    data: each NAME=[KIND:]PATH or a name of the hub, with a name of TEXT_NAMES.
+    """
 
     model: str = ""
     data: tuple[str, ...] = ()
@@ -160,19 +165,22 @@ def _accuracy(
     asked = list(dict.fromkeys("mmlu" if name.startswith("mmlu") else name for name in asked))
     if inputs.task_data:
         asked = [name for name in asked if name in _LOCAL_TASKS]
-    name = Path(inputs.model).name
+    path = Path(inputs.model).expanduser()
+    name = model_at(path).name if is_there(path) else path.name
     schemes = dict.fromkeys(scheme for cell in cells for scheme in paper.schemes_of(cell)[:1])
-    judged = [task for task in (*texts, *asked) if task]
+    given = {spec.partition("=")[0] for spec in inputs.data}
+    named = [text for text in texts if given & {text, *TASK_NAMES.get(text, ())}]
+    judged = [task for task in (*(named or texts), *asked) if task]
     metric = "perplexity" if texts else "accuracy"
     left = [s for s in schemes if any(evidence.score(name, s, t, metric) is None for t in judged)]
     if not left or not judged:
         return []
-    given = inputs.data or tuple(text for text in texts if text in _ONLINE_TEXTS)
+    data = inputs.data or tuple(text for text in texts if text in _ONLINE_TEXTS)
     protocol = paper.accuracy
     arguments = ["accuracy", "--model", inputs.model, "--through", "reference"]
     arguments += ["--schemes", ",".join(s for s in left if s != "fp16")]
     if texts:
-        arguments += [word for text in given for word in ("--data", text)]
+        arguments += [word for text in data for word in ("--data", text)]
     if name in {paper.model(str(cell.at.get("model", ""))) for cell in cells}:
         arguments += ["--context", str(protocol.context), "--bos", protocol.bos]
     if asked:

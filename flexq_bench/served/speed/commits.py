@@ -91,7 +91,7 @@ def compare_engines(
         report = judge_speed(
             [table], turns, seed=seed, rules=rules, labels={BASE: base, HEAD: head}
         )
-    if problem := report.problem or report.measured[0].failed_often:
+    if problem := report.problem or report.measured[0].unsound:
         kind = BrokenRevisionError if problem.startswith(HEAD) else InfrastructureError
         raise kind(problem)
     (compared,) = report.comparisons

@@ -32,6 +32,7 @@ from flexq_bench.verdicts.limits import detectable_percent, exceeds, is_enough, 
 
 _MAX_FAILED = 0.1  # share of requests, above which the others say little of the speed
 _FAILED_ALPHA = 0.01  # of more failures of head
+_LEAST_TEXT = 0.5  # of the other engine's characters per token, for the same prompts
 _STEADY = 0.05  # relative fall of the median time per token between two batches of a warm-up
 _MAX_WARMUPS = 8  # batches
 _PLACEMENTS_A_PLACE = 3  # after which engines that both run change places
@@ -84,12 +85,25 @@ class Measured:
             1, sum(len(segment.times) for segment in segments)
         )
 
+    def characters_per_token(self, side: str) -> float:
+        """Return the characters of an engine's answers for each token that it counts."""
+        times = [request for segment in self.segments(side) for request in segment.times]
+        tokens = sum(request.new_tokens for request in times)
+        return sum(request.characters for request in times) / max(1, tokens)
+
     @property
-    def failed_often(self) -> str:
-        """Say that an engine failed so many requests that the others say little; empty: none."""
+    def unsound(self) -> str:
+        """Say why times say little: an engine failed many requests, or counts tokens that it does
+        not send. Empty: neither did.
+        """
         side = max((HEAD, BASE), key=self.failed_share)
-        share = self.failed_share(side)
-        return f"{side}: {100 * share:.0f} % of requests failed" if share > _MAX_FAILED else ""
+        if (share := self.failed_share(side)) > _MAX_FAILED:
+            return f"{side}: {100 * share:.0f} % of requests failed"
+        other, side = sorted((BASE, HEAD), key=self.characters_per_token, reverse=True)
+        most, least = map(self.characters_per_token, (other, side))
+        if least >= _LEAST_TEXT * most:
+            return ""
+        return f"{side}: {least:.2g} characters a token, {other}: {most:.2g}: it sends less text"
 
     def failures(self) -> ItemDifference:
         """Return the difference of the shares of failed requests; both got the same ones."""
@@ -115,10 +129,10 @@ class SpeedReport:
 
     @property
     def sound(self) -> tuple[CaseComparison, ...]:
-        """Comparisons of loads of which both engines answered nearly all requests."""
+        """Comparisons of loads whose requests both engines answered, nearly all and in full."""
         loads = [measured for measured in self.measured for _ in measured.table.judged]
         pairs = zip(loads, self.comparisons, strict=True)
-        return tuple(compared for load, compared in pairs if not load.failed_often)
+        return tuple(compared for load, compared in pairs if not load.unsound)
 
 
 def judge_speed(
@@ -346,8 +360,8 @@ def _limits(
         base, head = (None if side is None else side.estimate for side in sides)
         known = math.isfinite(now.log_ratio)
         outcome, reason = _outcome(result, target.limit), now.reason
-        if measured.failed_often:
-            outcome, reason = "not judged", measured.failed_often
+        if measured.unsound:
+            outcome, reason = "not judged", measured.unsound
         elif problem and outcome != "fail":
             outcome, reason = "not judged", problem
         ends = sorted((of.change_percent(now.low), of.change_percent(now.high))) if known else None

@@ -25,7 +25,7 @@ class RequestTimes:
 
     due_s, end_s: on the clock of its segment. ttft_s: to the first part of its text; tpot_s:
     between the tokens after it; None: it has no further token. All None if it failed, as `problem`
-    says.
+    says. characters: of its text.
     """
 
     due_s: float
@@ -35,6 +35,7 @@ class RequestTimes:
     e2e_s: float | None
     new_tokens: int
     problem: str = ""
+    characters: int = 0
 
     @property
     def is_ok(self) -> bool:
@@ -133,4 +134,5 @@ def _times(answer: Answer, request: Request, due: float) -> RequestTimes:
         (last - first) / (tokens - 1) if tokens > 1 else None,
         late + last,
         tokens,
+        characters=len(answer.text),
     )
