@@ -331,7 +331,9 @@ def _unconfirmed(session: Session, run: str, budget: int) -> dict[tuple[str, str
     for series_id, row in rows.items():
         points = history_of(session, series_id)
         shas = [point.commit for point in points]
-        found = find_change_points([Point(one.median_us, one.device) for one in points])
+        found = find_change_points(
+            [Point(one.median_us, one.device, reruns=one.reruns) for one in points]
+        )
         known = [(one.index, one.before, one.after) for one in found.with_waiting[-1:]]
         for one in stored.get(series_id, [])[-1:]:
             if one.commit in shas[1:]:  # of this epoch

@@ -39,7 +39,7 @@ from flexq_bench.verdicts.standing import history_of
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 16
+VERSION = 17
 _FEWEST_OTHERS = 5
 _LONGEST = 600  # newest results of a series that are analysed
 
@@ -74,7 +74,9 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
     changes: dict[tuple[int, int, str], dict[int, DeviceChange]] = defaultdict(dict)
     for series_id in sorted(series):
         usable = history_of(session, series_id, most=_LONGEST)
-        found = find_change_points([Point(one.median_us, one.device) for one in usable])
+        found = find_change_points(
+            [Point(one.median_us, one.device, reruns=one.reruns) for one in usable]
+        )
         if found.model.device_changes:
             waiting[series_id] = found
             for change in found.model.device_changes:

@@ -115,7 +115,9 @@ def _revise_one(
     watched: bool,
 ) -> list[_StoredStep]:
     metric = metric_of(row)
-    judged = judge_history([point.median_us for point in points], metric)
+    judged = judge_history(
+        [point.median_us for point in points], metric, [point.reruns for point in points]
+    )
     located = judged.steps
     places = {point.commit: place for place, point in enumerate(points)}
     for known in stored:
@@ -158,6 +160,7 @@ def _store(
     first, before = points[step.index], points[step.index - 1]
     evidence = evidence_of(
         [point.median_us for point in points],
+        [point.reruns for point in points],
         [point.commit for point in points],
         metric_of(row),
         step,

@@ -42,6 +42,8 @@ _COUNTED = {
     "instructions", "launches", "kernels", "allocations", "allocs", "events", "lines", "files",
     "failures", "questions",
 }  # fmt: skip
+# An import may say the scale of a metric behind its unit: `points [count]`.
+_WITH_SCALE = re.compile(rf"(.*\S)\s*\[({RATIO}|{COUNT}|{DIFFERENCE})\]\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,14 @@ class _Unit:
 def scale_of(metric: str, unit: str) -> str:
     """Return how values of a metric are compared: RATIO, COUNT or DIFFERENCE.
 
-    By the unit: times, rates, powers and energies are ratios; bytes and things that are counted,
-    counts; shares and unknown units, differences.
+    As stated behind the unit, else by the unit: times, rates, powers and energies are ratios; bytes
+    and things that are counted, counts; shares and unknown units, differences.
     """
     if metric in TIME_METRICS.values():
         return RATIO
+    unit, stated = unit_and_scale(unit)
+    if stated:
+        return stated
     unit = without_execution(unit)
     known = _parsed(unit)
     if (known is not None and known.dimension == _BYTES) or unit.lower() in _COUNTED:
@@ -65,6 +70,20 @@ def scale_of(metric: str, unit: str) -> str:
     if known is None:
         return RATIO if _RATES.search(unit.strip()) else DIFFERENCE
     return DIFFERENCE if known.dimension == _SHARE else RATIO
+
+
+def unit_and_scale(unit: str) -> tuple[str, str]:
+    """Return a unit without the scale that is stated behind it, and the scale; empty: none is."""
+    found = _WITH_SCALE.fullmatch(unit)
+    return (found[1], found[2]) if found else (unit, "")
+
+
+def with_scale(unit: str, scale: str) -> str:
+    """Return a unit that states a scale, unless it has that anyway. Raises ValueError."""
+    if scale not in (RATIO, COUNT, DIFFERENCE):
+        raise ValueError(f"the scale is {RATIO}, {COUNT} or {DIFFERENCE}, not {scale!r}")
+    plain = unit_and_scale(unit)[0]
+    return plain if scale_of("", plain) == scale else f"{plain} [{scale}]"
 
 
 def without_execution(unit: str) -> str:
@@ -75,6 +94,7 @@ def without_execution(unit: str) -> str:
 
 def is_rate(unit: str) -> bool:
     """Return True for a quantity per time, more of which is better: GB/s, tokens/s, TFLOPS."""
+    unit = unit_and_scale(unit)[0]
     known = _parsed(unit)
     above, *below = _RATES.split(unit.strip(), maxsplit=1)
     per = _simple("s" if below and below[0] in ("second", "sec") else below[0]) if below else None
@@ -89,9 +109,11 @@ def is_rate(unit: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def conversion(unit: str, to: str) -> float | None:
-    """Return the factor from one unit to another; None: they are not of one quantity."""
+    """Return the factor from one unit to another; None: not of one quantity, or scale."""
     if unit == to:
         return 1.0
+    if scale_of("", unit) != scale_of("", to):
+        return None
     one, other = _parsed(unit), _parsed(to)
     if one is None or other is None or one.dimension != other.dimension:
         return None
@@ -99,6 +121,7 @@ def conversion(unit: str, to: str) -> float | None:
 
 
 def _parsed(text: str) -> _Unit | None:
+    text = unit_and_scale(text)[0]
     above, *below = _RATES.split(text.strip(), maxsplit=1)
     known = _simple(above)
     if known is None or not below:

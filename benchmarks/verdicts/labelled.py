@@ -7,10 +7,11 @@
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/labelled-series.md
     python benchmarks/verdicts/labelled.py --without-rules    # ours alone, with each rule off
 
-FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
-in the format of the Turing Change Point Dataset. There are tables for its series whose level jumps,
-for its other series in the repository, and for all further ones. apache-otava is left out if it is
-not installed.
+Ours decides in hindsight, of series with known steps on all from half a percent on, as these are.
+`--ours` leaves the others out. FOLDER holds annotations.json (indices by series and annotator) and,
+anywhere below, <series>.json in the format of the Turing Change Point Dataset. There are tables for
+its series whose level jumps, for its other series in the repository, and for all further ones.
+apache-otava is left out if it is not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ci_series import DEVELOPMENT as DEVELOPMENT_NOISES
 from ci_series import HELD_OUT, ci_series
 from made_series import NOISES, SHAPES, made_series, made_shape
 from numpy.typing import NDArray
-from yardsticks import DETECTORS, Detector, ours
+from yardsticks import DETECTORS, SMALLEST, Detector, ours, ours_from
 
 Floats = NDArray[np.float64]
 Annotations = Mapping[str, Sequence[int]]
@@ -186,18 +187,18 @@ def detections(detect: Detector, values: Floats) -> list[int]:
     return [int(usable[index]) for index in detect(values[usable])]
 
 
-def without_rules() -> dict[str, Detector]:
+def without_rules(own: Detector) -> dict[str, Detector]:
     """Ours, and ours with each rule of the sequential benchmark switched off."""
     from sequential import RULES, constants  # it imports this module
 
     def detector(changes: dict[str, float]) -> Detector:
         def detect(values: Floats) -> list[int]:
             with constants(changes):
-                return ours(values)
+                return own(values)
 
         return detect
 
-    return {"level model": ours} | {
+    return {"level model": own} | {
         f"without: {name}": detector(changes) for name, changes in RULES.items()
     }
 
@@ -249,8 +250,14 @@ def main() -> None:
         )
     parser.add_argument("--ci", action="store_true")
     parser.add_argument("--without-rules", action="store_true")
+    parser.add_argument("--ours", action="store_true")
     arguments = parser.parse_args()
-    detectors = without_rules() if arguments.without_rules else DETECTORS
+    is_known = not (arguments.ci or arguments.tcpd) and arguments.family is not annotated
+    own = ours_from(SMALLEST) if is_known else ours
+    others = without_rules(own) if arguments.without_rules else DETECTORS
+    detectors = {**others, "level model": own}
+    if arguments.ours:
+        detectors = {"level model": own}
     if arguments.ci or arguments.tcpd is not None:
         for title, part in ci_parts() if arguments.ci else public_parts(arguments.tcpd):
             sys.stdout.write(f"\n{title}: {len(part)} series\n\n")

@@ -3,7 +3,7 @@
     python benchmarks/verdicts/sequential.py FOLDER [--sources even|odd|all|0,2,5] [--frontier]
     python benchmarks/verdicts/sequential.py FOLDER --without-rules --false
     python benchmarks/verdicts/sequential.py FOLDER --detectors '' --seconds 10000
-    python benchmarks/verdicts/sequential.py FOLDER --detectors ours,windowed,bocpd,otava
+    python benchmarks/verdicts/sequential.py FOLDER --detectors ours,hindsight,windowed,bocpd,otava
     python benchmarks/verdicts/sequential.py FOLDER --detectors '' --switching 400
 
 FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
@@ -34,6 +34,7 @@ from scipy import special
 from yardsticks import otava, windowed_t
 
 from flexq_bench.stats import follower, newest_step
+from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.follower import Follower
 from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import FEWEST_POINTS
@@ -105,7 +106,7 @@ class Score:
             if near:
                 end.remove(min(near, key=lambda index: abs(index - mark)))
                 self.found += 1
-            for seen, look in enumerate(looks, FEWEST_POINTS):
+            for seen, look in enumerate(looks, one.values.size + 1 - len(looks)):
                 if any(abs(index - mark) <= MARGIN for index in look):
                     self.latencies.append(seen - mark)
                     break
@@ -167,6 +168,11 @@ def ours(values: Floats) -> Looks:
     return looks
 
 
+def hindsight(values: Floats) -> Looks:
+    """One look at the end, with all values."""
+    return [{step.index: step.p_value for step in change_points(values, in_hindsight=True)}]
+
+
 def look_by_look(detect: Callable[[Floats], list[int]]) -> Detector:
     def looks(values: Floats) -> Looks:
         return [
@@ -222,6 +228,7 @@ def bocpd(values: Floats) -> Looks:
 
 DETECTORS: dict[str, Detector] = {
     "ours": ours,
+    "hindsight": hindsight,
     "windowed": look_by_look(windowed_t),
     "bocpd": bocpd,
     "otava": look_by_look(otava),

@@ -17,8 +17,18 @@ _MAX_LENGTH_BEFORE = 24
 _MIN_T = 7.0
 
 
+SMALLEST = 0.005  # of the series with known steps; those that people mark are larger
+
+
 def ours(values: Floats) -> list[int]:
-    return [point.index for point in change_points(values)]
+    return [point.index for point in change_points(values, in_hindsight=True)]
+
+
+def ours_from(smallest: float) -> Detector:
+    """Return ours for a reader who asks for all changes from a size on."""
+    return lambda values: [
+        point.index for point in change_points(values, smallest=smallest, in_hindsight=True)
+    ]
 
 
 def pelt(values: Floats) -> list[int]:

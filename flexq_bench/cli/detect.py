@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +34,7 @@ class _Source:
     caveat: str = ""  # a limitation of changes in this series; empty: none
     metric: Metric | None = None  # of a series of the database; None: of a file
     breaks: Sequence[str] = ()  # where another series goes on, as the unit changed
+    reruns: Sequence[Sequence[float]] = ()  # results that a value combines
 
     @property
     def is_stored(self) -> bool:
@@ -55,24 +58,33 @@ def detect(
             help="Column of the CSV. Default: the only one other than commit, time and device.",
         ),
     ] = None,
+    smallest: Annotated[
+        float | None,
+        typer.Option(
+            "--smallest",
+            metavar="PERCENT",
+            min=0.0,
+            help="Smallest change, however large others are. Default: 1, and a share of the range.",
+        ),
+    ] = None,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show where the level of a series changed, and its other components.
 
-    A level has at least three values, and the first change has five before it. A change is at least
-    1 %. Spells, after which the old level returned, are not changes; they are listed, like a change
-    that is not decided yet.
-    Differences between devices are not changes, if the CSV has a column device. The epochs of a
-    stored series (one environment, between two acknowledged changes) are analysed separately.
-    Indices count from 0. Empty values and NaN are gaps.
+    A level has at least three values. All values decide together, so an alert, which was decided as
+    commits came, may differ. Levels may share a drift, and changes are beside it. Spells, after
+    which the old level returned, are not changes; they are listed, like a change that is not
+    decided yet. Differences between devices are not changes, if the CSV has a column device. The
+    epochs of a stored series (one environment, between two acknowledged changes) are analysed
+    separately. Indices count from 0. Empty values and NaN are gaps.
     """
     if column is not None and csv is None:
         raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")
     if csv is not None and series is None:
-        _show(_from_csv(csv, column), as_json)
+        _show(_from_csv(csv, column), smallest, as_json)
     elif series is not None and csv is None:
-        _show(_from_database(series, db), as_json)
+        _show(_from_database(series, db), smallest, as_json)
     else:
         raise UsageError("detect what? Give the id of a stored series, or --csv FILE")
 
@@ -107,10 +119,12 @@ def _from_database(series: int, db: str | None) -> _Source:
     values = tuple(point.median_us for point in points)
     caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
     metric = Metric(named.metric, named.unit, named.direction)
-    return _Source(f"series {series}", values, labels, caveat=caveat, metric=metric, breaks=breaks)
+    reruns = [point.reruns for point in points]
+    name = f"series {series}"
+    return _Source(name, values, labels, (), caveat, metric, breaks, reruns)
 
 
-def _show(source: _Source, as_json: bool) -> None:
+def _show(source: _Source, smallest: float | None, as_json: bool) -> None:
     from flexq_bench.stats.level_model import usable_values
     from flexq_bench.stats.log_series import SMALLEST_CHANGE
     from flexq_bench.stats.newest_step import FEWEST_POINTS
@@ -130,8 +144,12 @@ def _show(source: _Source, as_json: bool) -> None:
         scale = Scale.RATIO if is_positive else Scale.DIFFERENCE
     is_ratio = scale is Scale.RATIO
     devices = source.labels.get("device", [None] * len(source.values))
+    reruns = source.reruns or [()] * len(source.values)
     detected = find_change_points(
-        [Point(*value) for value in zip(source.values, devices, labels, strict=True)], scale
+        [Point(*value) for value in zip(source.values, devices, labels, reruns, strict=True)],
+        scale,
+        smallest=_in_unit(smallest, source.values, is_ratio=is_ratio),
+        in_hindsight=True,
     )
     device_changes = [
         {
@@ -170,6 +188,7 @@ def _show(source: _Source, as_json: bool) -> None:
                 "epochs": epochs,
                 "change_points": rows,
                 "waiting": asdict(detected.waiting[0].change) if detected.waiting else None,
+                "drift": detected.model.drift,
                 "devices_apart": detected.model.device_span,
                 "device_changes": device_changes,
                 "spells": [asdict(spell) for spell in detected.model.spells],
@@ -205,6 +224,16 @@ def _show(source: _Source, as_json: bool) -> None:
         say(out, line)
 
 
+def _in_unit(percent: float | None, values: Sequence[float], *, is_ratio: bool) -> float | None:
+    """The smallest change as the service takes it; of differences, in percent of the median size.
+
+    A change between equal levels is none, so 0 is allowed.
+    """
+    if percent is None or is_ratio:
+        return None if percent is None else percent / 100
+    return percent / 100 * statistics.median(abs(one) for one in values if math.isfinite(one))
+
+
 def _epochs(labels: Sequence[Any], usable: Sequence[int]) -> list[dict[str, Any]]:
     """The epochs of a series by their first usable value; labels: [n] of each value."""
     counts: dict[Any, dict[str, Any]] = {}
@@ -222,6 +251,8 @@ def _describe(detected: ChangePoints, device_changes: Sequence[dict[str, Any]]) 
             f"a change of {waiting.change.relative:+.2%} at index {waiting.change.index} waits: "
             f"{waiting.reason}"
         )
+    if detected.model.drift:
+        yield f"all levels drift by {detected.model.drift:+.1%} from the first value to the last"
     if detected.model.device_span:
         apart = f"{detected.model.device_span:.1%}"
         yield f"devices up to {apart} apart; levels are those on the newest one"

@@ -7,17 +7,17 @@ from collections.abc import Hashable, Sequence
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.level_model import Step, level_model
-from flexq_bench.stats.log_series import SMALLEST_CHANGE
 
 
 def change_points(
     values: ArrayLike,
     devices: Sequence[Hashable] | None = None,
     *,
-    smallest: float = SMALLEST_CHANGE,
+    smallest: float | None = None,
+    in_hindsight: bool = False,
 ) -> tuple[Step, ...]:
     """The changes of level of a series, oldest first: the steps of its `level_model`.
 
     Arguments and errors are those of `level_model`.
     """
-    return level_model(values, devices, smallest=smallest).steps
+    return level_model(values, devices, smallest=smallest, in_hindsight=in_hindsight).steps

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from flexq_bench.stats.follower import follow
+from flexq_bench.stats.follower import followed
 from flexq_bench.stats.log_series import Floats, Ints, difference_scale, robust_scale, run_bounds
 from flexq_bench.stats.newest_step import CLIP_SIGMAS, FEWEST_POINTS, SHORTEST_LEVEL
 
@@ -97,7 +97,7 @@ def _inside_block(values: Floats, code: Ints, smallest: float) -> tuple[Floats, 
 
 def _bounds(values: Floats, smallest: float) -> list[int]:
     """Bounds of the levels of values [n]."""
-    history = follow(values, smallest)
+    history = followed(values, smallest).history
     return [0, *sorted(at for at, _ in history.steps + history.waiting), values.size]
 
 

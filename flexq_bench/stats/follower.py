@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
-from flexq_bench.stats.log_series import MAD_TO_SIGMA, SAME_VALUE, SPIKE_SIGMAS, Floats, median
+from flexq_bench.stats.log_series import (
+    MAD_TO_SIGMA,
+    SAME_VALUE,
+    SPIKE_SIGMAS,
+    Floats,
+    Ints,
+    median,
+)
 from flexq_bench.stats.newest_step import (
     FEWEST_POINTS,
     SHORTEST_LEVEL,
@@ -43,16 +50,17 @@ class History:
     """Steps of values [n]: indices are those of the values, effects in their unit.
 
     steps: indices and p-values, oldest first. waiting: those that are not reported yet. spells:
-    (start, stop, effect).
+    (start, stop, effect). drift: of all levels, per value.
     """
 
     steps: tuple[tuple[int, float], ...] = ()
     waiting: tuple[tuple[int, float], ...] = ()
     spells: tuple[tuple[int, int, float], ...] = ()
+    drift: float = 0.0
 
 
 @dataclass(slots=True)
-class _Level:
+class Level:
     """A level that began at `start`, from a level `before` it.
 
     excluded: visits (start, stop) of the level before it, which do not belong to that level.
@@ -79,17 +87,20 @@ class Follower:
     """Follows a series value by value. A decision depends only on the values seen by then.
 
     values: [n], of which only those that were seen count. smallest: step that counts, in their
-    unit. are_logs: a large ratio is no switch between two levels. Call `see` for every number of
-    values from 8 on.
+    unit. are_logs: a large ratio is no switch between two levels. any_share: a step counts however
+    large others are. noise: least sigma of a value. Call `see` for every number of values from 8
+    on.
     """
 
     values: Floats
     smallest: float
     are_logs: bool = True
+    any_share: bool = False
+    noise: float = 0.0
     plain: list[float] = field(init=False)
     first: int = 0  # of the present level
     excluded: list[tuple[int, int]] = field(default_factory=list)
-    levels: list[_Level] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
     spells: list[tuple[int, int, float]] = field(default_factory=list)
     sorted_values: list[float] = field(default_factory=list)
     sorted_moves: list[float] = field(default_factory=list)
@@ -109,7 +120,7 @@ class Follower:
             while seen - self.first >= FEWEST_POINTS and self._is_due(seen) and self._look(seen):
                 pass
         for level in [one for one in self.levels if not one.is_reported]:
-            lasts = self._lasts(level, seen)
+            lasts = self.lasts(level, seen)
             if level is not self.levels[-1]:
                 level.is_reported = lasts
             elif lasts or seen - level.start == FEWEST_POINTS:
@@ -187,10 +198,12 @@ class Follower:
 
     def _look(self, seen: int) -> bool:
         """Look for the newest step; return True if there is one."""
-        index = np.arange(self.first, seen)
-        for start, stop in self.excluded:
-            index = index[(index < start) | (index >= stop)]
-        step = newest_step(self.values[index], seen) if index.size >= FEWEST_POINTS else None
+        index = outside(self.first, seen, self.excluded)
+        step = (
+            newest_step(self.values[index], seen, noise=self.noise)
+            if index.size >= FEWEST_POINTS
+            else None
+        )
         self.look_at = None
         if step is None:
             return False
@@ -198,7 +211,7 @@ class Follower:
             start = int(index[step.place])
             settles = abs(step.effect) < self._least_later(start, step.before)
             found = start, step.before, step.effect, step.p_value
-            self.levels.append(_Level(*found, self.first, self.excluded, settles))
+            self.levels.append(Level(*found, self.first, self.excluded, settles))
             self._restart(start, [])
             self.look_at = seen
             return True
@@ -209,17 +222,23 @@ class Follower:
     def _least(self, present: float) -> float:
         """Smallest step that counts beside the levels that lasted, and the present one."""
         lasted = (one.before for one in self.levels if one.start - one.first >= FEWEST_POINTS)
-        levels = [present, *lasted]
-        return max(self.smallest, min(_LEAST_SHARE * (max(levels) - min(levels)), _MOST))
+        return self.least_beside([present, *lasted])
+
+    def least_beside(self, levels: list[float]) -> float:
+        """Smallest step that counts beside these levels."""
+        share = 0.0 if self.any_share else _LEAST_SHARE * (max(levels) - min(levels))
+        return max(self.smallest, min(share, _MOST))
 
     def _least_later(self, start: int, present: float) -> float:
         """Smallest step at `start` that is no part of a larger one before it."""
+        if self.any_share:
+            return 0.0
         # a benchmark's first values are often odd
         later = [one for one in self.levels if one.start > FEWEST_POINTS]
         levels = [present, *(one.before for one in later if start - one.start <= SETTLED)]
         return min(_LEAST_LATER * (max(levels) - min(levels)), _MOST)
 
-    def _lasts(self, level: _Level, seen: int) -> bool:
+    def lasts(self, level: Level, seen: int, seldom: float | None = None) -> bool:
         """Return True if a series that switches would seldom have stayed at its levels so long."""
         if level.settles or seen - level.start < SHORTEST_LEVEL:
             return False
@@ -240,7 +259,7 @@ class Follower:
         if are_apart:
             places[1:-1] = median(np.stack((places[:-2], places[1:-1], places[2:]), axis=1))
             switches = max(_switches(places), 1)
-        return float(special.bdtr(switches, places.size, SWITCHING)) <= SELDOM
+        return float(special.bdtr(switches, places.size, SWITCHING)) <= (seldom or SELDOM)
 
 
 def _switches(places: Floats) -> int:
@@ -252,16 +271,30 @@ def _switches(places: Floats) -> int:
     return int(np.count_nonzero(upper[1:] != upper[:-1]))
 
 
-def follow(values: Floats, smallest: float = 0.0, *, are_logs: bool = True) -> History:
-    """The steps of values [n], all finite, decided value by value.
+def outside(first: int, stop: int, visits: list[tuple[int, int]]) -> Ints:
+    """The indices [first, stop) without those of visits (start, stop)."""
+    index = np.arange(first, stop)
+    for start, end in visits:
+        index = index[(index < start) | (index >= end)]
+    return index
 
-    smallest, are_logs: as of Follower. The result for the first k values never depends on later
-    ones, and a step stays unless its level ends within 6 values by a return to the one before.
-    Values that are equal, or fewer than 8, have no step.
+
+def followed(
+    values: Floats,
+    smallest: float = 0.0,
+    *,
+    are_logs: bool = True,
+    any_share: bool = False,
+    noise: float = 0.0,
+) -> Follower:
+    """A follower that saw values [n], all finite, one after the other.
+
+    Other arguments: its own. The result for the first k values never depends on later ones, and a
+    step stays unless its level ends within 6 values by a return to the one before. Values that are
+    equal, or fewer than 8, have no step.
     """
-    if values.size < FEWEST_POINTS or np.ptp(values) <= SAME_VALUE * np.abs(values).max():
-        return History()
-    follower = Follower(values, smallest, are_logs)
-    for seen in range(FEWEST_POINTS, values.size + 1):
-        follower.see(seen)
-    return follower.history
+    follower = Follower(values, smallest, are_logs, any_share, noise)
+    if values.size >= FEWEST_POINTS and np.ptp(values) > SAME_VALUE * np.abs(values).max():
+        for seen in range(FEWEST_POINTS, values.size + 1):
+            follower.see(seen)
+    return follower

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.device_effects import DeviceEffects, device_effects
-from flexq_bench.stats.follower import follow
+from flexq_bench.stats.follower import followed
+from flexq_bench.stats.hindsight import look_back
 from flexq_bench.stats.log_series import (
     SMALLEST_CHANGE,
     Floats,
@@ -18,7 +19,7 @@ from flexq_bench.stats.log_series import (
     autocorrelation,
     robust_scale,
 )
-from flexq_bench.stats.newest_step import FEWEST_POINTS, SURROUNDINGS
+from flexq_bench.stats.newest_step import FEWEST_POINTS, SHORTEST_LEVEL, SURROUNDINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Step:
     """A change of level.
 
     index: of the first value on the new level, in the series as given. before, after: medians of
-    the values since the step before and until the next one, in the unit of the series. p_value:
+    the values since the step before and until the next one, in the unit of the series and without
+    the drift to the step. p_value:
     probability of a step this large anywhere in noise alone, when it was decided.
     """
 
@@ -79,9 +81,10 @@ class LevelModel:
 
     waiting: the newest step, if its levels have not lasted long enough to tell it from a switch
     between two levels. sigma: of one value from its level, as a fraction. memory: AR(1)
-    coefficient. device_span: between the effects of the slowest and the fastest device, a fraction;
-    0: one device. Levels are those on the newest device. device_changes: changes of device that may
-    hide a step of any size; they are no steps.
+    coefficient. drift: of all levels, from the first value to the last, a fraction. device_span:
+    between the effects of the slowest and the fastest device, a fraction; 0: one device. Levels are
+    those on the newest device. device_changes: changes of device that may hide a step of any size;
+    they are no steps.
     """
 
     size: int
@@ -90,6 +93,7 @@ class LevelModel:
     spells: tuple[Spell, ...] = ()
     sigma: float = 0.0
     memory: float = 0.0
+    drift: float = 0.0
     device_span: float = 0.0
     device_changes: tuple[DeviceChange, ...] = ()
 
@@ -120,8 +124,10 @@ def level_model(
     values: ArrayLike,
     devices: Sequence[Hashable] | None = None,
     *,
-    smallest: float = SMALLEST_CHANGE,
+    smallest: float | None = None,
     as_differences: bool = False,
+    in_hindsight: bool = False,
+    reruns: Sequence[Sequence[float]] = (),
 ) -> LevelModel:
     """The steps, spells and effects of devices that explain a series together.
 
@@ -130,9 +136,12 @@ def level_model(
     no error. devices: [n] the device of each value; None: one device. The effect of a device is no
     step. A change of level at a change of device is no step either, unless a device that was
     present before and after separates the two. smallest: step that counts, as a fraction of the
-    level; of the median size if values have any sign. as_differences: positive values are not
-    logarithms either, and smallest is in their unit. Raises ValueError if values is not
-    one-dimensional, or devices has another length.
+    level; of the median size if values have any sign. None: 0.01 (of differences any), and a share
+    of the range of the levels. as_differences: positive values are not logarithms either, and
+    smallest is in their unit. in_hindsight: by all values, not by those seen when each step was
+    decided; then the levels of positive values may share a drift. reruns: [n] results that each
+    value combines, evidence of noise. Raises ValueError if values is not one-dimensional, or
+    devices has another length.
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
@@ -142,22 +151,36 @@ def level_model(
         return LevelModel(size)
     scaled, scale = _scaled(usable, as_differences=as_differences)
     least = smallest
+    if least is None:
+        least = 0.0 if as_differences else SMALLEST_CHANGE
     if scale.unit is None:
-        least = float(np.log1p(smallest))
+        least = float(np.log1p(least))
     elif as_differences:
-        least = smallest / scale.unit
+        least /= scale.unit
     codes = _numbered(devices, index)
     effects = None if codes is None else device_effects(scaled, codes, least)
     if effects is not None:
         scaled = scaled - effects.component
-    history = follow(scaled, least, are_logs=scale.unit is None)
+    are_logs, any_share = scale.unit is None, smallest is not None
+    noise = _noise_of_reruns([reruns[at] for at in index.tolist()], scale) if reruns else 0.0
+    if in_hindsight:
+        history = look_back(scaled, least, are_logs=are_logs, any_share=any_share, noise=noise)
+    else:
+        follower = followed(scaled, least, are_logs=are_logs, any_share=any_share, noise=noise)
+        history = follower.history
+    scaled = scaled - history.drift * np.arange(scaled.size)
     decided = _agreeing(scaled, list(history.steps))
     waiting = [one for one in history.waiting[-1:] if one > max(decided, default=(0, 0.0))]
     model = [*decided, *waiting]
     # the step that waits is not part of the level before it
     levels = _levels(scaled, [at for at, _ in model])
     steps = [
-        Step(int(index[at]), scale.value(before), scale.value(after), p_value)
+        Step(
+            int(index[at]),
+            scale.value(before + history.drift * at),
+            scale.value(after + history.drift * at),
+            p_value,
+        )
         for (at, p_value), (before, after) in zip(model, pairwise(levels), strict=True)
     ]
     bounds = [0, *(at for at, _ in model), scaled.size]
@@ -178,12 +201,14 @@ def level_model(
         ),
         sigma=sigma,
         memory=memory,
+        drift=scale.fraction(history.drift * (scaled.size - 1)),
         device_span=0.0 if effects is None else scale.fraction(effects.span),
         device_changes=()
         if effects is None
         else _device_changes(
             effects,
             dict(zip(bounds, levels, strict=False)),
+            history.drift,
             sigma * float(np.sqrt((1 + memory) / (1 - memory))),
             scale,
             index,
@@ -233,6 +258,21 @@ def _scaled(usable: Floats, *, as_differences: bool) -> tuple[Floats, _Scale]:
     return usable / unit, _Scale(unit)
 
 
+def _noise_of_reruns(reruns: Sequence[Sequence[float]], scale: _Scale) -> float:
+    """Sigma of a typical value by results of the same commit; 0: too few, or not as the values.
+
+    Commits of one night share what nights add to the noise, so it is a lower limit.
+    """
+    several = [np.asarray(own, dtype=np.float64) for own in reruns if len(own) > 1]
+    freedom = sum(own.size - 1 for own in several)
+    if freedom < SHORTEST_LEVEL or (scale.unit is None and any(own.min() <= 0 for own in several)):
+        return 0.0
+    scaled = [np.log(own) if scale.unit is None else own / scale.unit for own in several]
+    variance = sum(float(own.var() * own.size) for own in scaled) / freedom
+    sizes = np.array([max(len(own), 1) for own in reruns])
+    return float(np.sqrt(variance / np.median(sizes)))
+
+
 def _levels(values: Floats, starts: Sequence[int]) -> list[float]:
     return [float(np.median(part)) for part in np.split(values, list(starts))]
 
@@ -253,7 +293,12 @@ def _agreeing(values: Floats, steps: list[tuple[int, float]]) -> list[tuple[int,
 
 
 def _device_changes(
-    effects: DeviceEffects, levels: dict[int, float], error: float, scale: _Scale, index: Ints
+    effects: DeviceEffects,
+    levels: dict[int, float],
+    drift: float,
+    error: float,
+    scale: _Scale,
+    index: Ints,
 ) -> tuple[DeviceChange, ...]:
     """Changes of device that may hide a step.
 
@@ -266,7 +311,7 @@ def _device_changes(
         zip(places, places[1:], places[2:], strict=False), effects.unresolved, strict=True
     ):
         level = levels[max(start for start in levels if start < at)]
-        before = level + float(effects.component[at - 1])
+        before = level + drift * at + float(effects.component[at - 1])
         sides = [min(at - low, SURROUNDINGS), min(high - at, SURROUNDINGS)]
         changes.append(
             DeviceChange(

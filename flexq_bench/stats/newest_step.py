@@ -53,19 +53,22 @@ class NewestStep:
         return self.after - self.before
 
 
-def newest_step(values: Floats, seen: int) -> NewestStep | None:
+def newest_step(
+    values: Floats, seen: int, counted: float | None = None, noise: float = 0.0
+) -> NewestStep | None:
     """The most likely step of values [n], by Student's t with AR(1) memory and a sign test.
 
     None: all values are equal.
 
     seen: number of values of the series so far, for the number of positions that were tested. The
-    step has at least 3 values on either side; [n] has at least 8. A slope that fits as well as the
-    step, and hardly better with it, gives a p-value of 1.
+    step has at least 3 values on either side; [n] has at least 8. counted: most independent values
+    of a side, if not 20. noise: least sigma of a value. A slope that fits as well as the step, and
+    hardly better with it, gives a p-value of 1.
     """
     spread = float(np.ptp(values))
     if spread <= SAME_VALUE * float(np.abs(values).max()):
         return None
-    floor = max(resolution_scale(values), _NO_NOISE * spread)
+    floor = max(resolution_scale(values), _NO_NOISE * spread, noise)
     cleaned = without_spikes(values, difference_scale(values, floor=floor))
     memory = step_proof_autocorrelation(cleaned, floor=floor)
     places = np.arange(SHORTEST_LEVEL, values.size - SHORTEST_LEVEL + 1)
@@ -79,7 +82,7 @@ def newest_step(values: Floats, seen: int) -> NewestStep | None:
     variances = _variances(residuals[: left.size], residuals[left.size :], floor)
     sizes = at, values.size - at
     errors = [
-        variance / min(float(effective_size(size, memory)), _MOST_COUNTED)
+        variance / min(float(effective_size(size, memory)), counted or _MOST_COUNTED)
         for variance, size in zip(variances, sizes, strict=True)
     ]
     # Welch 1947: the variance of a new side is known from few values.

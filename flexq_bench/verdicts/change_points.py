@@ -48,12 +48,14 @@ class Point:
     """One commit of a series.
 
     value: in the unit of the series; with several results, their median. device: that measured it.
-    epoch: levels are compared only within one; its points need not be adjacent.
+    epoch: levels are compared only within one; its points need not be adjacent. reruns: the several
+    results, whose spread is evidence of noise.
     """
 
     value: float
     device: Hashable = None
     epoch: Hashable = None
+    reruns: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +112,23 @@ def find_change_points(
     points: Sequence[Point],
     scale: Scale = Scale.RATIO,
     *,
-    smallest: float = 0.0,
+    smallest: float | None = None,
+    in_hindsight: bool = False,
 ) -> ChangePoints:
     """The changes of level of a series of points, oldest first, one per commit.
 
-    smallest: change that counts, a fraction of the level (`Scale.RATIO`, at least 0.01) or in the
-    unit of the series. NaN and infinite values are gaps, and with `Scale.RATIO` those that are not
-    positive.
+    smallest: change that counts, a fraction of the level (`Scale.RATIO`) or in the unit of the
+    series; None: 0.01 or any, and a share of the range of the levels. in_hindsight: by all values,
+    for readers of a finished history; otherwise a longer history leaves what was decided. NaN and
+    infinite values are gaps, and with `Scale.RATIO` those that are not positive.
     """
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, point in enumerate(points):
         places[point.epoch].append(place)
     if len(places) < 2:
-        return _of_epoch(points, scale, smallest)
+        return _of_epoch(points, scale, smallest, in_hindsight)
     found = {
-        epoch: _at(_of_epoch([points[place] for place in own], scale, smallest), own)
+        epoch: _at(_of_epoch([points[place] for place in own], scale, smallest, in_hindsight), own)
         for epoch, own in places.items()
     }
     models = [one.model for one in found.values()]
@@ -161,15 +165,21 @@ def _at(found: ChangePoints, places: Sequence[int]) -> ChangePoints:
     return ChangePoints(tuple(steps), tuple(waiting), model)
 
 
-def _of_epoch(points: Sequence[Point], scale: Scale, smallest: float) -> ChangePoints:
+def _of_epoch(
+    points: Sequence[Point], scale: Scale, smallest: float | None, in_hindsight: bool
+) -> ChangePoints:
     is_ratio = scale is Scale.RATIO
-    least = max(smallest, SMALLEST_CHANGE) if is_ratio else smallest
+    least = smallest
+    if least is None:
+        least = SMALLEST_CHANGE if is_ratio else 0.0
     values = [point.value if not is_ratio or point.value > 0 else math.nan for point in points]
     model = level_model(
         values,
         [point.device for point in points],
-        smallest=least,
+        smallest=smallest,
         as_differences=not is_ratio,
+        in_hindsight=in_hindsight,
+        reruns=[point.reruns for point in points],
     )
     changes = [_change(step) for step in model.steps]
     if not is_ratio:

@@ -34,7 +34,7 @@ from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 16
+DETECTOR_VERSION = 17
 PARAMETERS: dict[str, Any] = {
     "shortest_level": SHORTEST_LEVEL,
     "switching": SWITCHING,
@@ -105,9 +105,16 @@ class Judged:
         return reason_without_step(self.found, index, rises=after > before)
 
 
-def judge_history(values: Sequence[float], metric: Metric) -> Judged:
-    """Analyse a history (`find_change_points`). values: oldest first, in the metric's unit."""
-    found = find_change_points([Point(value) for value in values], metric.scale)
+def judge_history(
+    values: Sequence[float], metric: Metric, reruns: Sequence[Sequence[float]] = ()
+) -> Judged:
+    """Analyse a history (`find_change_points`). values: oldest first, in the metric's unit.
+
+    reruns: results that each value combines; empty: it is one.
+    """
+    several = reruns or [()] * len(values)
+    points = [Point(value, reruns=own) for value, own in zip(values, several, strict=True)]
+    found = find_change_points(points, metric.scale)
     earlier = [change.before for change in found.steps]
     steps = (_step(one, earlier[:place], metric) for place, one in enumerate(found.steps))
     return Judged(tuple(steps), found)
@@ -156,10 +163,15 @@ def _log_ratio(change: Change, metric: Metric) -> float | None:
 
 
 def evidence_of(
-    values: Sequence[float], commits: Sequence[str], metric: Metric, step: Step
+    values: Sequence[float],
+    reruns: Sequence[Sequence[float]],
+    commits: Sequence[str],
+    metric: Metric,
+    step: Step,
 ) -> dict[str, Any]:
     """All inputs of a verdict; `judged_again` recomputes it from them."""
-    return {
+    several = {"reruns": [list(own) for own in reruns]} if any(reruns) else {}
+    return several | {
         "values": list(values),
         "commits": list(commits),
         "metric": metric.name,
@@ -180,4 +192,11 @@ def judged_again(evidence: Mapping[str, Any]) -> Step | None:
     )
     index = evidence["index"]
     values = [float(value) for value in evidence["values"]]
-    return next((step for step in judge_history(values, metric).steps if step.index == index), None)
+    return next(
+        (
+            step
+            for step in judge_history(values, metric, evidence.get("reruns", ())).steps
+            if step.index == index
+        ),
+        None,
+    )

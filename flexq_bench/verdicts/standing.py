@@ -167,7 +167,9 @@ def _by_one_history(
     points: Sequence[HistoryPoint],
 ) -> Iterator[Standing]:
     metric = metric_of(decision)
-    judged = judge_history([one.median_us for one in points], metric)
+    judged = judge_history(
+        [one.median_us for one in points], metric, [one.reruns for one in points]
+    )
     located = judged.steps
     places = {one.commit: place for place, one in reversed(list(enumerate(points)))}
     place = places.get(decision.head)

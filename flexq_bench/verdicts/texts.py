@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from flexq_bench.db.units import unit_and_scale
+
 if TYPE_CHECKING:
     from flexq_bench.db.queries import AlertRow, DecisionRow
 
 
 def levels_text(before: float, after: float, unit: str) -> str:
     """Return `0 -> 5 spills`."""
-    return f"{before:.6g} -> {after:.6g} {unit}".rstrip()
+    return f"{before:.6g} -> {after:.6g} {unit_and_scale(unit)[0]}".rstrip()
 
 
 def decision_text(decision: DecisionRow) -> str | None:

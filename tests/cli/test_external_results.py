@@ -159,6 +159,16 @@ def test_count_that_is_back_closes_its_alert_with_the_level(cli, give):
     assert row["note"] in cli("explain", "1").out
 
 
+def test_stated_count_that_leaves_zero_opens_alert(cli, give):
+    give([0, 0, 0, 5], metric="gadgets", unit="gadgets [count]")
+
+    (row,) = alerts(cli)
+    assert row["levels"][:2] == [0, 5]
+    shown = cli("explain", "1").out
+    assert "0 -> 5 gadgets" in shown
+    assert "[count]" not in shown
+
+
 def test_counts_survive_export_and_import(cli, give, tmp_path):
     give([0, 0, 0, -5], metric="accuracy", unit="points", better="higher")
     out, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.sqlite")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, conversion, scale_of
+from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, conversion, is_rate, scale_of, with_scale
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,8 @@ from flexq_bench.db.units import COUNT, DIFFERENCE, RATIO, conversion, scale_of
         *((unit, DIFFERENCE) for unit in ("%", "points", "")),
         *((unit, COUNT) for unit in ("B/op", "allocs/op", "bytes/iter")),
         *((unit, RATIO) for unit in ("ns/op", "ops/s", "op/sec")),
+        *(("widgets [count]", COUNT), ("points [ratio]", RATIO), ("us[difference]", DIFFERENCE)),
+        *(("[count]", DIFFERENCE), ("a [sum]", DIFFERENCE)),
     ],
 )
 def test_scale_follows_the_unit(unit, scale):
@@ -46,9 +48,21 @@ def test_time_is_a_ratio_whatever_its_unit():
         ("kilobytes", "bytes", 1000),
         ("us", "bytes", None),
         ("points", "marks", None),
+        ("MB/s [difference]", "GB/s [difference]", 1e-3),
+        ("MB/s [difference]", "GB/s", None),
+        ("us [difference]", "us", None),
     ],
 )
 def test_units_of_one_quantity_are_converted(unit, to, factor):
     found = conversion(unit, to)
 
     assert found == (None if factor is None else pytest.approx(factor))
+
+
+def test_scale_is_stated_behind_a_unit_that_lacks_it():
+    assert with_scale("widgets", COUNT) == "widgets [count]"
+    assert with_scale("widgets [count]", RATIO) == "widgets [ratio]"
+    assert with_scale("bytes [ratio]", COUNT) == "bytes"
+    assert is_rate("GB/s [difference]")
+    with pytest.raises(ValueError, match="ratio, count or difference, not 'sum'"):
+        with_scale("widgets", "sum")

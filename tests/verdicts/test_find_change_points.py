@@ -12,6 +12,7 @@ from flexq_bench.verdicts.change_points import (
     find_change_points,
     reason_without_step,
 )
+from flexq_bench.verdicts.history_verdict import Metric, evidence_of, judge_history, judged_again
 
 
 def _points(levels: list[tuple[int, float]], sigma: float = 0.5) -> list[Point]:
@@ -62,3 +63,41 @@ def test_points_of_an_epoch_need_not_be_adjacent() -> None:
              for place, point in enumerate(one for one in points for _ in range(2))]  # fmt: skip
     (step,) = find_change_points(mixed).steps
     assert step.index == 80
+
+
+def _three_runs(spread: float) -> tuple[list[float], list[tuple[float, ...]]]:
+    """A step of 3 % in values that each combine three runs."""
+    values = (
+        np.repeat([100.0, 103.0], 40) * np.exp(0.003 * np.random.default_rng(1).standard_normal(80))
+    ).tolist()
+    return values, [(value * (1 - spread), value, value * (1 + spread)) for value in values]
+
+
+def test_spread_of_reruns_hides_a_step_within_it() -> None:
+    values, close = _three_runs(0.002)
+    _, apart = _three_runs(0.1)
+    found = [
+        find_change_points(
+            [Point(value, reruns=own) for value, own in zip(values, runs, strict=True)]
+        ).steps
+        for runs in (close, apart)
+    ]
+    assert [[step.index for step in steps] for steps in found] == [[40], []]
+
+
+def test_verdict_with_reruns_is_recomputed_from_its_evidence() -> None:
+    values, reruns = _three_runs(0.002)
+    metric = Metric("time", "us", "lower")
+    (step,) = judge_history(values, metric, reruns).steps
+    evidence = evidence_of(values, reruns, [str(place) for place in range(80)], metric, step)
+    assert judged_again(evidence) == step
+    _, apart = _three_runs(0.1)
+    assert judged_again(evidence | {"reruns": apart}) is None
+
+
+def test_few_or_single_runs_say_nothing_of_noise() -> None:
+    values, _ = _three_runs(0.0)
+    two = [(value * 0.5, value * 1.5) if place < 2 else () for place, value in enumerate(values)]
+    for reruns in (two, [(value,) for value in values]):
+        points = [Point(value, reruns=own) for value, own in zip(values, reruns, strict=True)]
+        assert [step.index for step in find_change_points(points).steps] == [40]

@@ -63,8 +63,10 @@ def show_series(
         metric = Metric(member.metric, member.unit, member.direction)
         unit = "µs" if member.unit == "us" else html.escape(member.unit)
         figure = history_chart.history(frame, styles, html.escape(member.metric), unit)
-        levels = history_frame({series: one_per_commit(points) for series, points in own.items()})
-        steps = _change_points(levels, metric)
+        combined = {series: one_per_commit(points) for series, points in own.items()}
+        levels = history_frame(combined)
+        points = next(iter(combined.values()), [])
+        steps = _change_points(levels, metric, {one.commit: one.reruns for one in points})
         _mark(figure, frame, alert, steps)
         draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
@@ -81,12 +83,18 @@ def _series_on_all_gpus(session: Session, series_id: int) -> list[SeriesName]:
     return [s for s in known if all(getattr(s, f) == getattr(own, f) for f in _SAME_CASE)]
 
 
-def _change_points(frame: pd.DataFrame, metric: Metric) -> list[_Step]:
-    """Return the changes of level within each epoch; `frame`: of one series."""
+def _change_points(
+    frame: pd.DataFrame, metric: Metric, reruns: Mapping[str, Sequence[float]]
+) -> list[_Step]:
+    """Return the changes of level within each epoch; `frame`: of one series. reruns: by commit."""
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
-        points = [Point(*one) for one in zip(rows["value"], rows["device"], strict=True)]
+        columns = (rows["value"], rows["device"], rows["commit"])
+        points = [
+            Point(value, device, reruns=reruns.get(commit, ()))
+            for value, device, commit in zip(*columns, strict=True)
+        ]
         found = find_change_points(points, metric.scale)
         for change in found.with_waiting:
             row = rows.iloc[change.index]

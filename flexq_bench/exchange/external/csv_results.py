@@ -1,7 +1,8 @@
 """CSV, and JSON lines: one result per row, with its commit, time, branch and device.
 
 Columns, in any order: `benchmark` and `value`; optional are `unit` (default us), `metric` (default
-time), `direction` (lower or higher; required for metrics other than time), `low` and `high` (of the
+time), `direction` (lower or higher; required for metrics other than time), `scale` (ratio, count or
+difference, of metrics whose unit does not say it), `low` and `high` (of the
 95 % interval), `samples` (their number), `variant`, `m`, `n`, `k`, `device` (or `gpu`), `cache`
 (cold or hot), `commit`, `branch`, `time` (ISO 8601) and `occasion`. A line of JSON is an object
 with these keys. Files are read in parts, so that they may have millions of rows.
@@ -23,6 +24,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.units import RATIO, with_scale
 from flexq_bench.errors import UsageError
 from flexq_bench.exchange.external.result import (
     BATCH,
@@ -43,7 +45,7 @@ _WHAT = "a CSV file with the columns benchmark and value"
 _JSON_WHAT = "JSON lines, each an object with the keys benchmark and value"
 _NEEDED = ("benchmark", "value")
 _COLUMNS = (
-    *_NEEDED, "unit", "metric", "direction", "low", "high", "samples", "variant",
+    *_NEEDED, "unit", "metric", "direction", "scale", "low", "high", "samples", "variant",
     "m", "n", "k", "device", "gpu", "cache", "commit", "branch", "time", "occasion",
 )  # fmt: skip
 _NUMBERS = ("value", "low", "high", "samples", "m", "n", "k")
@@ -216,12 +218,19 @@ def _of_fields(fields: Mapping[str, str], tool: str) -> ExternalResult:
     if metric == "time":
         if fields.get("direction", "lower") != "lower":
             raise BadResult("less time is better: its direction is lower")
+        if fields.get("scale", RATIO) != RATIO:
+            raise BadResult("a time is a ratio: name another metric to compare its differences")
         convert, unit = partial(_time, unit), "us"
     else:
         if "unit" not in fields:
             raise BadResult(f"the unit of {metric} is missing: add a column unit")
         if "direction" not in fields:
             raise BadResult(f"{metric} needs a column direction: lower or higher is better")
+        if "scale" in fields:
+            try:
+                unit = with_scale(unit, fields["scale"])
+            except ValueError as error:
+                raise BadResult(str(error)) from None
     low = convert(fields["low"], "low") if "low" in fields else None
     high = convert(fields["high"], "high") if "high" in fields else None
     created_at = iso_time(fields.get("time"))

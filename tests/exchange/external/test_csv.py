@@ -35,6 +35,23 @@ def test_csv_rows_of_other_metrics_have_a_direction(read):
     )
 
 
+def test_csv_may_state_the_scale_of_a_metric(read):
+    header = "benchmark,value,metric,unit,direction,scale\n"
+    rows = ("a,0,m,widgets,lower,count", "b,-2,m,ms,lower,difference", "c,0,m,widgets,lower,ratio")
+    text = header + "".join(f"{row}\n" for row in rows)
+
+    found = read("csv", text + "a,1,m,x,lower,sum\na,1,time,us,lower,count\n")
+
+    assert [(one.median, one.unit) for one in found.results] == [
+        (0, "widgets [count]"), (-2, "ms [difference]"),
+    ]  # fmt: skip
+    assert [one.reason for one in found.refused] == [
+        "its value is 0, and times and rates are above 0: give a count its unit",
+        "the scale is ratio, count or difference, not 'sum'",
+        "a time is a ratio: name another metric to compare its differences",
+    ]
+
+
 def test_csv_headers_have_any_case_and_order(read):
     (one,) = read("csv", "\ufeffUnit,Value, Benchmark \r\nns,1500,gemm\r\n").results
 
