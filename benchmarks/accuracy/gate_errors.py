@@ -33,7 +33,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,15 @@ def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]
         report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=at_once)
         return int(report.exit_code)
 
-    codes = in_processes(processes, [(seed,) for seed in range(gates)], judge)
+    codes = told(in_processes(processes, [(seed,) for seed in range(gates)], judge))
     return {str(code): count for code, count in sorted(Counter(codes).items())}
+
+
+def told(results: Iterable[Any]) -> Iterator[Any]:
+    """Yield results. stderr gets each, so that a command that is ended has shown what it knew."""
+    for number, result in enumerate(results, 1):
+        sys.stderr.write(f"{number}: {result}\n")
+        yield result
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +310,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default=best_device())
     options = parser.parse_args()
-    torch.set_num_threads(max(1, torch.get_num_threads() // options.processes))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // options.processes))
     policy = judged_policy(options)
     bench = Bench(options, policy)
     codes = equal_models(bench, options.gates, options.processes)
@@ -313,10 +321,12 @@ def main() -> int:
     if not options.draws:
         bench.close()
         return 0 if right else 1
+    torch.set_num_threads(threads)  # in this process; its forks have the fewer
     replay = Replay(bench, policy, options.data[0])
+    torch.set_num_threads(max(1, threads // options.processes))
     rates, count = policy.planned, options.draws
     draws: list[tuple[int, str | None]] = [(seed, None) for seed in range(count)]
-    equal = list(in_processes(options.processes, draws, replay.judge))
+    equal = list(told(in_processes(options.processes, draws, replay.judge)))
     failed = sum(bool(failing) for _, failing in equal)
     found = {
         "noise_of_1_percent": replay.noise,
@@ -331,7 +341,7 @@ def main() -> int:
     right &= say(found, failed / count <= rates.alpha + 3 * _error(rates.alpha, count))
     lossy_text = policy.texts[0]
     draws = [(seed, lossy_text) for seed in range(count)]
-    lossy = list(in_processes(options.processes, draws, replay.judge))
+    lossy = list(told(in_processes(options.processes, draws, replay.judge)))
     bench.close()
     caught = sum(f"perplexity of {lossy_text}" in failing for _, failing in lossy)
     found = {"gates_with_a_loss": count, "caught": caught, "planned_share": rates.power}
