@@ -137,6 +137,7 @@ class _Comparison:
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
         self._row_factors: dict[str, torch.Tensor] = {}
+        self._dead: dict[str, torch.Tensor] = {}  # channels of a layer that are always 0
 
     def report(self) -> WeightReport:
         measured: dict[str, _Rows] = {}
@@ -193,6 +194,8 @@ class _Comparison:
         for site_input in self._layout.scalable_inputs(block):
             readers = [sites[kind] for kind in site_input.kinds]
             source = f"{base}.{site_input.source}"
+            dead = self._always_zero(source, site_input)
+            self._dead |= dict.fromkeys((r.name for r in readers), spread(dead, site_input))
             if site_input.through == "norm":
                 own = self._norm_factor(source, site_input.norm_offset)
                 if own is None:
@@ -202,6 +205,15 @@ class _Comparison:
                 own = self._measured(self._sites[source], factors, clips=False).scale
             self._balance(source, own, readers, site_input, factors)
         return factors
+
+    def _always_zero(self, source: str, site_input: SiteInput) -> torch.Tensor:
+        """Channels [N] of a source that are zero for any input: no reader's value counts."""
+        module = self._original.get_submodule(source)
+        weight, bias = module.weight, getattr(module, "bias", None)
+        is_zero: torch.Tensor = (
+            weight + site_input.norm_offset == 0 if weight.ndim == 1 else (weight == 0).all(1)
+        )
+        return is_zero if bias is None else is_zero & (bias == 0)
 
     def _norm_factor(self, source: str, offset: float) -> torch.Tensor | None:
         """A norm's factors over the original's; None: they are equal. offset: see SiteInput."""
@@ -227,22 +239,32 @@ class _Comparison:
         products, squares, sizes, steps = (torch.zeros_like(own) for _ in range(4))
         rows = 0
         for reader in readers:
-            ours, theirs = self._own_basis(reader.name), self._weight(reader.name)
+            counts = ~self._dead[reader.name]
+            ours, theirs = (w(reader.name) * counts for w in (self._own_basis, self._weight))
+            if site_input.through == "norm":  # rows of a reader may have factors of their own
+                ours, theirs = _without_row_factors(ours, theirs, theirs / own)
+            if not len(ours):
+                continue
             smallest = torch.where(ours == 0, torch.inf, ours.abs()).amin()
             steps = torch.maximum(steps, smallest)
-            if site_input.through == "norm":  # rows of a reader may have factors of their own
-                theirs = theirs * _slopes(ours, theirs / own)[:, None]
             products += self._of_source((ours * theirs).sum(0), site_input)
             squares += self._of_source(theirs.square().sum(0), site_input)
             sizes += self._of_source(ours.square().sum(0), site_input)
-            rows += reader.n
-        # Least squares, and the relative error of the columns that this leaves.
+            rows += len(ours)
+        if not rows:  # no row of a reader is the original's, which each reader's finding says
+            return
+        # Least squares, and the error of the columns that this leaves, relative to what is found
+        # and to what the source needs.
         of_readers = torch.where(squares > 0, products / squares.clamp(min=1e-30), 1 / own)
         fitted = products * of_readers
-        noise = ((sizes - fitted).clamp(min=0) / fitted.clamp(min=1e-30)).sqrt()
-        explained = _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(rows)) * noise
-        lost = (sizes == 0) & ((squares / rows).sqrt() / own < steps)  # readers round it to zeros
-        agrees = (_ln(own * of_readers).abs() <= explained) | lost
+        rest = (sizes - fitted).clamp(min=0)
+        slack = _CLIPPED + _DEVIATIONS / math.sqrt(rows)
+        explained = _MAX_ROW_SCALE + slack * (rest / fitted.clamp(min=1e-30)).sqrt()
+        needed = _MAX_ROW_SCALE + slack * own.abs() * (rest / squares.clamp(min=1e-30)).sqrt()
+        needs, has = (squares / rows).sqrt() / own, (sizes / rows).sqrt()
+        lost = torch.maximum(needs, has) < steps  # readers round it to zeros
+        both = own * of_readers
+        agrees = (_ln(both).abs() <= explained) | ((both - 1).abs() <= needed) | lost
         # If they disagree, the readers are right, so that the source is the one that is reported.
         is_scaled = _ln(of_readers).abs() > explained
         undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
@@ -296,24 +318,28 @@ class _Comparison:
             theirs = theirs * factors.rows[site.name][:, None]
         if site.name in factors.columns:
             theirs = theirs * factors.columns[site.name]
+        dead = self._dead.get(site.name, torch.zeros_like(theirs[0], dtype=torch.bool))
+        free = self._own_basis(site.name) * dead  # any value does
+        theirs = torch.where(dead, free, theirs)
         module = self._model.get_submodule(site.name)
         layer = _layer_of(module)
         if layer is None:
-            return _rows(self._own_basis(site.name), theirs, theirs, theirs)
+            theirs = theirs - free
+            return _rows(self._own_basis(site.name) - free, theirs, theirs, theirs)
         if layer.rotation is not None:
-            theirs = layer.rotation.apply(theirs)
+            theirs, free = (layer.rotation.apply(x) for x in (theirs, free))
         order = layer.weight.order
         number = layer.weight_format
         try:
             if number.kind == "mixed":
                 rounded = quantize(theirs, number, order=order).dequantize(torch.float32)
             if order is not None:
-                theirs = theirs[:, order.long()]
+                theirs, free = (x[:, order.long()] for x in (theirs, free))
             if number.kind != "mixed":
                 rounded = quantize(theirs, number).dequantize(torch.float32)
         except (ShapeError, ValueError):  # a format that nothing is rounded to here
             rounded = theirs
-        ours = _stored_basis(module)
+        ours, theirs, rounded = (x - free for x in (_stored_basis(module), theirs, rounded))
         clipped = _clipped(theirs, ours, number.group) if clips else theirs
         return _rows(ours, theirs, rounded, clipped)
 
@@ -503,10 +529,10 @@ def _rows(
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
-    resolved = step**-2 @ theirs.square() >= len(step)
-    sizes = torch.linalg.vecdot(ours, ours, dim=0) * torch.linalg.vecdot(theirs, theirs, dim=0)
-    columns = torch.linalg.vecdot(ours, theirs, dim=0) / sizes.sqrt().clamp(min=1e-30)
-    columns = torch.where(resolved, columns, 1.0)
+    own, other = ours / step[:, None], theirs / step[:, None]  # so that each row counts
+    sizes = torch.linalg.vecdot(own, own, dim=0) * torch.linalg.vecdot(other, other, dim=0)
+    columns = torch.linalg.vecdot(own, other, dim=0) / sizes.sqrt().clamp(min=1e-30)
+    columns = torch.where(torch.linalg.vecdot(other, other, dim=0) >= len(step), columns, 1.0)
     return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, columns)
 
 
@@ -516,10 +542,14 @@ def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     return products
 
 
-def _slopes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Least-squares factor of each row; 1 for rows of zeros."""
-    squares = theirs.square().sum(1)
-    return torch.where(squares > 0, (ours * theirs).sum(1) / squares.clamp(min=1e-30), 1.0)
+def _without_row_factors(
+    ours: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divide rows by their least-squares factor to what is expected; leave out those unlike it."""
+    products, squares = _dots(ours, expected), _dots(expected, expected)
+    is_like = products > _OTHER_CONTENT * (squares * _dots(ours, ours)).sqrt()
+    slopes = products[is_like] / squares[is_like]
+    return ours[is_like] / slopes[:, None], theirs[is_like]
 
 
 def _is_other(rows: _Rows) -> bool:

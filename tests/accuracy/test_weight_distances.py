@@ -28,18 +28,26 @@ def loaded(tiny_llama):
 
 
 @pytest.fixture(scope="module")
-def quantized(loaded, tiny_llama):
+def calibration(loaded, tiny_llama):
+    tokens = tokenize(read_text(str(tiny_llama / "calibration.txt")), loaded.tokenizer)
+    return calibration_segments(tokens, segments=2, length=128, seed=0)
+
+
+def made_by(name, model, calibration):
+    """A copy of a model under a scheme."""
+    made, scheme = copy.deepcopy(model), resolve(name)
+    scheme.quantize(made, calibration if scheme.needs_calibration else None, seed=0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def quantized(loaded, calibration):
     """quantized("gptq-w4a16"): tiny-llama under a scheme."""
-    text = read_text(str(tiny_llama / "calibration.txt"))
-    tokens = tokenize(text, loaded.tokenizer)
-    calibration = calibration_segments(tokens, segments=2, length=128, seed=0)
     made = {}
 
     def build(name):
         if name not in made:
-            made[name] = copy.deepcopy(loaded.model)
-            scheme = resolve(name)
-            scheme.quantize(made[name], calibration if scheme.needs_calibration else None, seed=0)
+            made[name] = made_by(name, loaded.model, calibration)
         return copy.deepcopy(made[name])
 
     return build
@@ -143,6 +151,25 @@ def test_undamaged_scheme_has_no_finding(loaded, quantized, scheme):
     assert report.findings == ()
     assert len(report.layers) == 28
     assert not report.not_judged
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "scheme",
+    ["smoothquant-w8a8", "awq-w4a16", pytest.param("duquant-w6a6", marks=pytest.mark.slow)],
+)
+def test_channels_that_are_always_zero_may_have_any_factor(loaded, calibration, scheme):
+    original = copy.deepcopy(loaded.model)
+    for block in original.model.layers:
+        block.post_attention_layernorm.weight[3::5] = 0
+        block.mlp.up_proj.weight[5::7] = 0
+        block.self_attn.v_proj.weight[::9] = 0
+    model = made_by(scheme, original, calibration)
+
+    assert not weight_distances(model, original).findings
+
+    model.get_submodule(DOWN).weight[:, 4::7] *= 1.5  # of channels that count
+    assert weight_distances(model, original).findings
 
 
 def test_rotated_weights_are_not_judged(loaded, quantized):
