@@ -92,7 +92,7 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
     return dataclasses.replace(policy, limits=tuple(x for x in policy.limits if x.texts))
 
 
-def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]:
+def equal_models(bench: Bench, seeds: Iterable[int], processes: int = 1) -> dict[str, int]:
     """Number of gates by exit code, on models that are equal to the original."""
     same = dataclasses.replace(NOTHING, name="same", damage=permute_channels)
 
@@ -101,7 +101,7 @@ def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]
         report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=at_once)
         return int(report.exit_code)
 
-    codes = told(in_processes(processes, [(seed,) for seed in range(gates)], judge))
+    codes = told(in_processes(processes, [(seed,) for seed in seeds], judge))
     return {str(code): count for code, count in sorted(Counter(codes).items())}
 
 
@@ -303,6 +303,7 @@ def main() -> int:
     parser.add_argument("--texts", help="of the policy; default: all")
     parser.add_argument("--gates", type=int, default=300)
     parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first equal model")
     parser.add_argument("--context", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--processes", type=int, default=1)
@@ -312,7 +313,8 @@ def main() -> int:
     torch.set_num_threads(max(1, threads // options.processes))
     policy = judged_policy(options)
     bench = Bench(options, policy)
-    codes = equal_models(bench, options.gates, options.processes)
+    seeds = range(options.first, options.first + options.gates)
+    codes = equal_models(bench, seeds, options.processes)
     right = say(
         {"texts": policy.texts, "equal_models_by_exit_code": codes}, not codes.keys() - {"0"}
     )

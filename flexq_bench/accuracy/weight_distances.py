@@ -42,12 +42,14 @@ _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
 _MAX_NEAREST = 0.35  # steps: of layers that were rounded to nearest
+_MAX_ROUNDED = 0.35  # relative error of a row of an embedding: a format of 2 bits has 0.3
 _MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
 _MAX_NAMED_ROWS = 8
 _TIMES = "its weights are {:.3g} times the original's"
+_UNLIKE = "{} unlike the original's"
 _OTHER_BASIS = "its weights are in another basis (rotated), or those of another model"
 
 
@@ -376,7 +378,7 @@ class _Comparison:
         odd &= (rows.columns != 0) | is_nearest
         if bool(odd.any()):
             columns = odd.nonzero().flatten().tolist()
-            yield Difference(key, f"{_named(columns, 'column')} unlike the original's")
+            yield Difference(key, _UNLIKE.format(_named(columns, "column")))
             return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
@@ -455,14 +457,18 @@ class _Comparison:
         if torch.equal(ours, theirs):
             return
         rows = _rows(ours, theirs, theirs, theirs)
-        if _is_other(rows):
-            self._not_judged[module] = _OTHER_BASIS
+        errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
+        typical = float(errors.median())
+        if _is_other(rows) or typical > _MAX_ROUNDED:
+            yield Difference(f"weights.{module}", f"its rows differ by {100 * typical:.2g} %")
+            return
+        columns = (rows.columns < _OTHER_CONTENT).nonzero().flatten().tolist()
+        if columns:
+            yield Difference(f"weights.{module}", _UNLIKE.format(_named(columns, "column")))
             return
         if (scale := rows.unexplained_scale()) is not None:
             yield Difference(f"weights.{module}", _TIMES.format(scale))
             return
-        errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
-        typical = float(errors.median())
         odd = (errors > max(_MAX_EQUAL, _MAX_ROW_RATIO * typical)).nonzero().flatten()
         # Padding of a vocabulary has rows of nearly zero, which formats round to zero.
         odd = odd[theirs[odd].norm(dim=1) > 0.01 * theirs.norm(dim=1).median()]

@@ -198,9 +198,20 @@ def test_stored_buffer_that_differs_is_named():
 
 
 @torch.no_grad()
-def test_scaled_embeddings_are_named(loaded):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda weight: weight.mul_(1.05),
+        lambda weight: weight[:, 9].zero_(),
+        lambda weight: weight.zero_(),
+        lambda weight: weight.add_(0.5 * weight.std() * torch.randn_like(weight)),
+    ],
+    ids=["scaled", "a column", "zeros", "noise"],
+)
+def test_damaged_embeddings_are_named(loaded, damage):
+    torch.manual_seed(0)
     model = copy.deepcopy(loaded.model)
-    model.get_input_embeddings().weight.mul_(1.05)
+    damage(model.get_input_embeddings().weight)
 
     found = [finding.name for finding in weight_distances(model, loaded.model).findings]
     assert found == ["weights.model.embed_tokens", "weights.lm_head"]
