@@ -13,7 +13,7 @@ another basis (QuaRot) can't be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,13 +81,15 @@ class WeightReport:
 
 
 @torch.no_grad()
-def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
+def weight_distances(
+    model: nn.Module, original: nn.Module, rounded: Collection[str] | None = ()
+) -> WeightReport:
     """Compare all weights of a model, quantized or not, with those of the original.
 
-    Both have the same architecture and are on the same device. Raises QuantizeError if it has no
-    layer map.
+    Both have the same architecture and are on the same device. rounded: see LoadedModel. Raises
+    QuantizeError if it has no layer map.
     """
-    return _Comparison(model, original).report()
+    return _Comparison(model, original, rounded).report()
 
 
 @dataclass(slots=True)
@@ -130,11 +132,13 @@ class _Factors:
 
 
 class _Comparison:
-    def __init__(self, model: Any, original: Any) -> None:
+    def __init__(self, model: Any, original: Any, rounded: Collection[str] | None) -> None:
         self._model, self._original = model, original
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
+        coded = self._tensors if rounded is None else self._tensors.keys() & {*rounded}
+        self._coded = {self._tensors[name].data_ptr() for name in coded}  # also of tied ones
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
@@ -436,7 +440,8 @@ class _Comparison:
             if ours.shape != theirs.shape:
                 yield Difference(f"weights.{module}", f"{part} has another shape")
             elif theirs.ndim == 2:
-                yield from self._matrix(module, ours.float(), theirs.float())
+                is_coded = ours.data_ptr() in self._coded
+                yield from self._matrix(module, ours.float(), theirs.float(), is_coded=is_coded)
             elif (change := _relative(ours.float(), theirs.float())) > _MAX_EQUAL:
                 yield Difference(f"weights.{module}", f"{part} differs by {100 * change:.2g} %")
 
@@ -451,9 +456,9 @@ class _Comparison:
             yield Difference(f"weights.{module}", f"its bias differs by {100 * change:.2g} %")
 
     def _matrix(
-        self, module: str, ours: torch.Tensor, theirs: torch.Tensor
+        self, module: str, ours: torch.Tensor, theirs: torch.Tensor, *, is_coded: bool
     ) -> Iterator[Difference]:
-        """Compare an embedding or head, which may be rounded, by rows."""
+        """Compare an embedding, head or router by rows. is_coded: it may be rounded."""
         if torch.equal(ours, theirs):
             return
         rows = _rows(ours, theirs, theirs, theirs)
@@ -469,7 +474,8 @@ class _Comparison:
         if (scale := rows.unexplained_scale()) is not None:
             yield Difference(f"weights.{module}", _TIMES.format(scale))
             return
-        odd = (errors > max(_MAX_EQUAL, _MAX_ROW_RATIO * typical)).nonzero().flatten()
+        largest = max(_MAX_EQUAL, _MAX_ROW_RATIO * typical if is_coded else 0.0)
+        odd = (errors > largest).nonzero().flatten()
         # Padding of a vocabulary has rows of nearly zero, which formats round to zero.
         odd = odd[theirs[odd].norm(dim=1) > 0.01 * theirs.norm(dim=1).median()]
         if odd.numel():

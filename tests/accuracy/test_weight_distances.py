@@ -217,6 +217,18 @@ def test_damaged_embeddings_are_named(loaded, damage):
     assert found == ["weights.model.embed_tokens", "weights.lm_head"]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("rounded", "found"), [((), 2), (["model.embed_tokens.weight"], 0), (None, 0)]
+)
+def test_rounded_embeddings_are_named_unless_they_are_codes(loaded, rounded, found):
+    model = copy.deepcopy(loaded.model)
+    weight = model.get_input_embeddings().weight
+    weight.copy_(weight.to(torch.float8_e4m3fn))
+
+    assert len(weight_distances(model, loaded.model, rounded).findings) == found
+
+
 @pytest.mark.parametrize("part", ["q_proj", "v_proj"])
 @torch.no_grad()
 def test_bias_that_differs_is_named(part):
