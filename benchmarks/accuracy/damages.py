@@ -426,6 +426,13 @@ def prune(weight: torch.Tensor, share: float) -> torch.Tensor:
     return weight.masked_fill(weight.float().abs() < least, 0)
 
 
+def lose_weights(weight: torch.Tensor, share: float) -> torch.Tensor:
+    """Zero some, as codes that were lost."""
+    generator = torch.Generator().manual_seed(0)
+    lost = torch.rand(weight.shape, generator=generator) < share
+    return weight.masked_fill(lost.to(weight.device), 0)
+
+
 def clip_weights(weight: torch.Tensor, deviations: float) -> torch.Tensor:
     most = deviations * float(weight.float().std())
     return weight.clamp(-most, most)
@@ -740,6 +747,7 @@ WALL = (
     Corruption("rotary pairs", "rows", on_weight("q_proj", interleave_rows), (32,)),
     Corruption("low rank", "of the ranks", on_weight("up_proj", lower_rank), (0.75, 0.95)),
     Corruption("pruned", "of a layer", on_weight("up_proj", prune, 2), (0.1, 0.3)),
+    Corruption("lost codes", "of a layer", on_weight("up_proj", lose_weights), (0.002, 0.02)),
     Corruption("clipped", "σ", on_weight("down_proj", clip_weights, 0), (2.0, 3.0)),
     Corruption("one weight", "×", on_weight("down_proj", scale_weight), (-1.0, 64.0)),
     Corruption("offset", "σ, a layer", on_weight("up_proj", shift_weights), (0.02, 0.1)),

@@ -33,7 +33,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
     return dataclasses.replace(policy, limits=tuple(x for x in policy.limits if x.texts))
 
 
-def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]:
+def equal_models(bench: Bench, seeds: Iterable[int], processes: int = 1) -> dict[str, int]:
     """Number of gates by exit code, on models that are equal to the original."""
     same = dataclasses.replace(NOTHING, name="same", damage=permute_channels)
 
@@ -101,8 +101,15 @@ def equal_models(bench: Bench, gates: int, processes: int = 1) -> dict[str, int]
         report, _ = bench.judge(same, seed, FULL_PRECISION, at_once=at_once)
         return int(report.exit_code)
 
-    codes = in_processes(processes, [(seed,) for seed in range(gates)], judge)
+    codes = told(in_processes(processes, [(seed,) for seed in seeds], judge))
     return {str(code): count for code, count in sorted(Counter(codes).items())}
+
+
+def told(results: Iterable[Any]) -> Iterator[Any]:
+    """Yield results. stderr gets each, so that a command that is ended has shown what it knew."""
+    for number, result in enumerate(results, 1):
+        sys.stderr.write(f"{number}: {result}\n")
+        yield result
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +156,10 @@ def fitted_results(bench: Bench) -> tuple[float, dict[str, TextResults]]:
         )
         return TextResults(references[text], np.array(result.nll), meter.parts)
 
-    first, low, high = next(iter(segments)), 0.0, 0.2
-    while high - low > 2e-4:
-        middle = (low + high) / 2
-        loss = noisy(middle, first).losses.mean()
-        low, high = (middle, high) if loss < LOSS else (low, middle)
-    return middle, {text: noisy(middle, text) for text in segments}
+    share, first = 0.02, next(iter(segments))
+    for _ in range(3):  # the loss grows as its square; `with_loss` sets it exactly
+        share *= math.sqrt(LOSS / max(LOSS / 25, noisy(share, first).losses.mean()))
+    return share, {text: noisy(share, text) for text in segments}
 
 
 class DrawnEvaluator(Evaluator):
@@ -298,25 +303,30 @@ def main() -> int:
     parser.add_argument("--texts", help="of the policy; default: all")
     parser.add_argument("--gates", type=int, default=300)
     parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first equal model")
     parser.add_argument("--context", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--device", default=best_device())
     options = parser.parse_args()
-    torch.set_num_threads(max(1, torch.get_num_threads() // options.processes))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // options.processes))
     policy = judged_policy(options)
     bench = Bench(options, policy)
-    codes = equal_models(bench, options.gates, options.processes)
+    seeds = range(options.first, options.first + options.gates)
+    codes = equal_models(bench, seeds, options.processes)
     right = say(
         {"texts": policy.texts, "equal_models_by_exit_code": codes}, not codes.keys() - {"0"}
     )
     if not options.draws:
         bench.close()
         return 0 if right else 1
+    torch.set_num_threads(threads)  # in this process; its forks have the fewer
     replay = Replay(bench, policy, options.data[0])
+    torch.set_num_threads(max(1, threads // options.processes))
     rates, count = policy.planned, options.draws
     draws: list[tuple[int, str | None]] = [(seed, None) for seed in range(count)]
-    equal = list(in_processes(options.processes, draws, replay.judge))
+    equal = list(told(in_processes(options.processes, draws, replay.judge)))
     failed = sum(bool(failing) for _, failing in equal)
     found = {
         "noise_of_1_percent": replay.noise,
@@ -331,7 +341,7 @@ def main() -> int:
     right &= say(found, failed / count <= rates.alpha + 3 * _error(rates.alpha, count))
     lossy_text = policy.texts[0]
     draws = [(seed, lossy_text) for seed in range(count)]
-    lossy = list(in_processes(options.processes, draws, replay.judge))
+    lossy = list(told(in_processes(options.processes, draws, replay.judge)))
     bench.close()
     caught = sum(f"perplexity of {lossy_text}" in failing for _, failing in lossy)
     found = {"gates_with_a_loss": count, "caught": caught, "planned_share": rates.power}

@@ -60,4 +60,5 @@ def load_checkpoint(
         model, CheckpointWeights(checkpoint), checkpoint.kv_bits
     ):
         quantize_cache(model, checkpoint.kv_bits, checkpoint.fp8_cache_scales_of_blocks())
-    return LoadedModel(name, checkpoint.content_hash, model, tokenizer, chosen)
+    named = name, checkpoint.content_hash
+    return LoadedModel(*named, model, tokenizer, chosen, checkpoint.dequantized)

@@ -38,7 +38,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class LoadedModel:
     """A causal language model of transformers in evaluation mode, with its tokenizer.
 
-    content_hash: of its files. dtype: of its weights.
+    content_hash: of its files. dtype: of its weights. rounded: names of those outside quantized
+    layers that are codes in the files; None: any may be.
     """
 
     name: str
@@ -46,6 +47,7 @@ class LoadedModel:
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
+    rounded: frozenset[str] | None = frozenset()
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +110,8 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     check_vocabulary(files.name, model, tokenizer)
     model = model.to(device).eval()
     _check_numbers(files, model, chosen)
-    return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen)
+    rounded = frozenset[str]() if files.gguf is None else None
+    return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen, rounded)
 
 
 def load_tokenizer(files: ModelFiles) -> Any:

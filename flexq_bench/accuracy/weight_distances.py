@@ -13,7 +13,7 @@ another basis (QuaRot) can't be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +42,14 @@ _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's
 _MIN_FACTOR = 2.0**-9  # from 1, of a factor that a scheme moved
 _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
 _MAX_NEAREST = 0.35  # steps: of layers that were rounded to nearest
+_MAX_ROUNDED = 0.35  # relative error of a row of an embedding: a format of 2 bits has 0.3
 _MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
 _MAX_NAMED_ROWS = 8
 _TIMES = "its weights are {:.3g} times the original's"
+_UNLIKE = "{} unlike the original's"
 _OTHER_BASIS = "its weights are in another basis (rotated), or those of another model"
 
 
@@ -79,13 +81,15 @@ class WeightReport:
 
 
 @torch.no_grad()
-def weight_distances(model: nn.Module, original: nn.Module) -> WeightReport:
+def weight_distances(
+    model: nn.Module, original: nn.Module, rounded: Collection[str] | None = ()
+) -> WeightReport:
     """Compare all weights of a model, quantized or not, with those of the original.
 
-    Both have the same architecture and are on the same device. Raises QuantizeError if it has no
-    layer map.
+    Both have the same architecture and are on the same device. rounded: see LoadedModel. Raises
+    QuantizeError if it has no layer map.
     """
-    return _Comparison(model, original).report()
+    return _Comparison(model, original, rounded).report()
 
 
 @dataclass(slots=True)
@@ -128,15 +132,18 @@ class _Factors:
 
 
 class _Comparison:
-    def __init__(self, model: Any, original: Any) -> None:
+    def __init__(self, model: Any, original: Any, rounded: Collection[str] | None) -> None:
         self._model, self._original = model, original
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
+        coded = self._tensors if rounded is None else self._tensors.keys() & {*rounded}
+        self._coded = {self._tensors[name].data_ptr() for name in coded}  # also of tied ones
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
         self._scaled_norms: set[str] = set()
         self._row_factors: dict[str, torch.Tensor] = {}
+        self._dead: dict[str, torch.Tensor] = {}  # channels of a layer that are always 0
 
     def report(self) -> WeightReport:
         measured: dict[str, _Rows] = {}
@@ -193,6 +200,8 @@ class _Comparison:
         for site_input in self._layout.scalable_inputs(block):
             readers = [sites[kind] for kind in site_input.kinds]
             source = f"{base}.{site_input.source}"
+            dead = self._always_zero(source, site_input)
+            self._dead |= dict.fromkeys((r.name for r in readers), spread(dead, site_input))
             if site_input.through == "norm":
                 own = self._norm_factor(source, site_input.norm_offset)
                 if own is None:
@@ -202,6 +211,15 @@ class _Comparison:
                 own = self._measured(self._sites[source], factors, clips=False).scale
             self._balance(source, own, readers, site_input, factors)
         return factors
+
+    def _always_zero(self, source: str, site_input: SiteInput) -> torch.Tensor:
+        """Channels [N] of a source that are zero for any input: no reader's value counts."""
+        module = self._original.get_submodule(source)
+        weight, bias = module.weight, getattr(module, "bias", None)
+        is_zero: torch.Tensor = (
+            weight + site_input.norm_offset == 0 if weight.ndim == 1 else (weight == 0).all(1)
+        )
+        return is_zero if bias is None else is_zero & (bias == 0)
 
     def _norm_factor(self, source: str, offset: float) -> torch.Tensor | None:
         """A norm's factors over the original's; None: they are equal. offset: see SiteInput."""
@@ -227,22 +245,32 @@ class _Comparison:
         products, squares, sizes, steps = (torch.zeros_like(own) for _ in range(4))
         rows = 0
         for reader in readers:
-            ours, theirs = self._own_basis(reader.name), self._weight(reader.name)
+            counts = ~self._dead[reader.name]
+            ours, theirs = (w(reader.name) * counts for w in (self._own_basis, self._weight))
+            if site_input.through == "norm":  # rows of a reader may have factors of their own
+                ours, theirs = _without_row_factors(ours, theirs, theirs / own)
+            if not len(ours):
+                continue
             smallest = torch.where(ours == 0, torch.inf, ours.abs()).amin()
             steps = torch.maximum(steps, smallest)
-            if site_input.through == "norm":  # rows of a reader may have factors of their own
-                theirs = theirs * _slopes(ours, theirs / own)[:, None]
             products += self._of_source((ours * theirs).sum(0), site_input)
             squares += self._of_source(theirs.square().sum(0), site_input)
             sizes += self._of_source(ours.square().sum(0), site_input)
-            rows += reader.n
-        # Least squares, and the relative error of the columns that this leaves.
+            rows += len(ours)
+        if not rows:  # no row of a reader is the original's, which each reader's finding says
+            return
+        # Least squares, and the error of the columns that this leaves, relative to what is found
+        # and to what the source needs.
         of_readers = torch.where(squares > 0, products / squares.clamp(min=1e-30), 1 / own)
         fitted = products * of_readers
-        noise = ((sizes - fitted).clamp(min=0) / fitted.clamp(min=1e-30)).sqrt()
-        explained = _MAX_ROW_SCALE + (_CLIPPED + _DEVIATIONS / math.sqrt(rows)) * noise
-        lost = (sizes == 0) & ((squares / rows).sqrt() / own < steps)  # readers round it to zeros
-        agrees = (_ln(own * of_readers).abs() <= explained) | lost
+        rest = (sizes - fitted).clamp(min=0)
+        slack = _CLIPPED + _DEVIATIONS / math.sqrt(rows)
+        explained = _MAX_ROW_SCALE + slack * (rest / fitted.clamp(min=1e-30)).sqrt()
+        needed = _MAX_ROW_SCALE + slack * own.abs() * (rest / squares.clamp(min=1e-30)).sqrt()
+        needs, has = (squares / rows).sqrt() / own, (sizes / rows).sqrt()
+        lost = torch.maximum(needs, has) < steps  # readers round it to zeros
+        both = own * of_readers
+        agrees = (_ln(both).abs() <= explained) | ((both - 1).abs() <= needed) | lost
         # If they disagree, the readers are right, so that the source is the one that is reported.
         is_scaled = _ln(of_readers).abs() > explained
         undone = torch.where(is_scaled & (of_readers > 0), 1 / of_readers, 1.0)
@@ -296,24 +324,28 @@ class _Comparison:
             theirs = theirs * factors.rows[site.name][:, None]
         if site.name in factors.columns:
             theirs = theirs * factors.columns[site.name]
+        dead = self._dead.get(site.name, torch.zeros_like(theirs[0], dtype=torch.bool))
+        free = self._own_basis(site.name) * dead  # any value does
+        theirs = torch.where(dead, free, theirs)
         module = self._model.get_submodule(site.name)
         layer = _layer_of(module)
         if layer is None:
-            return _rows(self._own_basis(site.name), theirs, theirs, theirs)
+            theirs = theirs - free
+            return _rows(self._own_basis(site.name) - free, theirs, theirs, theirs)
         if layer.rotation is not None:
-            theirs = layer.rotation.apply(theirs)
+            theirs, free = (layer.rotation.apply(x) for x in (theirs, free))
         order = layer.weight.order
         number = layer.weight_format
         try:
             if number.kind == "mixed":
                 rounded = quantize(theirs, number, order=order).dequantize(torch.float32)
             if order is not None:
-                theirs = theirs[:, order.long()]
+                theirs, free = (x[:, order.long()] for x in (theirs, free))
             if number.kind != "mixed":
                 rounded = quantize(theirs, number).dequantize(torch.float32)
         except (ShapeError, ValueError):  # a format that nothing is rounded to here
             rounded = theirs
-        ours = _stored_basis(module)
+        ours, theirs, rounded = (x - free for x in (_stored_basis(module), theirs, rounded))
         clipped = _clipped(theirs, ours, number.group) if clips else theirs
         return _rows(ours, theirs, rounded, clipped)
 
@@ -350,7 +382,7 @@ class _Comparison:
         odd &= (rows.columns != 0) | is_nearest
         if bool(odd.any()):
             columns = odd.nonzero().flatten().tolist()
-            yield Difference(key, f"{_named(columns, 'column')} unlike the original's")
+            yield Difference(key, _UNLIKE.format(_named(columns, "column")))
             return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
@@ -408,7 +440,8 @@ class _Comparison:
             if ours.shape != theirs.shape:
                 yield Difference(f"weights.{module}", f"{part} has another shape")
             elif theirs.ndim == 2:
-                yield from self._matrix(module, ours.float(), theirs.float())
+                is_coded = ours.data_ptr() in self._coded
+                yield from self._matrix(module, ours.float(), theirs.float(), is_coded=is_coded)
             elif (change := _relative(ours.float(), theirs.float())) > _MAX_EQUAL:
                 yield Difference(f"weights.{module}", f"{part} differs by {100 * change:.2g} %")
 
@@ -423,21 +456,26 @@ class _Comparison:
             yield Difference(f"weights.{module}", f"its bias differs by {100 * change:.2g} %")
 
     def _matrix(
-        self, module: str, ours: torch.Tensor, theirs: torch.Tensor
+        self, module: str, ours: torch.Tensor, theirs: torch.Tensor, *, is_coded: bool
     ) -> Iterator[Difference]:
-        """Compare an embedding or head, which may be rounded, by rows."""
+        """Compare an embedding, head or router by rows. is_coded: it may be rounded."""
         if torch.equal(ours, theirs):
             return
         rows = _rows(ours, theirs, theirs, theirs)
-        if _is_other(rows):
-            self._not_judged[module] = _OTHER_BASIS
+        errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
+        typical = float(errors.median())
+        if _is_other(rows) or typical > _MAX_ROUNDED:
+            yield Difference(f"weights.{module}", f"its rows differ by {100 * typical:.2g} %")
+            return
+        columns = (rows.columns < _OTHER_CONTENT).nonzero().flatten().tolist()
+        if columns:
+            yield Difference(f"weights.{module}", _UNLIKE.format(_named(columns, "column")))
             return
         if (scale := rows.unexplained_scale()) is not None:
             yield Difference(f"weights.{module}", _TIMES.format(scale))
             return
-        errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
-        typical = float(errors.median())
-        odd = (errors > max(_MAX_EQUAL, _MAX_ROW_RATIO * typical)).nonzero().flatten()
+        largest = max(_MAX_EQUAL, _MAX_ROW_RATIO * typical if is_coded else 0.0)
+        odd = (errors > largest).nonzero().flatten()
         # Padding of a vocabulary has rows of nearly zero, which formats round to zero.
         odd = odd[theirs[odd].norm(dim=1) > 0.01 * theirs.norm(dim=1).median()]
         if odd.numel():
@@ -503,10 +541,10 @@ def _rows(
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
-    resolved = step**-2 @ theirs.square() >= len(step)
-    sizes = torch.linalg.vecdot(ours, ours, dim=0) * torch.linalg.vecdot(theirs, theirs, dim=0)
-    columns = torch.linalg.vecdot(ours, theirs, dim=0) / sizes.sqrt().clamp(min=1e-30)
-    columns = torch.where(resolved, columns, 1.0)
+    own, other = ours / step[:, None], theirs / step[:, None]  # so that each row counts
+    sizes = torch.linalg.vecdot(own, own, dim=0) * torch.linalg.vecdot(other, other, dim=0)
+    columns = torch.linalg.vecdot(own, other, dim=0) / sizes.sqrt().clamp(min=1e-30)
+    columns = torch.where(torch.linalg.vecdot(other, other, dim=0) >= len(step), columns, 1.0)
     return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, columns)
 
 
@@ -516,10 +554,14 @@ def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     return products
 
 
-def _slopes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """Least-squares factor of each row; 1 for rows of zeros."""
-    squares = theirs.square().sum(1)
-    return torch.where(squares > 0, (ours * theirs).sum(1) / squares.clamp(min=1e-30), 1.0)
+def _without_row_factors(
+    ours: torch.Tensor, theirs: torch.Tensor, expected: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Divide rows by their least-squares factor to what is expected; leave out those unlike it."""
+    products, squares = _dots(ours, expected), _dots(expected, expected)
+    is_like = products > _OTHER_CONTENT * (squares * _dots(ours, ours)).sqrt()
+    slopes = products[is_like] / squares[is_like]
+    return ours[is_like] / slopes[:, None], theirs[is_like]
 
 
 def _is_other(rows: _Rows) -> bool:

@@ -26,6 +26,7 @@ class QuantizedCheckpoint(ABC):
     is_synthetic:     the weights are random, of a model's true shapes: for timing only.
     layers:           names of the quantized linear layers, `model.layers.0.self_attn.q_proj`.
     tensor_names:     of unquantized tensors: norms, embeddings, head, biases of other layers.
+    dequantized:      those of them that are codes in the files.
     tokenizer_folder: folder of the tokenizer's files.
     """
 
@@ -38,6 +39,7 @@ class QuantizedCheckpoint(ABC):
     is_synthetic: bool = False
     layers: tuple[str, ...]
     tensor_names: tuple[str, ...]
+    dequantized: frozenset[str] = frozenset()
 
     def hash_with_cache(self, kv_bits: int) -> str:
         """Content hash of this checkpoint with a KV cache of these bits.

@@ -43,7 +43,7 @@ def test_equal_models_pass_with_any_number_of_segments_together(
     bench = gate_errors.Bench(options, gate_errors.judged_policy(options))
 
     with closing(bench):
-        codes = gate_errors.equal_models(bench, 3)
+        codes = gate_errors.equal_models(bench, range(3))
 
     assert codes == {str(int(ExitCode.PASS)): 3}
     assert set(together) >= {1, 2, 3}

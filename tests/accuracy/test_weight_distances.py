@@ -28,18 +28,26 @@ def loaded(tiny_llama):
 
 
 @pytest.fixture(scope="module")
-def quantized(loaded, tiny_llama):
+def calibration(loaded, tiny_llama):
+    tokens = tokenize(read_text(str(tiny_llama / "calibration.txt")), loaded.tokenizer)
+    return calibration_segments(tokens, segments=2, length=128, seed=0)
+
+
+def made_by(name, model, calibration):
+    """A copy of a model under a scheme."""
+    made, scheme = copy.deepcopy(model), resolve(name)
+    scheme.quantize(made, calibration if scheme.needs_calibration else None, seed=0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def quantized(loaded, calibration):
     """quantized("gptq-w4a16"): tiny-llama under a scheme."""
-    text = read_text(str(tiny_llama / "calibration.txt"))
-    tokens = tokenize(text, loaded.tokenizer)
-    calibration = calibration_segments(tokens, segments=2, length=128, seed=0)
     made = {}
 
     def build(name):
         if name not in made:
-            made[name] = copy.deepcopy(loaded.model)
-            scheme = resolve(name)
-            scheme.quantize(made[name], calibration if scheme.needs_calibration else None, seed=0)
+            made[name] = made_by(name, loaded.model, calibration)
         return copy.deepcopy(made[name])
 
     return build
@@ -145,6 +153,25 @@ def test_undamaged_scheme_has_no_finding(loaded, quantized, scheme):
     assert not report.not_judged
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "scheme",
+    ["smoothquant-w8a8", "awq-w4a16", pytest.param("duquant-w6a6", marks=pytest.mark.slow)],
+)
+def test_channels_that_are_always_zero_may_have_any_factor(loaded, calibration, scheme):
+    original = copy.deepcopy(loaded.model)
+    for block in original.model.layers:
+        block.post_attention_layernorm.weight[3::5] = 0
+        block.mlp.up_proj.weight[5::7] = 0
+        block.self_attn.v_proj.weight[::9] = 0
+    model = made_by(scheme, original, calibration)
+
+    assert not weight_distances(model, original).findings
+
+    model.get_submodule(DOWN).weight[:, 4::7] *= 1.5  # of channels that count
+    assert weight_distances(model, original).findings
+
+
 def test_rotated_weights_are_not_judged(loaded, quantized):
     report = weight_distances(quantized("quarot-w6a6"), loaded.model)
     assert report.findings == ()
@@ -171,12 +198,35 @@ def test_stored_buffer_that_differs_is_named():
 
 
 @torch.no_grad()
-def test_scaled_embeddings_are_named(loaded):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda weight: weight.mul_(1.05),
+        lambda weight: weight[:, 9].zero_(),
+        lambda weight: weight.zero_(),
+        lambda weight: weight.add_(0.5 * weight.std() * torch.randn_like(weight)),
+    ],
+    ids=["scaled", "a column", "zeros", "noise"],
+)
+def test_damaged_embeddings_are_named(loaded, damage):
+    torch.manual_seed(0)
     model = copy.deepcopy(loaded.model)
-    model.get_input_embeddings().weight.mul_(1.05)
+    damage(model.get_input_embeddings().weight)
 
     found = [finding.name for finding in weight_distances(model, loaded.model).findings]
     assert found == ["weights.model.embed_tokens", "weights.lm_head"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("rounded", "found"), [((), 2), (["model.embed_tokens.weight"], 0), (None, 0)]
+)
+def test_rounded_embeddings_are_named_unless_they_are_codes(loaded, rounded, found):
+    model = copy.deepcopy(loaded.model)
+    weight = model.get_input_embeddings().weight
+    weight.copy_(weight.to(torch.float8_e4m3fn))
+
+    assert len(weight_distances(model, loaded.model, rounded).findings) == found
 
 
 @pytest.mark.parametrize("part", ["q_proj", "v_proj"])

@@ -180,6 +180,7 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             )
         self._check_dense()
         converted = () if self._converted is None else self._converted.shapes
+        self.dequantized = frozenset(self._dense_weights)
         self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights, *converted]))
         self.kv_bits = DENSE_KV_BITS
         self._cache_scales = self._read_cache_scales()

@@ -93,6 +93,11 @@ class GptqLayers(LayerReader):
         if group is not None and (self._is_ordered(name) or f"{name}.g_idx" in self._tensors):
             of_channel = take(f"{name}.g_idx", INTEGERS, (k,), device=device)
             order = channel_order(of_channel, group, name)
+            if order is not None and self._changed(name).get("desc_act") is False:
+                raise CheckpointError(
+                    f"{name}.g_idx has an activation order, and config.json's desc_act says that "
+                    "there is none, by which engines ignore it: copy the folder again"
+                )
         return integer_operand(
             codes if order is None else codes[:, order.long()],
             self._zeros(name, bits, groups, rows, device),

@@ -176,7 +176,8 @@ def test_model_computes_with_dequantized_codes(a_folder, tiny_llama, through):
         ordered = through == "reference" and name.endswith("down_proj")
         return gptq(weight, 4, 128, symmetric=True, order=order if ordered else None)
 
-    checkpoint = open_checkpoint(a_folder(GPTQ | {"group_size": 128, "sym": True}, quantized))
+    section = GPTQ | {"group_size": 128, "sym": True, "desc_act": through == "reference"}
+    checkpoint = open_checkpoint(a_folder(section, quantized))
     dense = load_model(str(tiny_llama), device=CPU).model
     del dense.model.layers[2:]
     for name in checkpoint.layers:
@@ -371,6 +372,7 @@ WRONG_LAYERS = [
         changed("g_idx", lambda groups: groups.clamp(max=1)),
         "doesn't make groups of 64 channels",
     ),
+    (GPTQ, gptq, changed("g_idx", lambda groups: groups.flip(0)), r"desc_act says that there is"),
 ]
 
 
