@@ -17,6 +17,7 @@ from flexq_bench.verdicts.alert_rule import (
     CLOCK_TOLERANCE,
     CONFIDENCE,
     FALSE_DISCOVERY_RATE,
+    FAR_GAPS,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
     SHARE_SIGNIFICANCE,
@@ -63,8 +64,9 @@ class Confirmation:
     two-sided, of no change. smallest_change: ln, the limit that had to be exceeded.
     limited_by_clocks: ambiguous because of different clocks, so more placements do not help.
     is_clear: slower or faster, with both bounds beyond the smallest change, and every placement of
-    one side slower than all of the other's, so two speeds of processes hardly explain it. All
-    numbers are NaN if nothing was judged.
+    one side slower than all of the other's, so two speeds of processes hardly explain it. is_far:
+    the gap between the sides is FAR_GAPS times as wide as either. All numbers are NaN if nothing
+    was judged.
     """
 
     verdict: Verdict
@@ -80,6 +82,7 @@ class Confirmation:
     modes: ProcessModes | None = None
     limited_by_clocks: bool = False
     is_clear: bool = False
+    is_far: bool = False
 
     @property
     def stopped_early(self) -> bool:
@@ -191,9 +194,8 @@ def _at_equal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Conf
         _student(means, confidence) if modes is None else _within(modes, confidence)
     )
     verdict = verdict_of(estimate, low, high, smallest)
-    is_clear = (low > smallest and bool(head.min() > base.max())) or (
-        high < -smallest and bool(head.max() < base.min())
-    )
+    gap = float(max(head.min() - base.max(), base.min() - head.max()))
+    is_clear = gap > 0 and (low > smallest or high < -smallest)
     reason = _reason(verdict, estimate, low, high, confidence)
     if is_clear and means.size < SURE_PLACEMENTS:
         reason = f"{reason}; clear after {means.size} pairs without overlap"
@@ -219,6 +221,7 @@ def _at_equal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Conf
         means.size,
         modes,
         is_clear=is_clear,
+        is_far=gap >= FAR_GAPS * float(max(np.ptp(base), np.ptp(head))),
     )
 
 
