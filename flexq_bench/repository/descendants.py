@@ -99,7 +99,7 @@ def _marked(start: bytes, processes: frozenset[tuple[str, int]]) -> set[int]:
     return pids - {os.getpid()}
 
 
-_known_marked = lru_cache(maxsize=4)(_marked)
+_known_marked = lru_cache(maxsize=32)(_marked)
 
 
 def _content(path: str) -> bytes:

@@ -262,7 +262,7 @@ def test_interrupted_worker_gets_no_request():
     with pytest.raises(KeyboardInterrupt):
         measure_blocks(
             trusted_pair(CASE, CASE),
-            (Hangs(), Hangs()),
+            [(Hangs(), Hangs())],
             0,
             placements=1,
             blocks=1,
