@@ -177,8 +177,8 @@ class JudgedSide(CaseSide):
 
     def _timed(self, worker: Worker) -> SampleBatch:
         with ExitStack() as stack:
-            for other in self.others:
-                stack.enter_context(other.paused())
+            for other in self.others[:1]:
+                stack.enter_context(other.paused(self.others[1:]))
             telemetry = stack.enter_context(self.judge.telemetry())
             # During a gap a worker could do work that its samples leave out.
             turn = self.kernel.turn(gap_us=0.0)

@@ -72,7 +72,7 @@ class Inside:
     def receive(self) -> dict[str, Any]:
         return self._reply
 
-    def paused(self):
+    def paused(self, others=()):
         return nullcontext()
 
     def rescheduled(self):
@@ -223,7 +223,12 @@ def test_honest_kernel_has_no_error(judged, case):
 
 def test_pairs_on_the_device_together_stop_while_another_is_timed(judged, monkeypatch):
     stopped = []
-    monkeypatch.setattr(Inside, "paused", lambda worker: nullcontext(stopped.append(worker)))
+
+    def paused(*workers):
+        stopped.extend([workers[0], *workers[1]])
+        return nullcontext()
+
+    monkeypatch.setattr(Inside, "paused", paused)
 
     match = judged(together=2)
 
