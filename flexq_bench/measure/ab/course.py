@@ -129,7 +129,8 @@ class _Course:
     def _result(self, pair: CasePair) -> CaseComparison:
         result = self._lane_of[id(pair)].experiment.result(pair)
         few = pair.processes < self._rules.processes and not pair.problem
-        if not few or not self._is_over() or result.confirmation.verdict is not Verdict.NO_DATA:
+        is_cut = bool(self._wrong) or self._deadline is not None  # also if it can't be afforded
+        if not few or not is_cut or result.confirmation.verdict is not Verdict.NO_DATA:
             return result
         reason = f"not timed, because {self._wrong} is wrong"
         if not self._wrong:
