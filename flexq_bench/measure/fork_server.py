@@ -60,8 +60,11 @@ from typing import Any
 
 # Dependencies of worker processes. One that is not installed is left out.
 PRELOADED = (
-    *("torch", "numpy", "triton", "triton.language", "triton.runtime.jit", "scipy.ndimage"),
-    *("scipy.special", "platformdirs", "pynvml"),
+    *("torch", "numpy", "triton", "triton.language", "triton.runtime.jit"),
+    # Triton imports these before its first launch.
+    *("triton.compiler.code_generator", "triton.tools.tensor_descriptor"),
+    *("triton.experimental.gluon.nvidia.hopper", "triton.experimental.gluon.amd.gfx1250"),
+    *("scipy.ndimage", "scipy.special", "platformdirs", "pynvml"),
     *("pydantic.main", "pydantic.functional_validators", "pydantic.fields", "pydantic.types"),
     *("cupy", "cuda.bindings.nvrtc"),
     *("importlib.metadata", "importlib.resources", "shlex", "statistics", "tomllib", "zoneinfo"),

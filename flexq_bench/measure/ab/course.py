@@ -353,7 +353,7 @@ class _Course:
             worker.check_identity()
             for position, pair in enumerate(pairs):
                 side = experiment.pair(pair.base.case, pair.head.case).base
-                side.config = pair.base.config
+                side.config, side.launches = pair.base.config, pair.base.launches
                 try:
                     times = run(side, worker)
                 except RefusedError:
