@@ -225,12 +225,15 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
+    parser.add_argument("--without-fresh", action="store_true", help="alone, which takes longest")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
     with launchers() as kinds:
+        if options.without_fresh:
+            del kinds["fresh"]
         sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
         # The first of a kind, which waits for imports and compiles, is left out.
         starts = [
