@@ -115,6 +115,9 @@ FAR_GAPS = 4.0
 # Relative. Blocks in which the clocks of the two sides differ by more are excluded. If too few
 # remain, the bounds allow for the change that clocks can explain.
 CLOCK_TOLERANCE = 0.01
+# Part of the time of a measurement on CPUs in which its processes waited for one. Where others take
+# more, only a clear change is slower or faster.
+MAX_CPU_WAIT = 0.05
 
 
 def is_decided(verdict: Verdict, placements: int, enough: int = SURE_PLACEMENTS) -> bool:
@@ -191,6 +194,7 @@ PARAMETERS: dict[str, Any] = {
     "smallest_change": SMALLEST_LOG_RATIO,
     "false_discovery_rate": RATE_OF_ONE_LOOK,
     "clock_tolerance": CLOCK_TOLERANCE,
+    "max_cpu_wait": MAX_CPU_WAIT,
     "fewest_blocks": FEWEST_BLOCKS,
     "fewest_placements": FEWEST_PLACEMENTS,
     "share_significance": SHARE_SIGNIFICANCE,

@@ -20,6 +20,7 @@ from flexq_bench.verdicts.alert_rule import (
     FAR_GAPS,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    MAX_CPU_WAIT,
     SHARE_SIGNIFICANCE,
     SURE_PLACEMENTS,
     smallest_change,
@@ -38,7 +39,8 @@ class Comparison:
 
     base_us, head_us: [blocks], microseconds. placement: [blocks], equal for blocks with a common
     random effect: that of the buffers, or of the pair of processes if each commit has its own.
-    base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step that
+    base_mhz, head_mhz: [blocks] SM clocks; None: unknown. cpu_wait: part of the time in which the
+    processes waited for a CPU; 0 on a GPU. noise_floor: ln, the smallest step that
     A/A runs of this series can detect. correct: no result was wrong, or base's alone if
     base_correct is False. same_binary: both commits compiled to the same machine code. same_code:
     nothing was measured, because the judging process found the same code in both commits.
@@ -50,6 +52,7 @@ class Comparison:
     base_mhz: ArrayLike | None = None
     head_mhz: ArrayLike | None = None
     noise_floor: float = 0.0
+    cpu_wait: float = 0.0
     correct: bool = True
     base_correct: bool = True
     same_binary: bool = False
@@ -151,7 +154,8 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
     within the smallest change. ambiguous: none of these, so more placements are needed. If
     processes run at one of two speeds (`process_modes`), fast processes are compared with fast ones
     and slow with slow ones. A change of the number of slow processes is then a verdict of its own,
-    if the mean of all processes changes by as much.
+    if the mean of all processes changes by as much. Where others take the CPUs, only a clear change
+    is slower or faster.
 
     Blocks in which the clocks of the two sides differ by more than 1 % are excluded if enough
     others remain. Otherwise the bounds allow for the change that clocks can explain
@@ -179,6 +183,12 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
         return replace(confirmed, verdict=Verdict.SAME, reason=f"{SAME_CODE}; {confirmed.reason}")
     if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
         return confirmed
+    if comparison.cpu_wait > MAX_CPU_WAIT and not confirmed.is_clear:
+        reason = (
+            f"{confirmed.reason}; not clear, and the processes waited for a CPU in "
+            f"{comparison.cpu_wait:.0%} of the time"
+        )
+        return replace(confirmed, verdict=Verdict.AMBIGUOUS, reason=reason)
     if not comparison.same_binary:
         return replace(confirmed, cause=Cause.CODE)
     return replace(

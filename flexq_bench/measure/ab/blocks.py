@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -179,6 +180,8 @@ class CasePair:
     base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
     None: it did not run there, or not to the end. same_code: True if this process found the same
     code in both commits. alone_us: base's times where nothing of head ran, one of each process.
+    cpu_waits: part of the time of each placement in which a process waited for a CPU; empty: on a
+    GPU.
     """
 
     base: CaseSide
@@ -190,6 +193,8 @@ class CasePair:
     same_code: bool = False
     failure: str = ""  # why it could not be measured
     alone_us: list[float] = field(default_factory=list)
+    is_on_cpu: bool = False
+    cpu_waits: list[float] = field(default_factory=list)
 
     @property
     def problem(self) -> str:
@@ -316,13 +321,23 @@ def _measure_placement(
     """
     for side, worker in ordered:
         side.use(worker, [other for other in workers if other is not worker])
+    began, waited_s = time.monotonic(), _waited_s(pair, ordered)
     for number in range(blocks):
         outer, inner = ordered if number % 2 == 0 else ordered[::-1]
         block = _block(outer, inner, pair, *place)
         pair.blocks.append(block)
         on_block(block)
+    if pair.is_on_cpu:
+        waited_s = _waited_s(pair, ordered) - waited_s
+        pair.cpu_waits.append(waited_s / (time.monotonic() - began))
     # The second side may share the weights of the first.
     _leave(ordered[::-1])
+
+
+def _waited_s(pair: CasePair, sides: Sides) -> float:
+    """Seconds that the workers of sides have waited for a CPU; 0: on a GPU, that is no matter."""
+    workers = {id(worker): worker for _, worker in sides} if pair.is_on_cpu else {}
+    return sum(worker.waited_s() for worker in workers.values())
 
 
 def check_results(sides: Sides) -> None:

@@ -310,6 +310,7 @@ class _Course:
                 if self._is_over():
                     return ()
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
+                pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()
                 try:
                     for group in groups:

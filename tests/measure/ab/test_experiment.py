@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -12,7 +13,7 @@ from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons, course
 from flexq_bench.measure.ab.blocks import Block, SampleBatch, measure_blocks
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, trusted_pair
-from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import Cause, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
 from flexq_bench.verdicts.confirmation import CORRECTED
@@ -387,6 +388,13 @@ def test_slower_on_few_placements_gets_a_second_look(compared, processes, placem
 
     assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", placements)
     assert not found.confirmation.stopped_early
+
+
+def test_time_without_a_cpu_is_part_of_the_evidence(compared, monkeypatch):
+    waits = count()
+    monkeypatch.setattr(WorkerProcess, "waited_s", lambda _worker: float(next(waits)))
+
+    assert only(compared()).comparison.cpu_wait > 1.0
 
 
 def test_clear_change_ends_after_six_pairs(compared, requests):
