@@ -5,8 +5,9 @@
 
 Kinds: `fresh` have a new interpreter; `forked` come from a server; the others from a server in the
 first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names. Some are started
-alone: printed are the median seconds from the request to the first reply (device opened), to the
-first results (compiled and checked) and to the first timed sample. Then rounds: some processes of
+alone, as those of a comparison after its first pair: printed are the median seconds from the
+request to the first reply (device opened), to the first launch and to the first timed sample, with
+the configuration and the launches of the process before. Then rounds: some processes of
 each kind get ready at the same time, and are measured one after the other in random order; each
 round has new servers, and nothing else starts meanwhile. Printed, for each case and for each kind
 against `forked`: the difference of the mean times of processes, relative to their round, with 99 %
@@ -52,7 +53,7 @@ class Start:
 
     kind: str
     reply_s: float
-    checked_s: float
+    launch_s: float
     sample_s: float
 
 
@@ -82,21 +83,24 @@ def worker_of(kind: str, launcher: Launcher, device: str) -> WorkerProcess:
     return WorkerProcess(kind, TREE, command, timeout_s=TIMEOUT_S, launcher=launcher)
 
 
-def start(kind: str, launcher: Launcher, case: Case, device: str) -> Start:
-    """Start a process, and end it after its first sample."""
+def start(kind: str, launcher: Launcher, side: CaseSide, device: str) -> Start:
+    """Start a process, and end it after its first samples.
+
+    side: with what the process before chose; the first one checks its result, too.
+    """
     begun = time.perf_counter()
-    side = CaseSide("base", case)
+    is_first = side.config is None
     with worker_of(kind, launcher, device) as worker:
         worker.request_identity()
         worker.check_identity()
         reply_s = time.perf_counter() - begun
-        side.begin_prepare(worker, None)
+        side.begin_prepare(worker, None, check=is_first)
         side.end_prepare(worker)
-        checked_s = time.perf_counter() - begun
-        side.begin_place(worker, 0, None)
+        side.begin_place(worker, 0, None, is_warm=not is_first)
         side.end_place(worker)
-        side.sample(worker)
-        return Start(kind, reply_s, checked_s, time.perf_counter() - begun)
+        launch_s = time.perf_counter() - begun
+        side.launches = worker.ask("turn", slot=side.slot)["launches"]
+        return Start(kind, reply_s, launch_s, time.perf_counter() - begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +164,12 @@ def limit_of_slow(times: Sequence[float]) -> float | None:
 
 def starts_table(starts: Sequence[Start]) -> Iterator[str]:
     """Medians by kind."""
-    yield "kind            n  first reply s  checked s  first sample s"
+    yield "kind            n  first reply s  first launch s  first sample s"
     for kind in dict.fromkeys(s.kind for s in starts):
         some = [s for s in starts if s.kind == kind]
-        rows = zip(*((s.reply_s, s.checked_s, s.sample_s) for s in some), strict=True)
-        reply, checked, sample = (statistics.median(values) for values in rows)
-        yield f"{kind:12} {len(some):4} {reply:14.2f} {checked:10.2f} {sample:15.2f}"
+        rows = zip(*((s.reply_s, s.launch_s, s.sample_s) for s in some), strict=True)
+        reply, launch, sample = (statistics.median(values) for values in rows)
+        yield f"{kind:12} {len(some):4} {reply:14.2f} {launch:15.2f} {sample:15.2f}"
 
 
 def report(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
@@ -221,15 +225,19 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
+    parser.add_argument("--without-fresh", action="store_true", help="alone, which takes longest")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
     with launchers() as kinds:
+        if options.without_fresh:
+            del kinds["fresh"]
+        sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
         # The first of a kind, which waits for imports and compiles, is left out.
         starts = [
-            start(kind, launcher, cases[0], options.device)
+            start(kind, launcher, sides[kind], options.device)
             for _ in range(options.starts + 1 if options.starts else 0)
             for kind, launcher in kinds.items()
         ][len(kinds) :]

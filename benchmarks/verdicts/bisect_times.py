@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gate_times import SHAPES, changed, git, make_repository, timed
+from gate_times import PHASES, PROGRAM, SHAPES, changed, git, make_repository, timed
 
 
 def main() -> None:
@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--commits", type=int, default=64)
     parser.add_argument("--percent", default="15")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--phases", action="store_true", help="print where its time was spent")
     given, more = parser.parse_known_args()
     culprit = random.Random(given.seed).randrange(1, given.commits + 1)
     given.m, given.limit, given.heads = "16", 2.0, ""
@@ -43,8 +44,11 @@ def main() -> None:
             git(folder, "commit", "--quiet", "--all", "--message", f"change {number}")
         case = f"acme.{given.kernel}-w6a8 gemm cold m16n{shape(given).replace('x', 'k')}"
         revisions = ("--good", "base", "--bad", "HEAD")
-        ran, took = timed("bisect", case, "--project", str(folder), *revisions, *more)
-    sys.stdout.write(ran.stdout + ran.stderr[-2000:])
+        program = PHASES if given.phases else PROGRAM
+        ran, took = timed(
+            "bisect", case, "--project", str(folder), *revisions, *more, program=program
+        )
+    sys.stdout.write(ran.stdout + ran.stderr[-4000:])
     named = ran.stdout.rstrip().endswith(f"change {culprit}")
     sys.stdout.write(
         f"{given.commits} commits, {took:.1f} s, exit {ran.returncode}, change {culprit} "

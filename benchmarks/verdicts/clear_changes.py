@@ -37,7 +37,7 @@ CHANGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.9)
 class TwelvePairs(InterleaveRules):
     """Rules by which a clear change needs as many pairs of processes as any other."""
 
-    def pairs_for_clear(self, clear: int, compared: int) -> int:
+    def pairs_for_clear(self, clear: int, compared: int, *, is_far: bool = False) -> int:
         return SURE_PLACEMENTS
 
 

@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -25,7 +26,16 @@ from typing import Any, NoReturn
 _START = 19  # field of /proc/PID/stat after the name of the program
 spent: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # calls, seconds
 first_at: dict[str, float] = {}
-inside: list[float] = []  # seconds of the timed calls in each timed call that runs now
+
+
+class Nested(threading.local):
+    """Seconds of the timed calls in each timed call that a thread runs now."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+
+nested = Nested()
 
 
 def since_start(now: float) -> float:
@@ -41,6 +51,7 @@ def timed(name: str | Callable[..., str], function: Callable[..., Any]) -> Calla
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
+        inside = nested.seconds
         inside.append(0.0)
         label = name if isinstance(name, str) else name(*arguments)
         first_at.setdefault(label, since_start(began))

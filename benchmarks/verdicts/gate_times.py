@@ -166,9 +166,10 @@ def keep_blocks(database: Path, folder: Path) -> None:
         for number, data in enumerate(session.scalars(stored)):
             evidence = json.loads(zlib.decompress(data))
             blocks = (evidence["comparison"][name] for name in ("base_us", "head_us", "placement"))
+            cpu_wait = evidence["comparison"]["cpu_wait"]
             for base, head, pair in zip(*blocks, strict=True):
                 place = {"case": evidence["case"], "process": 1000 * number + pair, "placement": 0}
-                rows.append({**place, "base_us": base, "head_us": head})
+                rows.append({**place, "base_us": base, "head_us": head, "cpu_wait": cpu_wait})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "noise.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
 

@@ -7,7 +7,8 @@ Each gate has 8 cases with a limit of 1 %. "false" counts the gates without a ch
 slow-down, "found" the gates that report the slow-down of their first case, "pairs" the pairs of
 processes of that case, and of all cases together ("all"). --stored: instead of simulated noise,
 blocks of commits compared with themselves (`hardware.py noise --out FOLDER`, or gates of unchanged
-heads, `gate_times.py --blocks FOLDER`), drawn by placement. --unchanged: gates without a change.
+heads, `gate_times.py --blocks FOLDER`), drawn by placement; either side of one is base.
+--unchanged: gates without a change.
 """
 
 from __future__ import annotations
@@ -62,33 +63,37 @@ RULES: dict[str, type[InterleaveRules]] = {"3 looks": ThreeLooks, "now": Interle
 
 
 @cache
-def stored(folder: str) -> list[Floats]:
-    """Of each case, ln base and ln head by placement, [placements, blocks, 2].
-
-    A case has no change: the mean difference of its few processes is taken away.
-    """
+def stored(folder: str) -> list[tuple[Floats, float]]:
+    """Of each case, ln base and ln head by placement, [placements, blocks, 2], and its CPU wait."""
     places: dict[str, dict[tuple[int, int], list[Floats]]] = defaultdict(lambda: defaultdict(list))
+    waits: dict[str, list[float]] = defaultdict(list)
     for block in json.loads(gzip.decompress((Path(folder) / "noise.json.gz").read_bytes())):
         logs = np.log([block["base_us"], block["head_us"]])
+        waits[block["case"]].append(block.get("cpu_wait", 0.0))
         if np.isfinite(logs).all():  # else its clock was too low
             places[block["case"]][block["process"], block["placement"]].append(logs)
     cases = []
-    for found in places.values():
+    for case, found in places.items():
         logs = np.array([place[:BLOCKS] for place in found.values() if len(place) >= BLOCKS])
-        logs[..., 1] -= (logs[..., 1] - logs[..., 0]).mean()
-        cases.append(logs)
+        cases.append((logs, float(np.mean(waits[case]))))
     return cases
 
 
 def drawn(
     folder: str, number: int, rng: np.random.Generator, shift: float, rules: InterleaveRules
 ) -> Candidate:
-    """A case of stored blocks whose head is slower by `shift` (ln)."""
+    """A case of stored blocks whose head is slower by `shift` (ln).
+
+    Both sides of a placement ran the same code, so each may be base.
+    """
     cases, pairs = stored(folder), most_pairs(rules)
-    logs = cases[number % len(cases)]
-    chosen = logs[rng.integers(len(logs), size=pairs)].reshape(-1, 2)
+    logs, cpu_wait = cases[number % len(cases)]
+    chosen = logs[rng.integers(len(logs), size=pairs)]
+    is_swapped = rng.integers(2, size=pairs).astype(bool)
+    chosen = np.where(is_swapped[:, None, None], chosen[..., ::-1], chosen).reshape(-1, 2)
     base, head = np.exp(chosen + np.array([0.0, shift])).T
-    return Candidate(base, head, np.repeat(np.arange(pairs), BLOCKS))
+    labels = np.repeat(np.arange(pairs), BLOCKS)
+    return Candidate(base, head, labels, cpu_wait=cpu_wait)
 
 
 def gates(

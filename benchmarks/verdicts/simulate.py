@@ -56,6 +56,7 @@ class Candidate:
     head_us: Floats
     pair: NDArray[np.int64]
     mhz: Floats | None = None
+    cpu_wait: float = 0.0
     pairs: int = 0
     _confirmed: dict[int, CaseComparison] = field(default_factory=dict)
 
@@ -64,7 +65,8 @@ class Candidate:
         if self.pairs not in self._confirmed:
             now = self.pair < self.pairs
             clocks = () if self.mhz is None else self.mhz[:, now]
-            blocks = Comparison(self.base_us[now], self.head_us[now], self.pair[now], *clocks)
+            times = self.base_us[now], self.head_us[now], self.pair[now]
+            blocks = Comparison(*times, *clocks, cpu_wait=self.cpu_wait)
             self._confirmed[self.pairs] = CaseComparison(
                 _CASE, "base", "head", blocks, confirm(blocks)
             )

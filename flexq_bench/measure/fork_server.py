@@ -49,6 +49,7 @@ import select
 import selectors
 import signal
 import socket
+import threading
 import time
 import traceback
 import types
@@ -59,9 +60,13 @@ from typing import Any
 
 # Dependencies of worker processes. One that is not installed is left out.
 PRELOADED = (
-    *("torch", "numpy", "scipy.ndimage", "scipy.special", "platformdirs", "pynvml"),
+    *("torch", "numpy", "triton", "triton.language", "triton.runtime.jit"),
+    # Triton imports these before its first launch.
+    *("triton.compiler.code_generator", "triton.tools.tensor_descriptor"),
+    *("triton.experimental.gluon.nvidia.hopper", "triton.experimental.gluon.amd.gfx1250"),
+    *("scipy.ndimage", "scipy.special", "platformdirs", "pynvml"),
     *("pydantic.main", "pydantic.functional_validators", "pydantic.fields", "pydantic.types"),
-    *("cupy", "cuda.bindings.nvrtc", "triton", "triton.language", "triton.runtime.jit"),
+    *("cupy", "cuda.bindings.nvrtc"),
     *("importlib.metadata", "importlib.resources", "shlex", "statistics", "tomllib", "zoneinfo"),
 )
 # Dependencies that could open a GPU when they are imported, as libraries of kernels could: tried in
@@ -359,10 +364,21 @@ def preload(libraries: list[str]) -> bool:
     """Import the dependencies. Return False if processes should not be forked after that."""
     trials = [(name, _trial(name)) for name in (*TRIED, *libraries)]
     deadline = time.monotonic() + _TRIAL_S
-    if not all(map(_imports, PRELOADED)):
-        return False
+    hashing = threading.Thread(target=_hash_compiler)
+    for name in PRELOADED:
+        if not _imports(name):
+            return False
+        if name == "triton.runtime.jit":
+            hashing.start()
+    hashing.join()  # a fork would have no such thread
     succeeded = [name for name, pid in trials if _has_succeeded(pid, deadline)]
     return all(map(_imports, succeeded))
+
+
+def _hash_compiler() -> None:
+    """Let Triton hash its compiler, of half a gigabyte, as each process would before a launch."""
+    with contextlib.suppress(Exception):  # it is not installed, or of another version
+        sys.modules["triton.runtime.cache"].triton_key()
 
 
 def _imports(name: str) -> bool:

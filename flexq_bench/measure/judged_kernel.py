@@ -10,7 +10,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -52,7 +52,7 @@ class Worker(Protocol):
 
     def receive(self) -> dict[str, Any]: ...
 
-    def paused(self) -> AbstractContextManager[None]: ...
+    def paused(self, others: Sequence[Any] = ()) -> AbstractContextManager[None]: ...
 
     def rescheduled(self) -> str: ...
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
 from flexq_bench.kernels.contract import Config, KernelSpec, PackedOperand
 from flexq_bench.kernels.formats import Operand
-from flexq_bench.kernels.reference import reference_of
+from flexq_bench.kernels.reference import Reference, reference_of
 from flexq_bench.measure.activation_rotation import Rewriting
 from flexq_bench.measure.bound_kernel import BoundKernel
 from flexq_bench.measure.check import CheckResult, check_linear
@@ -57,7 +58,11 @@ class LinearSubject(CopiedSubject):
         drawn = derive_seed(seed, bound.gemm, "timed")
         w = self.first.operand
         self._inputs = realistic_inputs(bound.kernel, bound.gemm, bound.device, drawn, w=w)
-        self._reference = reference_of(bound.spec, self._inputs.x, w)
+
+    @cached_property
+    def _reference(self) -> Reference:
+        """The results of the inputs. Few launches need them if a judge has others."""
+        return reference_of(self.spec, self._inputs.x, self.first.operand)
 
     @property
     def read_bytes(self) -> int | None:
@@ -93,7 +98,7 @@ class LinearSubject(CopiedSubject):
 
     def _work(self, seed: int) -> Work:
         launch, own = _launcher(self._bound), self._inputs
-        return LinearWork(self._bound, launch, own, self._reference, self._rewriting, seed)
+        return LinearWork(self._bound, launch, own, lambda: self._reference, self._rewriting, seed)
 
 
 def _launcher(bound: BoundKernel) -> Launch:

@@ -36,8 +36,8 @@ Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], t
 
 
 class LinearWork(Work):
-    """own: the subject's own inputs. reference: of those. seed: of activations like them, and of
-    the elements of their results to check.
+    """own: the subject's own inputs. reference: returns that of those. seed: of activations like
+    them, and of the elements of their results to check.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LinearWork(Work):
         bound: BoundKernel,
         launch: Launch,
         own: LinearInputs,
-        reference: Reference,
+        reference: Callable[[], Reference],
         rewriting: Rewriting,
         seed: int,
     ) -> None:
@@ -89,7 +89,7 @@ class LinearWork(Work):
         return None if made is None else {"out": made}
 
     def judge(self, outputs: Outputs, tolerance: float) -> str:
-        return judge_error(outputs["out"], self._reference, tolerance).detail
+        return judge_error(outputs["out"], self._reference(), tolerance).detail
 
     def judge_kept(self, kept: KeptLaunches, draw: random.Random, tolerance: float) -> str:
         contents = list({id(w): w for w in kept.weights}.values())

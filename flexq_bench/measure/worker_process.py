@@ -240,15 +240,22 @@ class WorkerProcess:
         raise WorkerError(f"{self.name}: {error}", error)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the worker and its processes, so that they can't disturb another worker's turn."""
-        self._process.signal_group(signal.SIGSTOP)
-        elsewhere = stop_marked(self._mark, [self._process.pid])
+    def paused(self, others: Sequence[WorkerProcess] = ()) -> Iterator[None]:
+        """Stop workers and their processes, so that they can't disturb another worker's turn.
+
+        others: besides this one.
+        """
+        workers = [self, *others]
+        for worker in workers:
+            worker._process.signal_group(signal.SIGSTOP)
+        marks, pids = zip(*((w._mark, w._process.pid) for w in workers), strict=True)
+        elsewhere = stop_marked(marks, pids)
         try:
             yield
         finally:
             continue_stopped(elsewhere)
-            self._process.signal_group(signal.SIGCONT)
+            for worker in workers:
+                worker._process.signal_group(signal.SIGCONT)
 
     def rescheduled(self) -> str:
         """Describe changes of its CPUs or priority; empty: none.

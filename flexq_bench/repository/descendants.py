@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -42,21 +42,21 @@ def end_marked(mark: str) -> None:
     unprivileged process can't trace it. Does nothing without /proc.
     """
     for _ in range(_ROUNDS):
-        pids = _marked(mark.encode() + b"=", _processes())
+        pids = _marked((mark,), _processes())
         if not pids:
             return
         _signal(pids, signal.SIGKILL)
 
 
-def stop_marked(mark: str, besides: Iterable[int] = ()) -> set[int]:
+def stop_marked(marks: Sequence[str], besides: Iterable[int] = ()) -> set[int]:
     """Stop (SIGSTOP) the processes that `end_marked` would kill, and return their ids.
 
-    besides: ids of processes to leave running. As long as no process starts or ends, environments
-    are not read again: a turn of a comparison waits for this.
+    marks: any of them. besides: ids of processes to leave running. As long as no process starts or
+    ends, environments are not read again: a turn of a comparison waits for this.
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _known_marked(mark.encode() + b"=", _processes()) - stopped - set(besides)
+        pids = _known_marked(tuple(marks), _processes()) - stopped - set(besides)
         if not pids:
             break
         _signal(pids, signal.SIGSTOP)
@@ -81,7 +81,9 @@ def _processes() -> frozenset[tuple[str, int]]:
         return frozenset((e.name, e.inode()) for e in entries if e.name.isdecimal())
 
 
-def _marked(start: bytes, processes: frozenset[tuple[str, int]]) -> set[int]:
+def _marked(marks: tuple[str, ...], processes: frozenset[tuple[str, int]]) -> set[int]:
+    # A variable's name is at the start, or after the end of another one.
+    starts = [b"\0" + mark.encode() + b"=" for mark in marks]
     parents: dict[int, int] = {}
     pids: set[int] = set()
     for name, _ in processes:
@@ -91,15 +93,15 @@ def _marked(start: bytes, processes: frozenset[tuple[str, int]]) -> set[int]:
             if state in (b"Z", b"X"):
                 continue
             parents[int(name)] = int(parent)
-            # A variable's name is at the start, or after the end of another one.
-            if b"\0" + start in b"\0" + _content(f"{_PROC}/{name}/environ"):
+            environment = b"\0" + _content(f"{_PROC}/{name}/environ")
+            if any(start in environment for start in starts):
                 pids.add(int(name))
     while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
         pids |= more
     return pids - {os.getpid()}
 
 
-_known_marked = lru_cache(maxsize=4)(_marked)
+_known_marked = lru_cache(maxsize=32)(_marked)
 
 
 def _content(path: str) -> bytes:

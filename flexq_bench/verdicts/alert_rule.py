@@ -110,9 +110,14 @@ FEWEST_PLACEMENTS = 5
 # the other fast once in 2,000 comparisons, with narrow bounds; twelve pairs once in 8 million.
 # A clear change (Confirmation.is_clear) needs fewer: see `pairs_for_clear`.
 SURE_PLACEMENTS = 12
+# Sides are far apart if the gap between them is so many times as wide as either of them.
+FAR_GAPS = 4.0
 # Relative. Blocks in which the clocks of the two sides differ by more are excluded. If too few
 # remain, the bounds allow for the change that clocks can explain.
 CLOCK_TOLERANCE = 0.01
+# Part of the time of a measurement on CPUs in which its processes waited for one. Where others take
+# more, only a clear change is slower or faster.
+MAX_CPU_WAIT = 0.05
 
 
 def is_decided(verdict: Verdict, placements: int, enough: int = SURE_PLACEMENTS) -> bool:
@@ -125,18 +130,24 @@ def is_decided(verdict: Verdict, placements: int, enough: int = SURE_PLACEMENTS)
     return verdict is not Verdict.AMBIGUOUS
 
 
-def pairs_for_clear(clear: int, compared: int, rate: float) -> int:
+def pairs_for_clear(clear: int, compared: int, rate: float, *, is_far: bool = False) -> int:
     """Fewest pairs of processes with which `clear` clear changes of `compared` cases are final.
 
-    rate: of false verdicts in one look. If the processes of both sides are alike, whatever the
-    distribution of their times, all n of one side are slower than all n of the other with a
-    probability of at most 2 / C(2n, n) (the smallest p-value of Mann and Whitney 1947). This
-    p-value must be small enough among all cases (Benjamini and Hochberg 1995), and as small as for
-    a change of the number of slow processes. Not more than SURE_PLACEMENTS.
+    rate: of false verdicts in one look. is_far: the sides are far apart (FAR_GAPS). If the
+    processes of both sides are alike, whatever the distribution of their times, all n of one side
+    are slower than all n of the other with a probability of at most 2 / C(2n, n) (the smallest
+    p-value of Mann and Whitney 1947). Sides that are far apart have one speed each, of two, and
+    then it is at most 2 / 4^n. This p-value must be small enough among all cases (Benjamini and
+    Hochberg 1995), and as small as for a change of the number of slow processes. Not more than
+    SURE_PLACEMENTS.
     """
     limit = min(SHARE_SIGNIFICANCE, rate * clear / compared)
     return next(
-        (n for n in range(1, SURE_PLACEMENTS) if 2 / math.comb(2 * n, n) <= limit),
+        (
+            n
+            for n in range(1, SURE_PLACEMENTS)
+            if 2 / (4**n if is_far else math.comb(2 * n, n)) <= limit
+        ),
         SURE_PLACEMENTS,
     )
 
@@ -183,6 +194,7 @@ PARAMETERS: dict[str, Any] = {
     "smallest_change": SMALLEST_LOG_RATIO,
     "false_discovery_rate": RATE_OF_ONE_LOOK,
     "clock_tolerance": CLOCK_TOLERANCE,
+    "max_cpu_wait": MAX_CPU_WAIT,
     "fewest_blocks": FEWEST_BLOCKS,
     "fewest_placements": FEWEST_PLACEMENTS,
     "share_significance": SHARE_SIGNIFICANCE,

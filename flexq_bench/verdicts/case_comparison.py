@@ -47,5 +47,10 @@ class CaseComparison:
         """Return True if it is slower or faster beyond doubt; see Confirmation."""
         return self.is_changed and self.confirmation.is_clear
 
+    @property
+    def is_far(self) -> bool:
+        """Return True if the sides are far apart; see Confirmation."""
+        return self.confirmation.is_far
+
 
 Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]

@@ -17,8 +17,10 @@ from flexq_bench.verdicts.alert_rule import (
     CLOCK_TOLERANCE,
     CONFIDENCE,
     FALSE_DISCOVERY_RATE,
+    FAR_GAPS,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    MAX_CPU_WAIT,
     SHARE_SIGNIFICANCE,
     SURE_PLACEMENTS,
     smallest_change,
@@ -37,7 +39,8 @@ class Comparison:
 
     base_us, head_us: [blocks], microseconds. placement: [blocks], equal for blocks with a common
     random effect: that of the buffers, or of the pair of processes if each commit has its own.
-    base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step that
+    base_mhz, head_mhz: [blocks] SM clocks; None: unknown. cpu_wait: part of the time in which the
+    processes waited for a CPU; 0 on a GPU. noise_floor: ln, the smallest step that
     A/A runs of this series can detect. correct: no result was wrong, or base's alone if
     base_correct is False. same_binary: both commits compiled to the same machine code. same_code:
     nothing was measured, because the judging process found the same code in both commits.
@@ -49,6 +52,7 @@ class Comparison:
     base_mhz: ArrayLike | None = None
     head_mhz: ArrayLike | None = None
     noise_floor: float = 0.0
+    cpu_wait: float = 0.0
     correct: bool = True
     base_correct: bool = True
     same_binary: bool = False
@@ -63,8 +67,9 @@ class Confirmation:
     two-sided, of no change. smallest_change: ln, the limit that had to be exceeded.
     limited_by_clocks: ambiguous because of different clocks, so more placements do not help.
     is_clear: slower or faster, with both bounds beyond the smallest change, and every placement of
-    one side slower than all of the other's, so two speeds of processes hardly explain it. All
-    numbers are NaN if nothing was judged.
+    one side slower than all of the other's, so two speeds of processes hardly explain it. is_far:
+    the gap between the sides is FAR_GAPS times as wide as either. All numbers are NaN if nothing
+    was judged.
     """
 
     verdict: Verdict
@@ -80,6 +85,7 @@ class Confirmation:
     modes: ProcessModes | None = None
     limited_by_clocks: bool = False
     is_clear: bool = False
+    is_far: bool = False
 
     @property
     def stopped_early(self) -> bool:
@@ -148,7 +154,8 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
     within the smallest change. ambiguous: none of these, so more placements are needed. If
     processes run at one of two speeds (`process_modes`), fast processes are compared with fast ones
     and slow with slow ones. A change of the number of slow processes is then a verdict of its own,
-    if the mean of all processes changes by as much.
+    if the mean of all processes changes by as much. Where others take the CPUs, only a clear change
+    is slower or faster.
 
     Blocks in which the clocks of the two sides differ by more than 1 % are excluded if enough
     others remain. Otherwise the bounds allow for the change that clocks can explain
@@ -176,6 +183,12 @@ def confirm(comparison: Comparison, *, confidence: float = CONFIDENCE) -> Confir
         return replace(confirmed, verdict=Verdict.SAME, reason=f"{SAME_CODE}; {confirmed.reason}")
     if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
         return confirmed
+    if comparison.cpu_wait > MAX_CPU_WAIT and not confirmed.is_clear:
+        reason = (
+            f"{confirmed.reason}; not clear, and the processes waited for a CPU in "
+            f"{comparison.cpu_wait:.0%} of the time"
+        )
+        return replace(confirmed, verdict=Verdict.AMBIGUOUS, reason=reason)
     if not comparison.same_binary:
         return replace(confirmed, cause=Cause.CODE)
     return replace(
@@ -191,9 +204,8 @@ def _at_equal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Conf
         _student(means, confidence) if modes is None else _within(modes, confidence)
     )
     verdict = verdict_of(estimate, low, high, smallest)
-    is_clear = (low > smallest and bool(head.min() > base.max())) or (
-        high < -smallest and bool(head.max() < base.min())
-    )
+    gap = float(max(head.min() - base.max(), base.min() - head.max()))
+    is_clear = gap > 0 and (low > smallest or high < -smallest)
     reason = _reason(verdict, estimate, low, high, confidence)
     if is_clear and means.size < SURE_PLACEMENTS:
         reason = f"{reason}; clear after {means.size} pairs without overlap"
@@ -219,6 +231,7 @@ def _at_equal_clocks(blocks: Blocks, smallest: float, confidence: float) -> Conf
         means.size,
         modes,
         is_clear=is_clear,
+        is_far=gap >= FAR_GAPS * float(max(np.ptp(base), np.ptp(head))),
     )
 
 

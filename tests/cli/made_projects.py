@@ -81,8 +81,9 @@ class MadeMeter:
         return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
 
 
-def made_blocks(_course, lane, pairs, process, *, is_last):
-    """In place of two processes that take turns."""
+def made_blocks(_course, lane, pairs, process, count, *, is_last):
+    """In place of two processes that take turns; on a CPU, no other pair gets ready."""
+    assert count == 1
     experiment = lane.experiment
     sides = [Commit(side.kernels_from[0]) for side in (experiment.base, experiment.head)]
     for pair in pairs:
@@ -111,4 +112,4 @@ def make_times(monkeypatch):
     monkeypatch.setattr(external_kernels, "described", described)
     monkeypatch.setattr(pool_choice, "ProcessMeter", MadeMeter)
     monkeypatch.setattr(course._Course, "_check", lambda *given: ())
-    monkeypatch.setattr(course._Course, "_pair_of_processes", made_blocks)
+    monkeypatch.setattr(course._Course, "_pairs_of_processes", made_blocks)

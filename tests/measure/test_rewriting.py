@@ -212,7 +212,7 @@ def test_checked_elements_have_references_of_all_products(fake_linear, a_case, f
 
     bound = BoundKernel(kernel, kernel.spec, case, torch.device("cpu"))
     known = reference_of(kernel.spec, own.x, own.w)
-    contents = LinearWork(bound, kernel.gemm, own, known, rewriting, seed=4)
+    contents = LinearWork(bound, kernel.gemm, own, lambda: known, rewriting, seed=4)
     reference = contents.reference([own.w, other, own.w], [0, 1, 1])
 
     for i, (index, w) in enumerate([(0, own.w), (1, other), (1, own.w)]):

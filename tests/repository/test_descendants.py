@@ -31,9 +31,9 @@ def test_new_process_of_an_old_id_is_stopped(processes, monkeypatch):
     sent, mark = [], new_mark()
     monkeypatch.setattr(descendants.os, "kill", lambda *signalled: sent.append(signalled))
     processes(7, "A=1\0")
-    assert stop_marked(mark) == set()
+    assert stop_marked([mark]) == set()
 
     processes(7, f"A=1\0{mark}=1\0")
 
-    assert stop_marked(mark) == {7}
+    assert stop_marked([mark]) == {7}
     assert sent == [(7, signal.SIGSTOP)]

@@ -55,6 +55,18 @@ def test_clear_change_has_no_overlap_and_wide_bounds(shift, placements, is_clear
     assert ("clear after 7 pairs" in found.reason) is found.stopped_early
 
 
+@pytest.mark.parametrize(
+    ("cpu_wait", "verdict"),
+    [(0.0, Verdict.SLOWER), (0.04, Verdict.SLOWER), (0.2, Verdict.AMBIGUOUS)],
+)
+def test_unclear_change_beside_busy_processes_is_ambiguous(cpu_wait, verdict):
+    unclear = replace(blocks(0.015, placements=12, offset=0.01), cpu_wait=cpu_wait)
+    clear = replace(blocks(0.1, placements=12), cpu_wait=cpu_wait)
+
+    assert (confirm(unclear).verdict, confirm(unclear).is_clear) == (verdict, False)
+    assert confirm(clear).verdict is Verdict.SLOWER
+
+
 def test_overlapping_sides_are_not_clear():
     comparison = blocks(0.03, placements=7, offset=0.001)
     drift = np.exp(0.01 * np.asarray(comparison.placement))

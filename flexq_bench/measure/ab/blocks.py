@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -146,6 +147,9 @@ class CaseSide:
     def end_place(self, worker: Worker) -> None:
         worker.receive()
 
+    def use(self, worker: Worker, others: Sequence[Worker]) -> None:
+        """Take samples in this worker from now on. others: those that are on the device, too."""
+
     def sample(self, worker: Worker) -> SampleBatch:
         reply = worker.ask("turn", slot=self.slot)
         # Workers of commits before protocol 4 don't name a trim: a batch was its median.
@@ -176,6 +180,8 @@ class CasePair:
     base_is_wrong: whether a result of base was wrong, too, where nothing of head ran (`run_alone`);
     None: it did not run there, or not to the end. same_code: True if this process found the same
     code in both commits. alone_us: base's times where nothing of head ran, one of each process.
+    cpu_waits: part of the time of each placement in which a process waited for a CPU; empty: on a
+    GPU.
     """
 
     base: CaseSide
@@ -187,6 +193,8 @@ class CasePair:
     same_code: bool = False
     failure: str = ""  # why it could not be measured
     alone_us: list[float] = field(default_factory=list)
+    is_on_cpu: bool = False
+    cpu_waits: list[float] = field(default_factory=list)
 
     @property
     def problem(self) -> str:
@@ -231,7 +239,7 @@ _Reply = TypeVar("_Reply")
 
 def measure_blocks(
     pair: CasePair,
-    workers: tuple[Worker, Worker],
+    workers: Sequence[tuple[Worker, Worker]],
     process: int,
     *,
     placements: int,
@@ -241,22 +249,38 @@ def measure_blocks(
     shares: bool = False,
     is_warm: bool = False,
 ) -> None:
-    """Measure a case in one pair of processes; add blocks and errors to `pair`.
+    """Measure a case in pairs of processes; add blocks and errors to `pair`.
 
-    workers: of base and head; the same one for two kernels. process: number of the pair. The side
-    that is placed first, and the side that starts a block, alternate. side_by_side: the workers
-    allocate a placement before they warm it up, so that both can do so at the same time, and can
-    leave out the check of a result. shares: they can share weights among the cases of a layer.
-    is_warm: the device was just busy. Raises RefusedError if a side refuses the case, WorkerError
-    if a worker broke.
+    workers: of base and head, of each pair; the same one for two kernels. Pairs get ready at the
+    same time, if they fit the device, and are measured one after the other. process: number of the
+    first pair. The side that is placed first, and the side that starts a block, alternate.
+    side_by_side: the workers allocate a placement before they warm it up, so that they can do so at
+    the same time, and can leave out the check of a result; True for more than one pair. shares:
+    they can share weights among the cases of a layer. is_warm: the device was just busy. Raises
+    RefusedError if a side refuses the case, WorkerError if a worker broke.
     """
-    sides = [(pair.base, workers[0]), (pair.head, workers[1])]
+    groups = [[(pair.base, base), (pair.head, head)] for base, head in workers]
+    sides = [each for group in groups for each in group]
     with _released(sides):
-        _check_memory(sides)
-        share = workers[0] is workers[1]
+        try:
+            _check_memory(sides)
+        except RefusedError:
+            if len(groups) == 1:
+                raise
+            for number, each in enumerate(workers):
+                measure_blocks(
+                    *(pair, [each], process + number),
+                    placements=placements,
+                    blocks=blocks,
+                    on_block=on_block,
+                    side_by_side=side_by_side,
+                    shares=shares,
+                    is_warm=is_warm,
+                )
+            return
         # Results are inspected after each placement, too.
         check = not side_by_side or process == 0
-        if share or any(side.config is None for side, _ in sides):
+        if _shares_worker(sides) or any(side.config is None for side, _ in sides):
             # Base chooses first; head uses the same configuration unless its code differs and
             # another one is clearly faster.
             for side, worker in sides:
@@ -269,16 +293,51 @@ def measure_blocks(
         if pair.problem:
             return
         for placement in range(placements):
-            ordered = sides if (process + placement) % 2 == 0 else sides[::-1]
-            _place(ordered, placement, side_by_side=side_by_side, is_warm=is_warm)
-            for number in range(blocks):
-                outer, inner = ordered if number % 2 == 0 else ordered[::-1]
-                block = _block(outer, inner, pair, process, placement)
-                pair.blocks.append(block)
-                on_block(block)
-            # The second side may share the weights of the first.
-            _leave(ordered[::-1])
-        pair.processes = process + 1
+            ordered = [
+                group if (process + number + placement) % 2 == 0 else group[::-1]
+                for number, group in enumerate(groups)
+            ]
+            every = [each for group in ordered for each in group]
+            _place(every, placement, side_by_side=side_by_side, is_warm=is_warm)
+            on_device = [worker for _, worker in sides]
+            for number, group in enumerate(ordered):
+                place = process + number, placement
+                _measure_placement(pair, group, on_device, place, blocks, on_block)
+        pair.processes = process + len(groups)
+
+
+def _measure_placement(
+    pair: CasePair,
+    ordered: Sides,
+    workers: Sequence[Worker],
+    place: tuple[int, int],
+    blocks: int,
+    on_block: Callable[[Block], None],
+) -> None:
+    """Measure the blocks of a placement, and free it.
+
+    ordered: the side that starts comes first. workers: all on the device. place: numbers of the
+    process and the placement.
+    """
+    for side, worker in ordered:
+        side.use(worker, [other for other in workers if other is not worker])
+    began, waited_s = time.monotonic(), _waited_s(pair, ordered)
+    for number in range(blocks):
+        outer, inner = ordered if number % 2 == 0 else ordered[::-1]
+        block = _block(outer, inner, pair, *place)
+        pair.blocks.append(block)
+        on_block(block)
+    if pair.is_on_cpu:
+        waited_s = _waited_s(pair, ordered) - waited_s
+        pair.cpu_waits.append(waited_s / (time.monotonic() - began))
+    # The second side may share the weights of the first.
+    _leave(ordered[::-1])
+
+
+def _waited_s(pair: CasePair, sides: Sides) -> float:
+    """Seconds that the workers of sides have waited for a CPU; 0: on a GPU, that is no matter."""
+    workers = {id(worker): worker for _, worker in sides} if pair.is_on_cpu else {}
+    return sum(worker.waited_s() for worker in workers.values())
 
 
 def check_results(sides: Sides) -> None:
@@ -332,7 +391,7 @@ def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: boo
     shares = _shares_worker(sides)
 
     def begin(side: CaseSide, worker: Worker) -> None:
-        is_second = side is not sides[0][0]
+        is_second = side is not sides[0][0] or worker is not sides[0][1]
         beside = sides[0][0].slot if is_second and shares else None
         # The first one's warm-up comes before the second's.
         side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))

@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from flexq_bench.measure.ab.blocks import (
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
-from flexq_bench.measure.ab.worker_pairs import WorkerPairs, can_start_beside
+from flexq_bench.measure.ab.worker_pairs import WorkerPairs, available_cpus, can_start_beside
 from flexq_bench.measure.device import device_infos
 from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.meter import WARM_S
@@ -36,6 +37,7 @@ from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 CasesOfBoth = Sequence[tuple[Case, Case]]  # base's and head's
+_MOST_AT_ONCE = 4  # pairs of processes that are on a device together
 
 
 def compare_cases(
@@ -127,7 +129,8 @@ class _Course:
     def _result(self, pair: CasePair) -> CaseComparison:
         result = self._lane_of[id(pair)].experiment.result(pair)
         few = pair.processes < self._rules.processes and not pair.problem
-        if not few or not self._is_over() or result.confirmation.verdict is not Verdict.NO_DATA:
+        is_cut = bool(self._wrong) or self._deadline is not None  # also if it can't be afforded
+        if not few or not is_cut or result.confirmation.verdict is not Verdict.NO_DATA:
             return result
         reason = f"not timed, because {self._wrong} is wrong"
         if not self._wrong:
@@ -182,7 +185,9 @@ class _Course:
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
         """Measure cases in fresh pairs of processes until each has been in this many."""
         open_pairs = [pair for pair in pairs if not pair.problem]
-        for process in range(min((p.processes for p in open_pairs), default=processes), processes):
+        process = min((pair.processes for pair in open_pairs), default=processes)
+        while process < processes:
+            count = self._pairs_at_once(open_pairs, process, processes)
             for lane in self._lanes:
                 waiting: Sequence[CasePair] = [
                     pair
@@ -195,11 +200,12 @@ class _Course:
                 # A kernel may be affected by those before it; seeded, so that it can be repeated.
                 random.Random(f"{self._seed} {process}").shuffle(waiting)
                 while waiting and not self._is_over():
-                    self._current = process + 1
-                    waiting = self._pair_of_processes(
-                        lane, waiting, process, is_last=process + 1 == processes
+                    self._current = process + count
+                    waiting = self._pairs_of_processes(
+                        lane, waiting, process, count, is_last=process + count == processes
                     )
             self._update_expected(open_pairs, processes)
+            process += count
         for lane in self._lanes:
             # Head could disturb base, so its word is not taken for a wrong base.
             doubted: Sequence[CasePair] = [
@@ -257,53 +263,77 @@ class _Course:
             count -= 1
         return list(pairs[:count])
 
-    def _pair_of_processes(
-        self, lane: _Lane, pairs: Sequence[CasePair], process: int, *, is_last: bool
-    ) -> Sequence[CasePair]:
-        """Measure cases in fresh processes; return the remaining cases if a process broke.
+    def _pairs_at_once(self, pairs: Sequence[CasePair], process: int, processes: int) -> int:
+        """Number of pairs of processes to get ready together, up to so many `processes`.
 
-        is_last: no other pair of processes follows, unless this one breaks.
+        The first one chooses the configurations. Those of a CPU would disturb each other.
+        """
+        experiment, gpus = self._lanes[0].experiment, max(pair.base.case.gpus for pair in pairs)
+        if process == 0 or gpus > 1 or experiment.one_process or _is_on_cpu(experiment):
+            return 1
+        ends = [processes, *(p.processes for p in pairs if p.processes > process)]
+        left, most = min(ends) - process, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
+        return -(-left // -(-left // most))
+
+    def _pairs_of_processes(
+        self, lane: _Lane, pairs: Sequence[CasePair], process: int, count: int, *, is_last: bool
+    ) -> Sequence[CasePair]:
+        """Measure cases in `count` fresh pairs of processes; return those left if a process broke.
+
+        is_last: no other pair of processes follows, unless one of these breaks.
         """
         experiment, rules = lane.experiment, self._rules
         with ExitStack() as stack:
             began = time.monotonic()
-            workers = lane.workers.take(stack)
-            identities = experiment.identities(*workers)
-            for worker in workers:
-                stack.callback(worker.finish)  # before either is waited for
-            self._durations.start_s.append(time.monotonic() - began)
+            # Ends after the workers: a thread may wait for one of them.
+            threads = stack.enter_context(ThreadPoolExecutor(count))
+            workers = [lane.workers.take(stack) for _ in range(count)]
+            identities = [
+                identity
+                for both in threads.map(lambda each: experiment.identities(*each), workers)
+                for identity in both
+            ]
+            for each in workers:
+                for worker in each:
+                    stack.callback(worker.finish)  # before any is waited for
+            self._durations.start_s += [(time.monotonic() - began) / count] * count
             # Those of older commits open the device as they start, whatever measures there.
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
                 lane.workers.start_ahead()
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
-            kernels, of_head = (identity.get("kernels", "") for identity in identities)
-            same_kernels = kernels == of_head != ""
+            kernels = {identity.get("kernels", "") for identity in identities}
+            same_kernels = len(kernels) == 1 and "" not in kernels
+            groups = [workers] if side_by_side else [[each] for each in workers]
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
+                pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()
                 try:
-                    measure_blocks(
-                        pair,
-                        workers,
-                        process,
-                        placements=rules.placements,
-                        blocks=rules.blocks,
-                        on_block=partial(_report, experiment, pair.base.case),
-                        side_by_side=side_by_side,
-                        shares=shares,
-                        is_warm=time.monotonic() - self._measured_at < WARM_S,
-                    )
-                    self._measured_at = time.monotonic()
+                    for group in groups:
+                        measure_blocks(
+                            pair,
+                            group,
+                            max(process, pair.processes),
+                            placements=rules.placements,
+                            blocks=rules.blocks,
+                            on_block=partial(_report, experiment, pair.base.case),
+                            side_by_side=side_by_side,
+                            shares=shares,
+                            is_warm=time.monotonic() - self._measured_at < WARM_S,
+                        )
+                        self._measured_at = time.monotonic()
+                        if pair.problem:
+                            break
                 except RefusedError as error:
                     pair.failure = str(error)
                 except WorkerError as error:
                     pair.failure = str(error)
                     return pairs[position + 1 :]
-                self._durations.case_s.append(time.monotonic() - began)
+                self._durations.case_s += [(time.monotonic() - began) / count] * count
                 self._show_progress()
         return ()
 
@@ -324,7 +354,7 @@ class _Course:
             worker.check_identity()
             for position, pair in enumerate(pairs):
                 side = experiment.pair(pair.base.case, pair.head.case).base
-                side.config = pair.base.config
+                side.config, side.launches = pair.base.config, pair.base.launches
                 try:
                     times = run(side, worker)
                 except RefusedError:
@@ -381,6 +411,10 @@ class _Course:
                 left_s=left_s,
             )
         )
+
+
+def _is_on_cpu(experiment: ABExperiment) -> bool:
+    return experiment.device.startswith("cpu")
 
 
 def _report(experiment: ABExperiment, case: Case, block: Block) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -208,6 +209,7 @@ def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
         placement=tuple(labels[block.process, block.placement] for block in blocks),
         base_mhz=base_mhz if all_known else None,
         head_mhz=head_mhz if all_known else None,
+        cpu_wait=statistics.fmean(pair.cpu_waits) if pair.cpu_waits else 0.0,
         correct=not head.wrong and (not base.wrong or pair.is_corrected or is_unknown),
         base_correct=not pair.is_corrected,
         # Another configuration of the same code is different work.

@@ -94,9 +94,9 @@ class _Turn:
 class JudgedSide(CaseSide):
     """A side whose results are judged here. Its worker runs the timed launches.
 
-    opponent: the other side, whose worker is stopped during this one's turns. is_trusted: True for
-    the side whose times are the reference. believes_binary: True if the worker's hash of the
-    machine code is accepted. turns: those measured so far.
+    opponent: the other side. others: workers that are stopped during this one's turns. is_trusted:
+    True for the side whose times are the reference. believes_binary: True if the worker's hash of
+    the machine code is accepted. turns: those measured so far.
     """
 
     judge: JudgingDevice = field(kw_only=True)
@@ -104,6 +104,7 @@ class JudgedSide(CaseSide):
     is_trusted: bool = field(default=False, kw_only=True)
     opponent: JudgedSide | None = field(default=None, kw_only=True, repr=False, compare=False)
     turns: list[_Turn] = field(default_factory=list, kw_only=True)
+    others: Sequence[Worker] = field(default=(), kw_only=True, repr=False, compare=False)
     _is_checked: bool = field(default=False, init=False)  # True after the first placement
     _is_drawn: bool = field(default=True, init=False)  # True if the current one is checked
 
@@ -139,6 +140,10 @@ class JudgedSide(CaseSide):
         super().begin_place(worker, index, beside, is_warm=is_warm)
         self.kernel.forget_weights()
 
+    def use(self, worker: Worker, others: Sequence[Worker]) -> None:
+        self.kernel.worker, self.others = worker, others
+        self.kernel.forget_weights()
+
     def sample(self, worker: Worker) -> SampleBatch:
         inputs = self.kernel.give_inputs()
         turn = self._timed(worker)
@@ -172,9 +177,8 @@ class JudgedSide(CaseSide):
 
     def _timed(self, worker: Worker) -> SampleBatch:
         with ExitStack() as stack:
-            other = None if self.opponent is None else self.opponent.kernel.worker
-            if other is not None and other is not worker:
-                stack.enter_context(other.paused())
+            for other in self.others[:1]:
+                stack.enter_context(other.paused(self.others[1:]))
             telemetry = stack.enter_context(self.judge.telemetry())
             # During a gap a worker could do work that its samples leave out.
             turn = self.kernel.turn(gap_us=0.0)

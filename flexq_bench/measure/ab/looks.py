@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from flexq_bench.measure.ab.rules import InterleaveRules, confirm_comparisons
@@ -51,15 +52,18 @@ def look_by_look(
         is_last = pairs_now == rules.most_pairs or is_over()
         if is_look and not is_last:
             clear = [i for i, result in enumerate(together) if result.is_clear and not is_enough[i]]
-            processes = rules.pairs_for_clear(len(clear), len(pairs))
-            if clear and processes < 2 * pairs_now:
-                measure([undecided[i] for i in clear], processes)
-                for i in clear:
-                    results[i] = judge(undecided[i])
-                together = judge_together()
-                for i in clear:
-                    # Any other verdict waits for the next look.
-                    is_enough[i] = together[i].is_clear and rules.is_enough(together[i], processes)
+            enough = partial(rules.pairs_for_clear, len(clear), len(pairs))
+            wanted = {i: enough(is_far=together[i].is_far) for i in clear}
+            wanted = {i: processes for i, processes in wanted.items() if processes < 2 * pairs_now}
+            for processes in sorted(set(wanted.values())):
+                measure([undecided[i] for i in wanted if wanted[i] >= processes], processes)
+            for i in wanted:
+                results[i] = judge(undecided[i])
+            together = judge_together()
+            for i in wanted:
+                # Any other verdict waits for the next look.
+                now = together[i]
+                is_enough[i] = now.is_clear and rules.is_enough(now, enough(is_far=now.is_far))
             is_last = is_over()
         again: list[tuple[int, _Pair]] = []
         for i, pair in enumerate(undecided):

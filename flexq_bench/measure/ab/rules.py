@@ -99,14 +99,14 @@ class InterleaveRules:
         ]
         return {pairs: pairs in ends for pairs in sorted({*ends, *enough})}
 
-    def pairs_for_clear(self, clear: int, compared: int) -> int:
-        """Pairs of processes with which `clear` clear changes of `compared` cases are decided.
+    def pairs_for_clear(self, clear: int, compared: int, *, is_far: bool = False) -> int:
+        """Pairs of processes with which a clear change is decided, one of `clear` of `compared`.
 
         Placements that share processes may all have the same speed by chance.
         """
-        if not clear or self.processes < FEWEST_PLACEMENTS:
+        if self.processes < FEWEST_PLACEMENTS:
             return SURE_PLACEMENTS
-        return pairs_for_clear(clear, compared, self.rate)
+        return pairs_for_clear(clear, compared, self.rate, is_far=is_far)
 
     def is_decided(
         self, confirmation: Confirmation, pairs_for_clear: int = SURE_PLACEMENTS

@@ -16,7 +16,7 @@ _MIN_CPUS = 8
 
 def can_start_beside(device: str) -> bool:
     """Return True if processes that start don't disturb a measurement on this device."""
-    return not device.startswith("cpu") and _available_cpus() >= _MIN_CPUS
+    return not device.startswith("cpu") and available_cpus() >= _MIN_CPUS
 
 
 class WorkerPairs:
@@ -50,7 +50,8 @@ class WorkerPairs:
         return workers
 
 
-def _available_cpus() -> int:
+def available_cpus() -> int:
+    """Number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -5,7 +5,7 @@ hang_at, fail_at, babble_at: an operation; die_in: the one process that dies at 
 the process that dies before a request. refuse: a message for every case. wrong: what is wrong, in
 the first wrong_starts processes or in all; wrong_cases: keys of cases that are wrong. slow_s: of
 each turn. config, binary: what prepare tells. needed: bytes.
-waits: for a request, as it tells.
+waits: for a request, as it tells. warms: a placement when it is used.
 """
 
 import json
@@ -56,6 +56,7 @@ def describe(_message):
         "version": version,
         "judged": 5,
         "waits_for_request": told.get("waits", True),
+        "warms_when_used": told.get("warms", False),
         "protocol": 1,
         "root": told.get("root", str(TREE)),
         "device": device,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
-from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
+from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons, course
 from flexq_bench.measure.ab.blocks import Block, SampleBatch, measure_blocks
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment, trusted_pair
-from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
 from flexq_bench.verdicts import Cause, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
 from flexq_bench.verdicts.confirmation import CORRECTED
@@ -262,7 +263,7 @@ def test_interrupted_worker_gets_no_request():
     with pytest.raises(KeyboardInterrupt):
         measure_blocks(
             trusted_pair(CASE, CASE),
-            (Hangs(), Hangs()),
+            [(Hangs(), Hangs())],
             0,
             placements=1,
             blocks=1,
@@ -314,6 +315,15 @@ def test_end_of_the_budget_leaves_cases_ambiguous(compared):
     assert {result.confirmation.verdict for result in results} == {Verdict.AMBIGUOUS}
     assert all("the budget of 1 s ended after" in result.detail for result in results)
     assert {result.pairs_needed for result in results} == {5}
+
+
+def test_case_that_a_budget_does_not_allow_is_ambiguous(compared, monkeypatch):
+    monkeypatch.setattr(course._Course, "_affordable", lambda _self, pairs, _rounds: pairs[:1])
+
+    found = compared(cases=(CASE, OTHER), rules=replace(RULES, budget_s=60.0))
+
+    verdicts = {key: result.confirmation.verdict for key, result in found.items()}
+    assert verdicts == {CASE.key: Verdict.SAME, OTHER.key: Verdict.AMBIGUOUS}
 
 
 @pytest.mark.slow
@@ -380,13 +390,20 @@ def test_slower_on_few_placements_gets_a_second_look(compared, processes, placem
     assert not found.confirmation.stopped_early
 
 
-def test_clear_change_ends_after_seven_pairs(compared, requests):
+def test_time_without_a_cpu_is_part_of_the_evidence(compared, monkeypatch):
+    waits = count()
+    monkeypatch.setattr(WorkerProcess, "waited_s", lambda _worker: float(next(waits)))
+
+    assert only(compared()).comparison.cpu_wait > 1.0
+
+
+def test_clear_change_ends_after_six_pairs(compared, requests):
     found = only(compared({}, {"us": 110, "offsets": SCATTER}, rules=InterleaveRules()))
 
-    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 7)
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", 6)
     assert found.confirmation.stopped_early
-    assert "clear after 7 pairs" in found.confirmation.reason
-    assert [request["do"] for request in requests("base")].count("describe") == 8
+    assert "clear after 6 pairs" in found.confirmation.reason
+    assert [request["do"] for request in requests("base")].count("describe") == 7
 
 
 def test_change_in_few_processes_is_not_clear(compared):
@@ -398,13 +415,13 @@ def test_change_in_few_processes_is_not_clear(compared):
 
 
 def test_two_speeds_of_processes_are_not_slower(compared):
-    # Six pairs that fall alike, as chance has it, and then six as they usually do.
-    two = {"offsets": [0.0] * 6 + [0.05, 0.0, 0.05, 0.0, 0.05, 0.0]}
-    speeds = {"offsets": [0.05] * 6 + [0.0, 0.05, 0.05, 0.0, 0.05, 0.0]}
+    # Five pairs that fall alike, as chance has it, and then others as they usually do.
+    two = {"offsets": [0.0] * 5 + [0.05, 0.05, 0.0, 0.05, 0.0, 0.05, 0.0]}
+    speeds = {"offsets": [0.05] * 5 + [0.0, 0.0, 0.05, 0.05, 0.0, 0.05, 0.0]}
 
     found = only(compared(two, speeds, rules=InterleaveRules(looks=2)))
 
-    assert (found.confirmation.verdict, found.confirmation.placements) == ("same", 9)
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("same", 6)
 
 
 def test_refused_case_has_no_data_and_a_reason(compared):

@@ -72,7 +72,7 @@ class Inside:
     def receive(self) -> dict[str, Any]:
         return self._reply
 
-    def paused(self):
+    def paused(self, others=()):
         return nullcontext()
 
     def rescheduled(self):
@@ -105,6 +105,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
         *,
         believes_binary: bool = True,
         processes: int = 1,
+        together: int = 1,
         files: UnchangedFiles | None = None,
         **answers: Answer,
     ) -> CasePair:
@@ -119,9 +120,15 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
             *(torch.device("cpu"), protocol, NoSensor(), exchanged, files), lambda _case: reference
         )
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
-        workers = Inside(meter), Inside(meter, **answers)
+        workers = [(Inside(meter), Inside(meter, **answers)) for _ in range(together)]
         for process in range(processes):
-            measure_blocks(match, workers, process, placements=3, blocks=2, on_block=lambda _: None)
+            measure_blocks(
+                *(match, workers, process),
+                placements=3,
+                blocks=2,
+                on_block=lambda _: None,
+                side_by_side=together > 1,
+            )
         return match
 
     return run
@@ -212,6 +219,23 @@ def test_honest_kernel_has_no_error(judged, case):
     assert match.problem == ""
     assert len(match.blocks) == 6
     assert all(block.head_us > 0 for block in match.blocks)
+
+
+def test_pairs_on_the_device_together_stop_while_another_is_timed(judged, monkeypatch):
+    stopped = []
+
+    def paused(*workers):
+        stopped.extend([workers[0], *workers[1]])
+        return nullcontext()
+
+    monkeypatch.setattr(Inside, "paused", paused)
+
+    match = judged(together=2)
+
+    assert (match.problem, match.processes) == ("", 2)
+    assert [block.process for block in match.blocks] == [0, 0, 1, 1] * 3
+    assert len(set(stopped)) == 4
+    assert len(stopped) == 3 * 4 * len(match.blocks)
 
 
 @pytest.mark.parametrize("change", [zeros, one_column], ids=["zeros", "one column"])

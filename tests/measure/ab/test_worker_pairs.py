@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
 
 from flexq_bench.errors import BrokenRevisionError
-from flexq_bench.measure.ab import InterleaveRules, compare_judged
+from flexq_bench.measure.ab import InterleaveRules, compare_judged, course
 from flexq_bench.measure.ab.course import compare_cases
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.worker_pairs import can_start_beside
@@ -127,6 +128,20 @@ def test_worker_that_dies_while_waiting_is_an_error(
         list(compared(**{side: {"dead": 1}}, on_block=wait_for_its_death))
 
     assert running("base") == running("head") == []
+
+
+@pytest.mark.parametrize("warms", [True, False])
+@pytest.mark.parametrize("needed", [1, 40])
+def test_pairs_get_ready_together_after_the_first(counted, requests, monkeypatch, warms, needed):
+    monkeypatch.setattr(course, "available_cpus", lambda: 4)
+    monkeypatch.setattr(course, "_is_on_cpu", lambda _experiment: False)
+    behaviour = {"warms": warms, "needed": needed}
+
+    assert counted(behaviour, behaviour, starts_ahead=False) == [2, 6, 6, 10, 10]
+
+    asked = [request["do"] for request in requests("head")]
+    assert asked.count("place") == 5
+    assert ("place", "place") in itertools.pairwise(asked) or not warms or needed > 25
 
 
 def test_judged_comparison_starts_no_worker_ahead(repository, command, started, monkeypatch):
