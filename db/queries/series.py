@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -336,10 +337,20 @@ def timed_histories(
     until: int | None = None,
     branch: str | None = None,
 ) -> dict[int, list[TimedPoint]]:
-    """Return `newest_histories` of 300 commits in a third of the time; of a branch, all results."""
-    if branch is None:
-        return _newest(session, series_ids, TimedPoint, _TIMED_COMMITS, until)
-    return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
+    """Return `newest_histories` of so many commits as triggers need; of a branch, all results.
+
+    Triggers compare with the newest 30 results of an environment.
+    """
+    if branch is not None:
+        return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
+    histories = _newest(session, series_ids, TimedPoint, _TIMED_COMMITS, until)
+    mixed = [
+        series
+        for series, points in histories.items()
+        if len(points) >= _TIMED_COMMITS
+        and sum(point.epoch == points[-1].epoch for point in points) <= _TIMED_COMMITS // 2
+    ]
+    return histories | _newest(session, mixed, TimedPoint, 5 * _TIMED_COMMITS, until)
 
 
 def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | None:
@@ -378,7 +389,51 @@ def _newest(
     for place, own in by_place.items():
         later = select(Commit.id).where(Commit.position >= place)
         conditions = [Measurement.commit_id.in_(later)] if place else []
-        histories |= _on_line(session, own, None, point, Run.trigger != SWEEP, *conditions)
+        if point is TimedPoint:
+            histories |= _in_batches(own, partial(_timed, session, conditions=conditions))
+        else:
+            histories |= _on_line(session, own, None, point, Run.trigger != SWEEP, *conditions)
+    return histories
+
+
+def _timed(
+    session: Session, series_ids: Sequence[int], *, conditions: Sequence[ColumnElement[bool]]
+) -> dict[int, list[TimedPoint]]:
+    """Return what `_histories` returns of the main line, without sweeps, in half of its time.
+
+    Each result is read without its commit and run, of which there are far fewer.
+    """
+    sweeps = select(Run.id).where(Run.trigger == SWEEP)
+    query = (
+        select(
+            *(Measurement.series_id, Measurement.commit_id, Measurement.epoch_id),
+            *(Measurement.id, Measurement.median_us, Measurement.device_id),
+        )
+        .where(
+            Measurement.series_id.in_(series_ids),
+            Measurement.accepted,
+            Measurement.median_us.is_not(None),
+            Measurement.run_id.not_in(sweeps),
+            *conditions,
+        )
+        .order_by(Measurement.series_id, Measurement.created_at, Measurement.id)  # as the index
+    )
+    rows = session.connection().execute(query).all()
+    placed = select(Commit.id, Commit.sha, Commit.position).where(Commit.position.is_not(None))
+    ids = sorted({row[1] for row in rows})
+    shas: dict[int, str] = {}
+    places: dict[int, int] = {}
+    for start in range(0, len(ids), _BATCH):
+        batch = placed.where(Commit.id.in_(ids[start : start + _BATCH]))
+        for commit, sha, place in session.execute(batch):
+            shas[commit], places[commit] = sha, place
+    breaks = explained_orders(session, series_ids)
+    environments = epoch_environments(session, series_ids)
+    histories = {}
+    for series, group in groupby((row for row in rows if row[1] in places), key=itemgetter(0)):
+        own = sorted(group, key=lambda row: places[row[1]])
+        of_commits = ((series, shas[at], places[at], *values) for _, at, *values in own)
+        histories[series] = points_of(of_commits, breaks.get(series, ()), environments, TimedPoint)
     return histories
 
 
@@ -545,7 +600,7 @@ def filter_values(session: Session) -> FilterValues:
 
 
 _BATCH = 500  # series per statement
-_TIMED_COMMITS = 300  # triggers compare with the newest 30 results of an environment
+_TIMED_COMMITS = 60
 
 
 def recent_histories(

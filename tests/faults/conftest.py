@@ -1,4 +1,7 @@
-"""Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are."""
+"""Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are.
+
+FAULT_LOG: a file that gets a line of JSON for each test that ends, as it ends.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +80,16 @@ def _round(item: pytest.Item) -> int:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add the rounds of a test, which another process may have run."""
-    for name, value in report.user_properties if report.when == "teardown" else ():
-        if name == "fault round":
-            _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
+    rounds = [dict(value) for name, value in report.user_properties if name == "fault round"]
+    log = os.environ.get("FAULT_LOG")
+    # the process that runs the session, not those of its shares
+    if log and "PYTEST_XDIST_WORKER" not in os.environ and (report.failed or report.when == "call"):
+        row = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
+        row |= {"error": report.longreprtext[-3000:], "rounds": rounds}
+        with open(log, "a") as file:
+            file.write(json.dumps(row) + "\n")
+    for value in rounds if report.when == "teardown" else ():
+        _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -30,6 +30,7 @@ from ray.scripts.scripts import main
 sys.exit(main())
 """
 _ALONE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+_ROOT = Path(__file__).parents[2]
 _HEAD = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that is reachable from outside
 _SMALL = ("--object-store-memory", str(100 << 20), "--disable-usage-stats")
 
@@ -103,9 +104,11 @@ class Machines:
         steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
         ours = ("FLEXQ_BENCH", "RAY_")
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
-        inherited.pop("PYTHONPATH", None)
+        paths = inherited.pop("PYTHONPATH", "").split(os.pathsep)
+        installed = [path for path in paths if path and Path(path) != _ROOT]
         own = {
             "HOME": str(home / "home"),
+            "PYTHONPATH": os.pathsep.join(installed),
             "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180",  # on a busy machine
             "TMPDIR": str(home / "tmp"),
             "FLEXQ_BENCH_CACHE": str(cache),
