@@ -29,7 +29,7 @@ from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_trigger import are_candidates
 from flexq_bench.verdicts.known_levels import Compared, known_levels
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.probes import EMPTY_KERNEL
+from flexq_bench.workloads.probes import EMPTY_KERNEL, is_probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Suspects:
 def suspects_of(
     session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
 ) -> Suspects:
-    """Return the suspects of a run that measured this commit, without the empty kernel.
+    """Return the suspects of a run that measured this commit, without probes that it can't change.
 
     waiting: by case key, the nights that a candidate has waited for a comparison.
     """
@@ -91,6 +91,8 @@ def suspects_of(
         and row.status in ("ok", "noisy")
         and row.regime != "sustained"
         and row.kernel != EMPTY_KERNEL
+        # No commit of a project changes a probe.
+        and not (commit.project and is_probe(row.kernel))
     ]
     alerts = queries.alerts(session, states=OPEN_STATES)
     release, order, head = _last_release(session, commit)
