@@ -73,6 +73,24 @@ class Machines:
         address = f"127.0.0.{10 + len(self.processes)}"
         self._start(name, address, (f"--address={_HEAD}:{self.port}", "--num-cpus=1"), cpu=cpu)
 
+    def wait_for_nodes(self) -> None:
+        """Wait until a client can be served and sees all nodes, on a busy machine for minutes."""
+        count = f"sum(node['Alive'] for node in ray.nodes()) - {len(self.processes)}"
+        asks = f"import ray, sys; ray.init('{self.address}'); sys.exit({count})"
+        give_up = time.monotonic() + 600
+        while True:
+            done = subprocess.run(
+                (sys.executable, "-c", asks),
+                env={**os.environ, **_QUIET},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                return
+            assert time.monotonic() < give_up, done.stderr
+            time.sleep(1)
+
     def kill(self, name: str) -> None:
         """End all processes of a node at once."""
         process = self.processes.pop(name)

@@ -52,6 +52,7 @@ def nodes(acme: Path) -> Iterator[Machines]:
     with tempfile.TemporaryDirectory(dir="/tmp") as short, machines(Path(short), hidden) as made:
         made.add("alpha", "Alpha CPU")
         made.add("beta", "Beta CPU")
+        made.wait_for_nodes()
         yield made
 
 
