@@ -120,9 +120,9 @@ def measure_night(
             planned.append(
                 Work(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
             )
-        if planned:
-            with progress(sum(len(work.cases) for work in planned)) as on_record:
-                pool.measure(planned, on_record)
+        if left := [work for work in planned if work.cases]:
+            with progress(sum(len(work.cases) for work in left)) as on_record:
+                pool.measure(left, on_record)
     measured = {work.run.info.uuid for work in planned}
     for info in nights:
         if info.run in measured:
