@@ -24,7 +24,7 @@ from tests.fleet.conftest import add_gpus, ray_cluster
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
-CASES, CANARIES, SECONDS = 40, 34, 0.25  # three jobs on each kind
+CASES, CANARIES, SECONDS = 40, 34, 0.12  # three jobs on each kind
 SIMULATED = Path(__file__).parents[1] / "fleet" / "simulated_fleet.py"
 
 
