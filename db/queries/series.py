@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -312,7 +311,7 @@ def newest_histories(
     Of each series up to twice as many, and no older results: the cost does not grow with a history.
     until: place on the line up to which so many are read; what came later is read, too.
     """
-    return _newest(session, series_ids, HistoryPoint, commits, until)
+    return _newest(session, series_ids, _whole, commits, until)
 
 
 def series_histories(
@@ -343,14 +342,14 @@ def timed_histories(
     """
     if branch is not None:
         return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
-    histories = _newest(session, series_ids, TimedPoint, _TIMED_COMMITS, until)
+    histories = _newest(session, series_ids, _timed, _TIMED_COMMITS, until)
     mixed = [
         series
         for series, points in histories.items()
         if len(points) >= _TIMED_COMMITS
         and sum(point.epoch == points[-1].epoch for point in points) <= _TIMED_COMMITS // 2
     ]
-    return histories | _newest(session, mixed, TimedPoint, 5 * _TIMED_COMMITS, until)
+    return histories | _newest(session, mixed, _timed, 5 * _TIMED_COMMITS, until)
 
 
 def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | None:
@@ -369,7 +368,7 @@ def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | Non
 def _newest(
     session: Session,
     series_ids: Iterable[int],
-    point: type[Point],
+    read: Callable[[Session, Sequence[int], Sequence[ColumnElement[bool]]], dict[int, list[Point]]],
     commits: int,
     until: int | None,
 ) -> dict[int, list[Point]]:
@@ -389,17 +388,22 @@ def _newest(
     for place, own in by_place.items():
         later = select(Commit.id).where(Commit.position >= place)
         conditions = [Measurement.commit_id.in_(later)] if place else []
-        if point is TimedPoint:
-            histories |= _in_batches(own, partial(_timed, session, conditions=conditions))
-        else:
-            histories |= _on_line(session, own, None, point, Run.trigger != SWEEP, *conditions)
+        for start in range(0, len(own), _BATCH):
+            histories |= read(session, own[start : start + _BATCH], conditions)
     return histories
 
 
+def _whole(
+    session: Session, series_ids: Sequence[int], conditions: Sequence[ColumnElement[bool]]
+) -> dict[int, list[HistoryPoint]]:
+    is_counted = Run.trigger != SWEEP
+    return _histories(session, series_ids, MAIN_LINE, HistoryPoint, is_counted, *conditions)
+
+
 def _timed(
-    session: Session, series_ids: Sequence[int], *, conditions: Sequence[ColumnElement[bool]]
+    session: Session, series_ids: Sequence[int], conditions: Sequence[ColumnElement[bool]]
 ) -> dict[int, list[TimedPoint]]:
-    """Return what `_histories` returns of the main line, without sweeps, in half of its time.
+    """Return what `_histories` returns of the main line, without sweeps, in less time.
 
     Each result is read without its commit and run, of which there are far fewer.
     """
@@ -426,7 +430,7 @@ def _timed(
     for start in range(0, len(ids), _BATCH):
         batch = placed.where(Commit.id.in_(ids[start : start + _BATCH]))
         for commit, sha, place in session.execute(batch):
-            shas[commit], places[commit] = sha, place
+            shas[commit], places[commit] = sha, int(place or 0)
     breaks = explained_orders(session, series_ids)
     environments = epoch_environments(session, series_ids)
     histories = {}

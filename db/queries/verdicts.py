@@ -349,7 +349,11 @@ def canaries(session: Session, *, since: datetime, until: datetime) -> list[Cana
         .where(Decision.created_at.between(since, until))
         .order_by(Decision.created_at, Decision.id)
     )
-    return [CanaryRow(*values) for values in session.execute(query)]
+    return [
+        CanaryRow(uuid, series, verdict, created_at)
+        for uuid, series, verdict, created_at in session.execute(query)
+        if series is not None
+    ]
 
 
 _MEMBER = (Decision.series_id, Series.gpu, Series.kernel, Series.variant)

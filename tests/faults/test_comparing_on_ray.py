@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,14 +17,15 @@ from typing import Any
 
 import pytest
 
+from flexq_bench.db.engine import BUSY_TIMEOUT_S
 from tests.faults.conftest import Bench
 from tests.faults.test_comparing import check
 from tests.fleet.conftest import add_gpus, ray_cluster
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
-CASES, CANARIES, SECONDS = 40, 34, 0.12  # three jobs on each kind
-SIMULATED = Path(__file__).parents[1] / "fleet" / "simulated_fleet.py"
+CANARIES = 34  # three jobs on each kind
+NIGHT = {"cases": 40, "canaries": CANARIES, "seconds": 0.12}
 
 
 @pytest.fixture
@@ -39,38 +39,30 @@ class Night:
     """Coordinators of one night in processes of their own."""
 
     def __init__(self, bench: Bench, cluster: Any) -> None:
-        self.bench, self._cluster = bench, cluster
-        self._logs = len(list(bench.folder.glob("night *.log")))
+        self.bench = bench
+        bench.cluster = cluster.address
 
-    def start(self) -> tuple[subprocess.Popen[str], Path]:
-        self._logs += 1
-        log = self.bench.folder / f"night {self._logs}.log"
-        numbers = (str(CASES), str(SECONDS), f"{self.bench.run}={CANARIES}")
-        command = (sys.executable, str(SIMULATED), self._cluster.address, self.bench.url, *numbers)
-        with log.open("w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, text=True)
-        return process, log
+    def start(self) -> tuple[int, Path]:
+        """A coordinator; its process and its log."""
+        return self.bench.start(**NIGHT, busy_s=BUSY_TIMEOUT_S)
 
-    def comparing(self) -> tuple[subprocess.Popen[str], Path]:
+    def comparing(self) -> tuple[int, Path]:
         """A coordinator that has stored some comparisons, by the round's seed."""
-        process, log = self.start()
-        count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3)
-        self.bench.until(
-            lambda: log.read_text().count("job ") >= count or process.poll() is not None, 300
+        pid, log = self.start()
+        self.bench.begins_within_s = 300.0
+        self.bench.until_stored(
+            random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3), log
         )
-        return process, log
+        return pid, log
 
-    def outcomes(self, log: Path) -> dict[str, str]:
-        lines = [line.split() for line in log.read_text().splitlines()]
-        return {words[0]: words[1] for words in lines if words and words[0] in KINDS}
+    def end(self, pid: int, log: Path) -> dict[str, str]:
+        """Wait for its end; outcomes by kind."""
+        assert self.bench.wait(pid) == 0, self.bench.said()
+        return dict(re.findall(r"night on (\w+): (\w+)", log.read_text()))
 
-    def end(self, process: subprocess.Popen[str], log: Path) -> dict[str, str]:
-        assert process.wait(300) == 0, log.read_text()
-        return self.outcomes(log)
-
-    def completes(self, process: subprocess.Popen[str], log: Path) -> None:
+    def completes(self, pid: int, log: Path) -> None:
         """Wait for its end; every kind is complete, and each comparison was judged once."""
-        assert self.end(process, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
+        assert self.end(pid, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
         check(self.bench, kinds=len(KINDS), canaries=CANARIES)
 
 
@@ -154,8 +146,8 @@ def test_ray_coordinator_killed_another_takes_over(night, cluster):
     first, _ = night.comparing()
     second = night.start()
     time.sleep(random.Random(night.bench.seed).uniform(0, 2))
-    first.kill()
-    first.wait()
+    os.kill(first, signal.SIGKILL)
+    night.bench.wait(first)
 
     night.completes(*second)
 
@@ -175,8 +167,8 @@ def test_ray_head_node_restarted(bench, monkeypatch):
     with ray_cluster(monkeypatch) as old:
         for kind in KINDS:
             add_gpus(old, kind, 1)
-        process, _ = Night(bench, old).comparing()
-    process.wait(300)
+        first, _ = Night(bench, old).comparing()
+    bench.wait(first)
 
     with ray_cluster(monkeypatch) as new:
         for kind in KINDS:
