@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
@@ -178,14 +180,18 @@ def _outliers(
     ids = [suspect.series for suspect in measured]
     compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
     levels = []
-    for suspect in measured:
+    for suspect, its_newest in zip(measured, newest, strict=True):
+        if suspect.series not in compared:
+            history = np.array([point.median_us for point in its_newest])
+            levels.append((history, suspect.latest.median_us, history[:0]))
+            continue
         points = (*suspect.earlier, suspect.latest)
         places = {point.commit: place for place, point in enumerate(points)}
         known = known_levels(
             [point.median_us for point in points],
             [
                 one
-                for row in compared.get(suspect.series, ())
+                for row in compared[suspect.series]
                 if row.base in places and row.head in places
                 if (
                     one := Compared.of(
