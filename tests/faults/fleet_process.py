@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.cli.failures import exit_code_of
@@ -94,6 +94,7 @@ class SimulatedWorkers:
             self._join(f"{GPU} {os.getpid()} {index}")
 
     backend, refusals, arriving = "cuda", (), 0
+    refused_gpus: ClassVar[Mapping[str, str]] = {}
 
     def __enter__(self) -> Self:
         return self
