@@ -1,6 +1,6 @@
 """Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are.
 
-FAULT_LOG: a file that gets a line of JSON for each test that ends, as it ends.
+FAULT_FIGURES names a file to which sessions append their rounds; each prints the figures of all.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.faults.proxy import Proxy
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
 FIRST_SEED = int(os.environ.get("FAULT_SEED", "0"))
+FIGURES = os.environ.get("FAULT_FIGURES", "")
 OURS = "ours"  # one database for all rounds: each has a run of its own
 _SOCKET = ".s.PGSQL.5432"
 
@@ -58,6 +59,7 @@ class Figures:
         self.exit_codes.update(exit_codes)
 
 
+_ROUNDS: list[dict[str, Any]] = []  # of this session
 _FIGURES: dict[tuple[str, str], Figures] = defaultdict(Figures)
 
 
@@ -80,19 +82,18 @@ def _round(item: pytest.Item) -> int:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add the rounds of a test, which another process may have run."""
-    rounds = [dict(value) for name, value in report.user_properties if name == "fault round"]
-    log = os.environ.get("FAULT_LOG")
-    # the process that runs the session, not those of its shares
-    if log and "PYTEST_XDIST_WORKER" not in os.environ and (report.failed or report.when == "call"):
-        row = {"test": report.nodeid, "outcome": report.outcome, "seconds": report.duration}
-        row |= {"error": report.longreprtext[-3000:], "rounds": rounds}
-        with open(log, "a") as file:
-            file.write(json.dumps(row) + "\n")
-    for value in rounds if report.when == "teardown" else ():
-        _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
+    for name, value in report.user_properties if report.when == "teardown" else ():
+        if name == "fault round":
+            _ROUNDS.append(value)
+            if FIGURES:
+                with open(FIGURES, "a") as file:
+                    file.write(json.dumps(value) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    rounds = [*map(json.loads, Path(FIGURES).read_text().splitlines())] if FIGURES else _ROUNDS
+    for value in rounds:
+        _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
     for (fault, kind), figures in sorted(_FIGURES.items()):
         terminalreporter.write_line(
             f"{fault:28} {kind:10} rounds {figures.rounds:3}, planned {figures.planned:5}, "

@@ -18,18 +18,17 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
 from flexq_bench.cli.failures import exit_code_of
-from flexq_bench.db.engine import SILENCE_S, open_database
+from flexq_bench.db.engine import open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
-from flexq_bench.fleet import ray_workers
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.ray_pool import RayPool
@@ -44,7 +43,8 @@ from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.suite import Group, Shape, Suite
-from tests.fleet.simulated_fleet import simulated_comparer, simulated_gpu
+from tests.fleet import simulated_fleet
+from tests.fleet.simulated_fleet import simulated_gpu
 
 GPU = "simulated"
 SHAPES = (Shape(256, 256, "o_proj"),)
@@ -61,7 +61,8 @@ class Order:
     many-th result holds what no database stores. canaries: compare so many cases, in a night named
     as the run; 0: only measure. busy_s: as busy_timeout_s of open_database; short, so that a lock
     of seconds is an outage. cluster: address of the Ray cluster whose actors simulate the workers;
-    empty: this process. ray_version: that this process says it has.
+    empty: this process. ray_version: that this process says it has. words: of simulated_fleet.py,
+    which this process then runs instead. environment: more variables.
     """
 
     database: str
@@ -78,6 +79,8 @@ class Order:
     busy_s: float = 1.0
     cluster: str = ""
     ray_version: str = ""
+    words: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class SimulatedWorkers:
@@ -201,23 +204,9 @@ def measure(order: Order) -> None:
 def workers_of(order: Order) -> Any:
     if not order.cluster:
         return SimulatedWorkers(order)
-    return RayWorkers(
-        order.cluster,
-        backend="cuda",
-        seed=0,
-        times=times_of(order),
-        actor=simulated_gpu(0.01 if order.canaries else order.seconds),
-        comparer=simulated_comparer(order.seconds),
-    )
-
-
-def times_of(order: Order) -> Times:
-    if not order.cluster:
-        return TIMES
-    times = replace(TIMES, start=240)  # actors import torch
-    if not order.canaries:
-        return replace(times, device=240)
-    return replace(times, case=20, compare=60, beat=1, lease=15, database=120)
+    times = replace(TIMES, start=240, device=240)  # actors import torch
+    actor = simulated_gpu(order.seconds)
+    return RayWorkers(order.cluster, backend="cuda", seed=0, times=times, actor=actor)
 
 
 def compare(order: Order) -> None:
@@ -227,23 +216,20 @@ def compare(order: Order) -> None:
     )
     rules = Rules(order.run, Path(), canaries=order.canaries)
     logger = logging.getLogger("faults")
-    ray_workers.shipped = lambda *given: None  # the commits are in no repository
-    silence = SILENCE_S if order.cluster else 1.5
     with (
-        open_database(order.database, busy_timeout_s=order.busy_s, silence_s=silence) as database,
+        open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
         ended_by_terminate(),
-        RayPool(database, workers_of(order), COMMIT, times_of(order)).opened() as pool,
+        RayPool(database, workers_of(order), COMMIT, TIMES).opened() as pool,
     ):
         nights = measure_night(
             database, pool, suite, COMMIT, rules,
             progress=lambda _: nullcontext(lambda record: None),
         )  # fmt: skip
-        reports = conclude_nights(
+        [report] = conclude_nights(
             database, pool, nights, COMMIT, rules,
             progress=lambda _: nullcontext(lambda job: logger.info("job %s ok", job)),
         )  # fmt: skip
-    for report in reports:
-        logger.info("night on %s: %s %s", report.gpu, report.outcome, report.uncompared)
+    logger.info("the night is %s: %s", report.outcome, report.uncompared)
 
 
 def serve(order: Order) -> int:
@@ -256,8 +242,13 @@ def serve(order: Order) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logger = logging.getLogger("faults")
     logger.info("begins")
+    os.environ.update(order.environment)
     try:
-        (compare if order.canaries else measure)(order)
+        if order.words:
+            simulated_fleet._say = logger.info
+            simulated_fleet.carry_out(order.words)
+        else:
+            (compare if order.canaries else measure)(order)
     except KeyboardInterrupt:
         logger.info("interrupted")
         return INTERRUPTED

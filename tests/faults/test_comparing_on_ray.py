@@ -17,48 +17,64 @@ from typing import Any
 
 import pytest
 
-from flexq_bench.db.engine import BUSY_TIMEOUT_S
 from tests.faults.conftest import Bench
 from tests.faults.test_comparing import check
 from tests.fleet.conftest import add_gpus, ray_cluster
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
-CANARIES = 34  # three jobs on each kind
-NIGHT = {"cases": 40, "canaries": CANARIES, "seconds": 0.12}
+CASES, CANARIES, SECONDS = 40, 34, 0.25  # three jobs on each kind
+
+
+@pytest.fixture(scope="module")
+def running_cluster() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
+        with ray_cluster(patch) as opened:
+            yield opened
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
-    with ray_cluster(monkeypatch) as opened:
-        yield opened
+def cluster(running_cluster: Any) -> Iterator[Any]:
+    yield running_cluster
+    for node in list(running_cluster.worker_nodes):
+        running_cluster.remove_node(node, allow_graceful=False)
 
 
 class Night:
     """Coordinators of one night in processes of their own."""
 
     def __init__(self, bench: Bench, cluster: Any) -> None:
-        self.bench = bench
-        bench.cluster = cluster.address
+        self.bench, self._cluster = bench, cluster
 
     def start(self) -> tuple[int, Path]:
-        """A coordinator; its process and its log."""
-        return self.bench.start(**NIGHT, busy_s=BUSY_TIMEOUT_S)
+        """Start a coordinator; return its process and its log."""
+        numbers = (str(CASES), str(SECONDS), f"{self.bench.run}={CANARIES}")
+        words = (self._cluster.address, self.bench.url, *numbers)
+        ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+        return self.bench.start(words=words, environment=ray)
 
     def comparing(self) -> tuple[int, Path]:
         """A coordinator that has stored some comparisons, by the round's seed."""
         pid, log = self.start()
-        self.bench.begins_within_s = 300.0
-        self.bench.until_stored(
-            random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3), log
+        count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3)
+        self.bench.until(
+            lambda: log.read_text().count(" job ") >= count or self.has_ended(log), 300
         )
         return pid, log
 
+    def has_ended(self, log: Path) -> bool:
+        return (
+            re.search(r"^[0-9.]+ (done|unexpected|interrupted)", log.read_text(), re.M) is not None
+        )
+
+    def outcomes(self, log: Path) -> dict[str, str]:
+        lines = [line.split()[1:] for line in log.read_text().splitlines()]
+        return {words[0]: words[1] for words in lines if words and words[0] in KINDS}
+
     def end(self, pid: int, log: Path) -> dict[str, str]:
-        """Wait for its end; outcomes by kind."""
-        assert self.bench.wait(pid) == 0, self.bench.said()
-        return dict(re.findall(r"night on (\w+): (\w+)", log.read_text()))
+        assert self.bench.wait(pid) == 0, log.read_text()
+        return self.outcomes(log)
 
     def completes(self, pid: int, log: Path) -> None:
         """Wait for its end; every kind is complete, and each comparison was judged once."""
@@ -167,8 +183,8 @@ def test_ray_head_node_restarted(bench, monkeypatch):
     with ray_cluster(monkeypatch) as old:
         for kind in KINDS:
             add_gpus(old, kind, 1)
-        first, _ = Night(bench, old).comparing()
-    bench.wait(first)
+        pid, _ = Night(bench, old).comparing()
+    bench.wait(pid)
 
     with ray_cluster(monkeypatch) as new:
         for kind in KINDS:

@@ -1,9 +1,10 @@
 """A coordinator of simulated GPUs.
 
-    python simulated_fleet.py ADDRESS DATABASE CASES SECONDS KIND...
+    python simulated_fleet.py ADDRESS DATABASE CASES SECONDS [NIGHT=CANARIES] KIND...
 
 ADDRESS: of a Ray cluster whose nodes declare GPUs with an accelerator type. So many cases are
-planned on each of the kinds; SECONDS: of a case. Started again, it goes on with the same runs.
+planned on each of the kinds; SECONDS: of a case, and of each canary, if it is a night. Started
+again, it goes on with the same runs.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from flexq_bench.ci.nightly import Rules, conclude_nights, measure_night
+from flexq_bench.ci.report_data import KindReport
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayPool, RayWorkers, Times, Work
+from flexq_bench.fleet import RayPool, RayWorkers, Times, Work, ray_workers
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
+from flexq_bench.fleet.pool import OnCompared
 from flexq_bench.fleet.ray_workers import WorkerDescription
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
@@ -28,9 +33,11 @@ from flexq_bench.runs.worker import Worker
 from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.suite import Group, Shape, Suite
 
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 TIMES = Times(start=180, case=20, beat=1, lease=6, device=120, scan=1, database=120)
+NIGHT_TIMES = replace(TIMES, lease=15, device=20, compare=60)
 _SHAPES = 12  # that the cases of a kind are spread over
 
 
@@ -143,7 +150,51 @@ def measure(
         pool.measure(works, on_record)
 
 
+def compare(
+    address: str, database: Database, name: str, count: int, canaries: int, seconds: float
+) -> list[KindReport]:
+    """Carry out a night on all kinds of GPU, whose commits are in no repository."""
+    ray_workers.shipped = lambda *given: None
+    workers = RayWorkers(
+        address,
+        backend="cuda",
+        seed=0,
+        times=NIGHT_TIMES,
+        actor=simulated_gpu(0.01),
+        comparer=simulated_comparer(seconds),
+    )
+    shapes = tuple(Shape(256 * (1 + i), 256, "o_proj") for i in range(4))
+    ms = tuple(range(1, 1 + count // len(shapes)))
+    suite = Suite("simulated", "", "", (Group(("flexq-w6a6",), ms, shapes),))
+    rules = Rules(name, Path(), canaries=canaries)
+    with RayPool(database, workers, COMMIT, NIGHT_TIMES).opened() as pool:
+        nights = measure_night(database, pool, suite, COMMIT, rules, progress=_unseen)
+        return conclude_nights(database, pool, nights, COMMIT, rules, progress=_printed)
+
+
+def _unseen(total: int) -> AbstractContextManager[OnRecord]:
+    return nullcontext(lambda record: None)
+
+
+def _printed(total: int) -> AbstractContextManager[OnCompared]:
+    return nullcontext(lambda job: _say(f"job {job}"))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def carry_out(arguments: Sequence[str]) -> None:
+    with open_database(arguments[1], busy_timeout_s=20.0) as opened:
+        address, count, seconds = arguments[0], int(arguments[2]), float(arguments[3])
+        name, is_night, canaries = arguments[4].partition("=")
+        if is_night:
+            for report in compare(address, opened, name, count, int(canaries), seconds):
+                _say(f"{report.gpu} {report.outcome} {report.uncompared}")
+        else:
+            measure(address, opened, arguments[4:], count, seconds, lambda record: None)
+
+
 if __name__ == "__main__":
-    with open_database(sys.argv[2], busy_timeout_s=20.0) as opened:
-        address, count, seconds = sys.argv[1], int(sys.argv[3]), float(sys.argv[4])
-        measure(address, opened, sys.argv[5:], count, seconds, lambda record: None)
+    carry_out(sys.argv[1:])
