@@ -278,12 +278,14 @@ class _Course:
                 lane.workers.start_ahead()
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
+            repeats = all(identity.get("repeats_contents", False) for identity in identities)
             kernels, of_head = (identity.get("kernels", "") for identity in identities)
             same_kernels = kernels == of_head != ""
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
+                pair.base.repeats = pair.head.repeats = repeats
                 began = time.monotonic()
                 try:
                     measure_blocks(

@@ -119,6 +119,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
             *(torch.device("cpu"), protocol, NoSensor(), exchanged, files), lambda _case: reference
         )
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
+        match.base.repeats = match.head.repeats = True  # as trusted sides may
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(processes):
             measure_blocks(match, workers, process, placements=3, blocks=2, on_block=lambda _: None)
@@ -338,3 +339,12 @@ def test_changed_file_is_detected(judged, tmp_path):
 
     assert f"{file} changed" in judged(files=files, leave=change_and_restore).head.wrong
     assert judged(files=UnchangedFiles([tmp_path / "tree"])).head.wrong == ""
+
+
+def test_copies_of_a_judged_side_have_own_contents(judged):
+    asked = []
+
+    judged(prepare=lambda reply, arguments: asked.append(arguments) or reply)
+
+    assert asked
+    assert all(arguments.get("distinct", True) for arguments in asked)
