@@ -436,8 +436,24 @@ def _timed(
     histories = {}
     for series, group in groupby((row for row in rows if row[1] in places), key=itemgetter(0)):
         own = sorted(group, key=lambda row: places[row[1]])
-        of_commits = ((series, shas[at], places[at], *values) for _, at, *values in own)
-        histories[series] = points_of(of_commits, breaks.get(series, ()), environments, TimedPoint)
+        passed = breaks.get(series, ())
+        numbers: dict[object, int] = {}
+        histories[series] = [
+            TimedPoint(
+                shas[at],
+                places[at],
+                numbers.setdefault(
+                    (environments[epoch], bisect_right(passed, places[at]))
+                    if passed
+                    else environments[epoch],
+                    len(numbers) + 1,
+                ),
+                result,
+                us,
+                device,
+            )
+            for _, at, epoch, result, us, device in own
+        ]
     return histories
 
 
