@@ -422,7 +422,7 @@ def _timed(
         )
         .order_by(Measurement.series_id, Measurement.created_at, Measurement.id)  # as the index
     )
-    rows = session.connection().execute(query).all()
+    rows: Sequence[Any] = session.connection().execute(query).all()
     placed = select(Commit.id, Commit.sha, Commit.position).where(Commit.position.is_not(None))
     ids = sorted({row[1] for row in rows})
     shas: dict[int, str] = {}
