@@ -82,6 +82,16 @@ class Inside:
         return 0.0
 
 
+class Recording:
+    """A worker to which requests are only sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, _what: str, **arguments: Any) -> None:
+        self.sent.append(arguments)
+
+
 @pytest.fixture
 def protocol() -> Protocol:
     return FAST
@@ -119,7 +129,6 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
             *(torch.device("cpu"), protocol, NoSensor(), exchanged, files), lambda _case: reference
         )
         match = judged_pair(found, found, judge, believes_binary=believes_binary)
-        match.base.repeats = match.head.repeats = True  # as trusted sides may
         workers = Inside(meter), Inside(meter, **answers)
         for process in range(processes):
             measure_blocks(match, workers, process, placements=3, blocks=2, on_block=lambda _: None)
@@ -158,6 +167,17 @@ def defined(request, monkeypatch):
     """Where the functions of an operation's definition run."""
     is_elsewhere = request.param != "definition here"
     monkeypatch.setattr(judged_kernel, "is_defined_elsewhere", lambda _case: is_elsewhere)
+
+
+def test_copies_of_a_judged_side_have_own_contents(judged):
+    side = judged().base
+    side.repeats = True  # as trusted sides may
+    worker = Recording()
+
+    side.begin_prepare(worker, None)
+
+    assert worker.sent
+    assert all(arguments.get("distinct", True) for arguments in worker.sent)
 
 
 @pytest.mark.parametrize(
@@ -339,12 +359,3 @@ def test_changed_file_is_detected(judged, tmp_path):
 
     assert f"{file} changed" in judged(files=files, leave=change_and_restore).head.wrong
     assert judged(files=UnchangedFiles([tmp_path / "tree"])).head.wrong == ""
-
-
-def test_copies_of_a_judged_side_have_own_contents(judged):
-    asked = []
-
-    judged(prepare=lambda reply, arguments: asked.append(arguments) or reply)
-
-    assert asked
-    assert all(arguments.get("distinct", True) for arguments in asked)
