@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import OPEN_STATES
 from flexq_bench.db.engine import Session
@@ -29,7 +31,7 @@ from flexq_bench.verdicts.commit_points import one_per_commit
 from flexq_bench.verdicts.history_trigger import are_candidates
 from flexq_bench.verdicts.known_levels import Compared, known_levels
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.probes import EMPTY_KERNEL
+from flexq_bench.workloads.probes import EMPTY_KERNEL, is_probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Suspects:
 def suspects_of(
     session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
 ) -> Suspects:
-    """Return the suspects of a run that measured this commit, without the empty kernel.
+    """Return the suspects of a run that measured this commit, without probes that it can't change.
 
     waiting: by case key, the nights that a candidate has waited for a comparison.
     """
@@ -91,6 +93,8 @@ def suspects_of(
         and row.status in ("ok", "noisy")
         and row.regime != "sustained"
         and row.kernel != EMPTY_KERNEL
+        # No commit of a project changes a probe.
+        and not (commit.project and is_probe(row.kernel))
     ]
     alerts = queries.alerts(session, states=OPEN_STATES)
     release, order, head = _last_release(session, commit)
@@ -176,14 +180,18 @@ def _outliers(
     ids = [suspect.series for suspect in measured]
     compared = {} if since is None else queries.comparisons_of(session, ids, since=since)
     levels = []
-    for suspect in measured:
+    for suspect, its_newest in zip(measured, newest, strict=True):
+        if suspect.series not in compared:
+            history = np.array([point.median_us for point in its_newest])
+            levels.append((history, suspect.latest.median_us, history[:0]))
+            continue
         points = (*suspect.earlier, suspect.latest)
         places = {point.commit: place for place, point in enumerate(points)}
         known = known_levels(
             [point.median_us for point in points],
             [
                 one
-                for row in compared.get(suspect.series, ())
+                for row in compared[suspect.series]
                 if row.base in places and row.head in places
                 if (
                     one := Compared.of(

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -120,9 +121,9 @@ def measure_night(
             planned.append(
                 Work(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
             )
-        if planned:
-            with progress(sum(len(work.cases) for work in planned)) as on_record:
-                pool.measure(planned, on_record)
+        if left := [work for work in planned if work.cases]:
+            with progress(sum(len(work.cases) for work in left)) as on_record:
+                pool.measure(left, on_record)
     measured = {work.run.info.uuid for work in planned}
     for info in nights:
         if info.run in measured:
@@ -184,7 +185,7 @@ def conclude_nights(
             reports.append(_conclude(database, pool, info, at, rules, is_last_try=is_last_try))
         except FlexqError as error:  # for example a commit that git can't read
             reports.append(_not_judged(database, info, at, error))
-    return _with_notes(reports, waiting)
+    return [*_with_notes(reports, waiting), *_of_refused_gpus(pool, reports, commit)]
 
 
 def rejudge_night(database: Database, name: str, *, alerting: bool) -> list[KindReport]:
@@ -437,6 +438,21 @@ def _with_notes(
             at = gpus.index(night.gpu) if night.gpu in gpus else 0
             noted[at] = replace(noted[at], notes=(*noted[at].notes, note))
     return noted
+
+
+def _of_refused_gpus(
+    pool: Pool, reports: Sequence[KindReport], commit: CommitInfo
+) -> Iterator[KindReport]:
+    """Yield reports on GPUs that took part in no earlier night, whose workers did not start now."""
+    known = [set(re.split(r"\W+", report.gpu)) for report in reports]
+    for gpu, reason in pool.refused_gpus.items():
+        if reports and not any(words.issuperset(gpu.split("-")) for words in known):
+            night, suite = reports[-1].night, reports[-1].suite
+            yield KindReport(
+                *(night, suite, gpu, commit.sha, "", 0, 0, {}, {}),
+                notes=(f"no worker started: {reason}",),
+                outcome=NightOutcome.REFUSED,
+            )
 
 
 def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:

@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--canaries", type=int, default=2)
     options = parser.parse_args()
     out, is_bad = sys.stdout.write, False
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     out("| night | commit | seconds | CPU s | exit | compared | verdicts | opened | fixed |\n")
     out("| ---: | --- | ---: | ---: | ---: | ---: | --- | --- | --- |\n")
     with TemporaryDirectory(prefix="fqb-nights-") as folder:
@@ -53,7 +54,7 @@ def main() -> int:
                     *("--night", f"2026-03-{night:02}", "--canaries", str(options.canaries)),
                     *("--device", "cpu", "--json", "--db", database),
                 ],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": path},
                 capture_output=True,
                 text=True,
                 check=False,

@@ -21,8 +21,8 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             f"{report.received} of {report.planned} results, "
             f"{_counts(report.verdicts) or 'nothing compared'}, "
             f"{report.candidates} candidates, {report.canaries} canaries, "
-            f"{report.change_points} new change points, {report.retracted} retracted "
-            f"(run {report.run[:8]})"
+            f"{report.change_points} new change points, {report.retracted} retracted"
+            + (f" (run {report.run[:8]})" if report.run else "")
         )
         for line in report.worse[:_MAX_LINES]:
             yield f"  {line}"
@@ -79,7 +79,9 @@ def junit(reports: Sequence[KindReport]) -> str:
         attribute: tags.count(tag)
         for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
     }
-    properties = [(report.gpu, f"run {report.run} at {report.commit}") for report in reports]
+    properties = [
+        (report.gpu, f"run {report.run or 'none'} at {report.commit}") for report in reports
+    ]
     return junit_xml("flexq-bench nightly", totals, properties, cases)
 
 

@@ -177,6 +177,7 @@ if TYPE_CHECKING:
     from flexq_bench.db.queries.verdicts import (
         AlertEventRow,
         AlertRow,
+        CanaryRow,
         ComparedRow,
         DecisionRow,
         FalseAlarmRow,

@@ -311,7 +311,7 @@ def newest_histories(
     Of each series up to twice as many, and no older results: the cost does not grow with a history.
     until: place on the line up to which so many are read; what came later is read, too.
     """
-    return _newest(session, series_ids, HistoryPoint, commits, until)
+    return _newest(session, series_ids, _whole, commits, until)
 
 
 def series_histories(
@@ -336,10 +336,20 @@ def timed_histories(
     until: int | None = None,
     branch: str | None = None,
 ) -> dict[int, list[TimedPoint]]:
-    """Return `newest_histories` of 300 commits in a third of the time; of a branch, all results."""
-    if branch is None:
-        return _newest(session, series_ids, TimedPoint, _TIMED_COMMITS, until)
-    return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
+    """Return `newest_histories` of so many commits as triggers need; of a branch, all results.
+
+    Triggers compare with the newest 30 results of an environment.
+    """
+    if branch is not None:
+        return _on_line(session, series_ids, branch, TimedPoint, Run.trigger != SWEEP)
+    histories = _newest(session, series_ids, _timed, _TIMED_COMMITS, until)
+    mixed = [
+        series
+        for series, points in histories.items()
+        if len(points) >= _TIMED_COMMITS
+        and sum(point.epoch == points[-1].epoch for point in points) <= _TIMED_COMMITS // 2
+    ]
+    return histories | _newest(session, mixed, _timed, 5 * _TIMED_COMMITS, until)
 
 
 def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | None:
@@ -358,7 +368,7 @@ def first_time(session: Session, points: Sequence[TimedPoint]) -> datetime | Non
 def _newest(
     session: Session,
     series_ids: Iterable[int],
-    point: type[Point],
+    read: Callable[[Session, Sequence[int], Sequence[ColumnElement[bool]]], dict[int, list[Point]]],
     commits: int,
     until: int | None,
 ) -> dict[int, list[Point]]:
@@ -378,7 +388,72 @@ def _newest(
     for place, own in by_place.items():
         later = select(Commit.id).where(Commit.position >= place)
         conditions = [Measurement.commit_id.in_(later)] if place else []
-        histories |= _on_line(session, own, None, point, Run.trigger != SWEEP, *conditions)
+        for start in range(0, len(own), _BATCH):
+            histories |= read(session, own[start : start + _BATCH], conditions)
+    return histories
+
+
+def _whole(
+    session: Session, series_ids: Sequence[int], conditions: Sequence[ColumnElement[bool]]
+) -> dict[int, list[HistoryPoint]]:
+    is_counted = Run.trigger != SWEEP
+    return _histories(session, series_ids, MAIN_LINE, HistoryPoint, is_counted, *conditions)
+
+
+def _timed(
+    session: Session, series_ids: Sequence[int], conditions: Sequence[ColumnElement[bool]]
+) -> dict[int, list[TimedPoint]]:
+    """Return what `_histories` returns of the main line, without sweeps, in less time.
+
+    Each result is read without its commit and run, of which there are far fewer.
+    """
+    sweeps = select(Run.id).where(Run.trigger == SWEEP)
+    query = (
+        select(
+            *(Measurement.series_id, Measurement.commit_id, Measurement.epoch_id),
+            *(Measurement.id, Measurement.median_us, Measurement.device_id),
+        )
+        .where(
+            Measurement.series_id.in_(series_ids),
+            Measurement.accepted,
+            Measurement.median_us.is_not(None),
+            Measurement.run_id.not_in(sweeps),
+            *conditions,
+        )
+        .order_by(Measurement.series_id, Measurement.created_at, Measurement.id)  # as the index
+    )
+    rows: Sequence[Any] = session.connection().execute(query).all()
+    placed = select(Commit.id, Commit.sha, Commit.position).where(Commit.position.is_not(None))
+    ids = sorted({row[1] for row in rows})
+    shas: dict[int, str] = {}
+    places: dict[int, int] = {}
+    for start in range(0, len(ids), _BATCH):
+        batch = placed.where(Commit.id.in_(ids[start : start + _BATCH]))
+        for commit, sha, place in session.execute(batch):
+            shas[commit], places[commit] = sha, int(place or 0)
+    breaks = explained_orders(session, series_ids)
+    environments = epoch_environments(session, series_ids)
+    histories = {}
+    for series, group in groupby((row for row in rows if row[1] in places), key=itemgetter(0)):
+        own = sorted(group, key=lambda row: places[row[1]])
+        passed = breaks.get(series, ())
+        numbers: dict[object, int] = {}
+        histories[series] = [
+            TimedPoint(
+                shas[at],
+                places[at],
+                numbers.setdefault(
+                    (environments[epoch], bisect_right(passed, places[at]))
+                    if passed
+                    else environments[epoch],
+                    len(numbers) + 1,
+                ),
+                result,
+                us,
+                device,
+            )
+            for _, at, epoch, result, us, device in own
+        ]
     return histories
 
 
@@ -545,7 +620,7 @@ def filter_values(session: Session) -> FilterValues:
 
 
 _BATCH = 500  # series per statement
-_TIMED_COMMITS = 300  # triggers compare with the newest 30 results of an environment
+_TIMED_COMMITS = 60
 
 
 def recent_histories(

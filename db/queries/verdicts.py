@@ -112,6 +112,16 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CanaryRow:
+    """A decision on a commit compared with itself."""
+
+    uuid: str
+    series_id: int
+    verdict: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class ComparedRow:
     """A comparison of two commits: shas, its verdict, and ln(head / base).
 
@@ -331,16 +341,19 @@ def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[in
     return {row.series_id: row for row in rows}
 
 
-def canaries(
-    session: Session, *, since: datetime | None = None, series_ids: Sequence[int] | None = None
-) -> list[DecisionRow]:
-    """Return decisions on a commit compared with itself, oldest first. since: inclusive."""
-    conditions: list[ColumnElement[bool]] = [Decision.head_commit_id == Decision.base_commit_id]
-    if since is not None:
-        conditions.append(Decision.created_at >= since)
-    if series_ids is not None:
-        conditions.append(Decision.series_id.in_(series_ids))
-    return _decisions(session, *conditions, order=(Decision.created_at, Decision.id))
+def canaries(session: Session, *, since: datetime, until: datetime) -> list[CanaryRow]:
+    """Return decisions on a commit compared with itself within a period, oldest first."""
+    query = (
+        select(Decision.uuid, Decision.series_id, Decision.verdict, Decision.created_at)
+        .where(Decision.head_commit_id == Decision.base_commit_id)
+        .where(Decision.created_at.between(since, until))
+        .order_by(Decision.created_at, Decision.id)
+    )
+    return [
+        CanaryRow(uuid, series, verdict, created_at)
+        for uuid, series, verdict, created_at in session.execute(query)
+        if series is not None
+    ]
 
 
 _MEMBER = (Decision.series_id, Series.gpu, Series.kernel, Series.variant)

@@ -11,7 +11,7 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -128,6 +128,10 @@ class LocalPool:
 
     def refusal(self, gpu: str) -> str:
         return ""
+
+    @property
+    def refused_gpus(self) -> Mapping[str, str]:
+        return {}
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:
         turn, ended, several = threading.Lock(), threading.Event(), threading.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +69,11 @@ class Pool(Protocol):
 
     def refusal(self, gpu: str) -> str:
         """Return why workers, perhaps of this kind of device, did not start; empty: none failed."""
+        ...
+
+    @property
+    def refused_gpus(self) -> Mapping[str, str]:
+        """Reasons why no worker started on any GPU of a kind, by a part of the kind's name."""
         ...
 
     def compare(self, works: Sequence[ComparisonWork], on_compared: OnCompared) -> None:

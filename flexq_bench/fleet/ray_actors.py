@@ -163,6 +163,16 @@ class RayActors(ABC):
             if words.issuperset(slot.accelerator.split("-")) or not slot.accelerator
         )
 
+    @property
+    def refused_gpus(self) -> dict[str, str]:
+        """Reasons, by Ray's name of a GPU, why workers on all of its slots were given up."""
+        ready = {slot.accelerator for slot, actor in self._actors.items() if actor.uuid}
+        given_up: dict[str, list[Slot]] = {}
+        for slot in self._slots:
+            if slot.accelerator not in {"", *ready} and is_given_up(self._failures_of(slot).count):
+                given_up.setdefault(slot.accelerator, []).append(slot)
+        return {name: "; ".join(self._reasons_of(slots)) for name, slots in given_up.items()}
+
     def _reasons_of(self, slots_without: Iterable[Slot]) -> tuple[str, ...]:
         ready = {slot for slot, actor in self._actors.items() if actor.uuid}
         reasons = (self._failures[slot].reason for slot in slots_without if slot not in ready)

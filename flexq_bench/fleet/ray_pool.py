@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from fnmatch import fnmatchcase
@@ -135,6 +135,10 @@ class RayPool:
 
     def refusal(self, gpu: str) -> str:
         return "; ".join(self._workers.refusals_of(gpu))
+
+    @property
+    def refused_gpus(self) -> Mapping[str, str]:
+        return {} if self._gpus else self._workers.refused_gpus  # requested ones are there: gather
 
     def machine(self, gpu: str) -> Machine:
         of_kind = (worker for worker in self._coordinator.workers if worker.gpu == gpu)

@@ -230,10 +230,13 @@ class Meter:
         """Make the device the current one, as `prepare` and the prepared case require."""
         return self._clock.device_guard()
 
-    def prepare(self, case: Case, *, shares: bool = False) -> PreparedCase | RankedCase:
+    def prepare(
+        self, case: Case, *, shares: bool = False, distinct: bool = True
+    ) -> PreparedCase | RankedCase:
         """The case, ready to be configured, checked and placed step by step.
 
         shares: the weights of its layer are those of earlier cases, and kept for later ones.
+        distinct: see Rewriting.
 
         Raises MeasureError for an unknown kernel, UnsupportedError if this device does not support
         the kernel, stage or cache mode, and any exception of the kernel.
@@ -244,7 +247,7 @@ class Meter:
             return self._ranked.prepared(case, self.seed, self._secret)
         self._ranked.end()
         shared = self._shared if shares else SharedWeights(0)
-        return self._prepare(kernel, case, shared, distinct=True)
+        return self._prepare(kernel, case, shared, distinct=distinct)
 
     @property
     def secret(self) -> int:

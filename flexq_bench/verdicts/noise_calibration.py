@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from flexq_bench.db import queries
 from flexq_bench.db.decisions import FalseAlarmInfo, NoiseInfo, add_false_alarm_rate, add_noise
 from flexq_bench.db.engine import Session
-from flexq_bench.db.queries import DecisionRow
+from flexq_bench.db.queries import CanaryRow
 from flexq_bench.stats import proportion_interval
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.noise import noise_levels
@@ -30,9 +30,9 @@ def update_calibration(session: Session, *, at: datetime, new: Collection[str]) 
     A canary with the verdict slower or faster is a false alarm. It opens no alert because its
     machine code is the same, but with other code it would have.
     """
-    rows = [row for row in queries.canaries(session, since=at - WINDOW) if row.created_at <= at]
+    rows = queries.canaries(session, since=at - WINDOW, until=at)
     judged = [row for row in rows if row.verdict not in _UNJUDGED]
-    by_series: dict[int, list[DecisionRow]] = defaultdict(list)
+    by_series: dict[int, list[CanaryRow]] = defaultdict(list)
     for row in judged:
         by_series[row.series_id].append(row)
     for series_id, canaries in by_series.items():
@@ -43,7 +43,7 @@ def update_calibration(session: Session, *, at: datetime, new: Collection[str]) 
 
 
 def _write_noise(
-    session: Session, series_id: int, canaries: list[DecisionRow], at: datetime
+    session: Session, series_id: int, canaries: list[CanaryRow], at: datetime
 ) -> None:
     comparisons = [
         Evidence.from_dict(queries.decision_evidence(session, row.uuid)).comparison
@@ -70,7 +70,7 @@ def _write_noise(
     )
 
 
-def _write_rate(session: Session, canaries: list[DecisionRow]) -> None:
+def _write_rate(session: Session, canaries: list[CanaryRow]) -> None:
     alarms = sum(row.verdict in _ALARMS for row in canaries)
     rate = proportion_interval(alarms, len(canaries), confidence=CONFIDENCE)
     times = [row.created_at for row in canaries]

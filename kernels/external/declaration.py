@@ -277,6 +277,7 @@ class Prepared:
         self, label: str, what: str, function: Callable[..., Tensors], prefix: str
     ) -> None:
         self._label, self._what, self._function, self._prefix = label, what, function, prefix
+        self._keywords = keywords_of(function)
         self._static: dict[object, dict[int, object]] = {}
         self._count: dict[object, int] = {}
 
@@ -284,7 +285,7 @@ class Prepared:
         self, shape: object, tensors: Iterable[torch.Tensor], values: Mapping[str, object]
     ) -> dict[str, torch.Tensor]:
         """Call the function; return the tensors by the names of their buffers."""
-        named = {name: values[name] for name in keywords_of(self._function) if name in values}
+        named = {name: values[name] for name in self._keywords if name in values}
         made = self._function(*tensors, **named)
         parts = tuple(made) if isinstance(made, tuple | list) else (made,)
         parameters = {i: part for i, part in enumerate(parts) if isinstance(part, torch.Tensor)}

@@ -70,7 +70,10 @@ def load_installed() -> Iterator[ExternalKernel]:
     An entry point names a module, or one kernel in it. A package that does not import is left out,
     with one line in the log.
     """
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    # First a search in a third of the time of entry_points: each process that measures does this.
+    texts = (package.read_text("entry_points.txt") for package in metadata.distributions())
+    is_any = any(ENTRY_POINTS in (text or "") for text in texts)
+    for point in metadata.entry_points(group=ENTRY_POINTS) if is_any else ():
         package = point.dist.name if point.dist is not None else point.module
         what = f"{package}'s entry point {point.name}"
         try:

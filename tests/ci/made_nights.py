@@ -41,7 +41,7 @@ class MadePool:
         self.database, self.commit, self.us = database, commit, us
         self.kinds = [Kind(gpu) for gpu in gpus]
         self.measured, self.contests, self._compared = [], [], compared
-        self.refusals = {}
+        self.refusals, self.refused_gpus = {}, {}
 
     def measure(self, works, on_record):
         for one in works:

@@ -545,6 +545,17 @@ def test_missing_kind_is_reported_with_its_reason(
     assert expected in stalled
 
 
+def test_gpus_that_refuse_their_first_night_are_reported(a_night, database, commits, sha, compared):
+    pool = MadePool(database, commits[sha(1)], compared, gpus=("NVIDIA A100",))
+    pool.refused_gpus = {"A100": "a broken node", "H200": "the build fails"}
+
+    _, [here, refused] = a_night(1, pool=pool)
+
+    assert (here.outcome, refused.outcome, refused.gpu) == ("complete", "refused", "H200")
+    assert "the build fails" in "\n".join(night_report.lines([refused]))
+    assert exit_code([here, refused], alerting=True) == ExitCode.MISSING
+
+
 def test_absent_gpu_leaves_a_gap_that_is_filled_later(a_night, database, sha):
     a_night(1, gpus=("A CPU", "Another CPU"))
     a_night(2)

@@ -13,6 +13,8 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
+from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.probes import is_probe
 
 
 @pytest.fixture
@@ -51,6 +53,22 @@ def test_candidates_of_another_project_do_not_count(a_night):
 
     assert [nights for _, nights, _ in waiting.not_compared] == [1] * waiting.candidates
     assert [nights for _, nights, _ in theirs.not_compared] == [1] * theirs.candidates
+
+
+@pytest.mark.parametrize(("project", "are_compared"), [("", True), ("acme", False)])
+def test_probes_are_compared_where_commits_change_them(
+    database, commits, sha, compared, tmp_path, project, are_compared
+):
+    commit = replace(commits[sha(1)], sha="1" * 40, project=project)
+    pool = MadePool(database, commit, compared)
+    rules = Rules("2025-11-01", tmp_path, canaries=9)
+
+    nights = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+    conclude_nights(database, pool, nights, commit, rules, progress=unseen)
+
+    [(_, _, keys)] = pool.contests
+    assert any(is_probe(Case.from_key(key).kernel) for key in keys) is are_compared
+    assert any(not is_probe(Case.from_key(key).kernel) for key in keys)
 
 
 def test_projects_of_a_repository_have_separate_nights(a_night, database):

@@ -65,6 +65,28 @@ def test_newest_histories_do_not_read_older_results(session, build, add):
     assert queries.newest_histories(session, ids, commits=40) == whole
 
 
+@pytest.mark.parametrize("order", ["on one host", "on two hosts by turns"])
+def test_timed_histories_end_as_whole_histories(session, build, add, order, monkeypatch):
+    monkeypatch.setattr("flexq_bench.db.queries.series._TIMED_COMMITS", 6)
+    for place in range(1, 31):
+        host = place % 2 if order == "on two hosts by turns" else 0
+        environment = {"host": f"h{host}"}
+        commit, trigger = build.a_commit(place), "sweep" if place % 11 == 0 else "nightly"
+        for again in range(1 + (place % 7 == 0)):
+            run = build.a_run(f"{place} {again}", trigger=trigger)
+            add(run=run, commit=commit, median_us=float(place), environment=environment)
+    [series] = [one.id for one in queries.list_series(session)]
+    whole = queries.series_histories(session, [series], without_sweeps=True)[series]
+
+    timed = queries.timed_histories(session, [series])[series]
+
+    assert [(one.commit, one.topo_order, one.median_us) for one in timed] == [
+        (one.commit, one.topo_order, one.median_us) for one in whole[-len(timed) :]
+    ]
+    assert sum(one.epoch == timed[-1].epoch for one in timed) > 3
+    assert len(timed) < len(whole)
+
+
 def test_missing_cases_are_planned_and_not_received_in_plan_order(session, build, add):
     run = build.a_run(plan=("c", "b", "a"))
     begin_run(session, run, build.a_commit())

@@ -290,5 +290,7 @@ def test_comparison_of_a_commit_with_itself_is_a_canary(session, decide):
     decide("same", base=2, head=2)
     decide("other", base=1, head=2)
 
-    assert [row.uuid for row in queries.canaries(session)] == ["same"]
-    assert queries.canaries(session, since=NOW + timedelta(seconds=1)) == []
+    second = timedelta(seconds=1)
+    found = queries.canaries(session, since=NOW - second, until=NOW + second)
+    assert [row.uuid for row in found] == ["same"]
+    assert queries.canaries(session, since=NOW + second, until=NOW + 2 * second) == []

@@ -252,6 +252,7 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
         head_node_args={
             "num_cpus": 0,
             "include_dashboard": False,
+            "no_monitor": True,  # of an autoscaler: 3 CPU seconds
             "object_store_memory": 80 << 20,
             "node_ip_address": "127.0.0.1",
             **head,

@@ -30,6 +30,7 @@ from ray.scripts.scripts import main
 sys.exit(main())
 """
 _ALONE = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+_ROOT = Path(__file__).parents[2]
 _HEAD = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that is reachable from outside
 _SMALL = ("--object-store-memory", str(100 << 20), "--disable-usage-stats")
 
@@ -72,6 +73,24 @@ class Machines:
         address = f"127.0.0.{10 + len(self.processes)}"
         self._start(name, address, (f"--address={_HEAD}:{self.port}", "--num-cpus=1"), cpu=cpu)
 
+    def wait_for_nodes(self) -> None:
+        """Wait until a client can be served and sees all nodes, on a busy machine for minutes."""
+        count = f"sum(node['Alive'] for node in ray.nodes()) - {len(self.processes)}"
+        asks = f"import ray, sys; ray.init('{self.address}'); sys.exit({count})"
+        give_up = time.monotonic() + 600
+        while True:
+            done = subprocess.run(
+                (sys.executable, "-c", asks),
+                env={**os.environ, **_QUIET},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0:
+                return
+            assert time.monotonic() < give_up, done.stderr
+            time.sleep(1)
+
     def kill(self, name: str) -> None:
         """End all processes of a node at once."""
         process = self.processes.pop(name)
@@ -103,9 +122,11 @@ class Machines:
         steps = [f"hostname {name}", own_cache, *hide, *([named] if cpu else ())]
         ours = ("FLEXQ_BENCH", "RAY_")
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
-        inherited.pop("PYTHONPATH", None)
+        paths = inherited.pop("PYTHONPATH", "").split(os.pathsep)
+        installed = [path for path in paths if path and Path(path) != _ROOT]
         own = {
             "HOME": str(home / "home"),
+            "PYTHONPATH": os.pathsep.join(installed),
             "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "180",  # on a busy machine
             "TMPDIR": str(home / "tmp"),
             "FLEXQ_BENCH_CACHE": str(cache),

@@ -14,7 +14,10 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet import ray_workers as actor
 from flexq_bench.fleet import shipped_kernels
 from flexq_bench.fleet.node_program import unpacked
-from flexq_bench.fleet.ray_workers import MeterActor
+from flexq_bench.fleet.ray_actors import Actor
+from flexq_bench.fleet.ray_cluster import Slot
+from flexq_bench.fleet.ray_workers import MeterActor, RayWorkers
+from flexq_bench.fleet.retry_policy import MAX_FAILURES
 from flexq_bench.fleet.shipped_kernels import ship_kernels
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.kernels.autotune import TuningKey, TuningMemory
@@ -55,6 +58,20 @@ def test_worker_refuses_a_gpu_with_other_processes(monkeypatch):
 
     with pytest.raises(InfrastructureError, match="2 other processes compute on"):
         MeterActor("cpu", 0, Tuning.NONE)
+
+
+def test_gpus_without_any_worker_are_refused():
+    workers = RayWorkers("an address", backend="cuda", seed=0)
+    slots = [
+        Slot(f"n{i}", f"n{i}", 0, "cuda", gpu) for i, gpu in enumerate(("A100", "A100", "H200"))
+    ]
+    workers._slots = tuple(slots)
+    workers._actors[slots[0]] = Actor(slots[0], None, None, 0.0, uuid="ready")
+    for slot in slots[1:]:
+        failures = workers._failures_of(slot)
+        failures.count, failures.reason = MAX_FAILURES, f"no build on {slot.host}"
+
+    assert workers.refused_gpus == {"H200": "no build on n2"}
 
 
 def test_offered_choice_is_used_without_timing():

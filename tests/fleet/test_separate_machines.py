@@ -52,6 +52,7 @@ def nodes(acme: Path) -> Iterator[Machines]:
     with tempfile.TemporaryDirectory(dir="/tmp") as short, machines(Path(short), hidden) as made:
         made.add("alpha", "Alpha CPU")
         made.add("beta", "Beta CPU")
+        made.wait_for_nodes()
         yield made
 
 
@@ -59,7 +60,8 @@ def nodes(acme: Path) -> Iterator[Machines]:
 def flexq(nodes: Machines, acme: Path, tmp_path: Path) -> Callable[..., Any]:
     """flexq("nightly", ...): the JSON that a command on the project and the cluster prints."""
     inherited = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
-    variables = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    variables = {"PYTHONPATH": path, "FLEXQ_BENCH_CACHE": str(tmp_path / "cache")}
     place = ("--cluster", nodes.address, "--backend", "cpu", "--times", "scan=1")
 
     def run(*command: str, code: int) -> Any:

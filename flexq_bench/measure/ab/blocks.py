@@ -87,7 +87,8 @@ class CaseSide:
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
     its machine code. wrong: description of a wrong result; empty: none. launches: of a sample,
-    which further workers take from the first; None: each determines it.
+    which further workers take from the first; None: each determines it. repeats: copies of the
+    weights may have the same contents; True only for trusted workers that can.
     """
 
     slot: str
@@ -96,6 +97,7 @@ class CaseSide:
     binary: str | None = None
     wrong: str = ""
     launches: int | None = None
+    repeats: bool = False
 
     def begin_prepare(
         self,
@@ -118,6 +120,7 @@ class CaseSide:
             favourite=favourite,
             **({} if check else {"check": False}),
             **({"shares": True} if shares else {}),
+            **({"distinct": False} if self.repeats else {}),
         )
 
     def end_prepare(self, worker: Worker) -> None:

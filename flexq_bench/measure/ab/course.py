@@ -301,6 +301,7 @@ class _Course:
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
                 lane.workers.start_ahead()
+            repeats = all(identity.get("repeats_contents", False) for identity in identities)
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
             kernels = {identity.get("kernels", "") for identity in identities}
@@ -309,6 +310,7 @@ class _Course:
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
+                pair.base.repeats = pair.head.repeats = repeats
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
                 pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()

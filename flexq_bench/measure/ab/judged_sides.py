@@ -127,6 +127,7 @@ class JudgedSide(CaseSide):
         shares: bool = False,
     ) -> None:
         self.kernel.worker = worker
+        self.repeats = False
         super().begin_prepare(worker, favourite, check=check, shares=shares)
 
     def end_prepare(self, worker: Worker) -> None:

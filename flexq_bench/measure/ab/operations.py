@@ -96,7 +96,8 @@ class WorkerOperations:
 
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
-        check. shares_weights: `prepare` may keep the weights of a layer. root: the source folder.
+        check. shares_weights: `prepare` may keep the weights of a layer. repeats_contents: it may
+        give copies of the weights the same contents. root: the source folder.
         kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
         cover.
         """
@@ -107,6 +108,7 @@ class WorkerOperations:
             "waits_for_request": True,
             "warms_when_used": True,
             "shares_weights": True,
+            "repeats_contents": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -129,14 +131,17 @@ class WorkerOperations:
         favourite: Mapping[str, Any] | None = None,
         check: bool = True,
         shares: bool = False,
+        distinct: bool = True,
     ) -> dict[str, Any]:
         """Draw inputs, choose a configuration unless one is given, check the result if asked.
 
         check: False leaves the result to a judge. shares: the weights of a layer are kept for its
-        next case.
+        next case. distinct: no two copies of the weights have the same content; heeded on a CPU
+        only, which takes longer to draw them than to measure.
         """
         self.release(slot)
-        prepared = self._meter.prepare(Case.from_key(case), shares=shares)
+        distinct = distinct or self._meter.torch_device.type != "cpu"
+        prepared = self._meter.prepare(Case.from_key(case), shares=shares, distinct=distinct)
         if config is None:
             machine = self._meter.tuning_machine
             prepared.choose_config(self._tuning, machine, favourite=favourite)

@@ -82,6 +82,16 @@ class Inside:
         return 0.0
 
 
+class Recording:
+    """A worker to which requests are only sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send(self, _what: str, **arguments: Any) -> None:
+        self.sent.append(arguments)
+
+
 @pytest.fixture
 def protocol() -> Protocol:
     return FAST
@@ -164,6 +174,17 @@ def defined(request, monkeypatch):
     """Where the functions of an operation's definition run."""
     is_elsewhere = request.param != "definition here"
     monkeypatch.setattr(judged_kernel, "is_defined_elsewhere", lambda _case: is_elsewhere)
+
+
+def test_copies_of_a_judged_side_have_own_contents(judged):
+    side = judged().base
+    side.repeats = True  # as trusted sides may
+    worker = Recording()
+
+    side.begin_prepare(worker, None)
+
+    assert worker.sent
+    assert all(arguments.get("distinct", True) for arguments in worker.sent)
 
 
 @pytest.mark.parametrize(

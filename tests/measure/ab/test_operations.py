@@ -107,6 +107,19 @@ def test_case_is_prepared_placed_timed_and_checked(answers):
     assert (turn["valid"], turn["mhz"], left) == (True, None, {"wrong": ""})
 
 
+@pytest.mark.parametrize(("given", "repeats"), [({}, False), ({"distinct": False}, True)])
+def test_copies_have_own_contents_unless_they_may_repeat(given, repeats):
+    meter = Meter("cpu", replace(FAST, min_cache_factor=0.02, cache_factor=0.02))
+    with meter.device_guard():
+        operations = WorkerOperations(meter)
+        operations.prepare("base", "cublas-fp16 gemm cold m1n32k32", {}, **given)
+        copies = operations.place("base", 0)["copies"]
+        contents = operations._slots["base"].buffers.weights.current
+
+    assert copies > 2
+    assert len({id(content) for content in contents}) == (2 if repeats else copies)
+
+
 def at_clocks(monkeypatch, of_gap):
     """A clock for each sample of a CPU: that of its gap, in lengths of a sample of 1 ms."""
     sample = _CpuRotation.sample
