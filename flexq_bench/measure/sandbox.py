@@ -38,7 +38,8 @@ _PROBE_TIMEOUT_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys")
 _SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_GPUS = ("nvidia*", "nvidia-caps/*", "dri/render*", "dxg")
+# Not those that manage displays, switches and other processes' memory.
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-caps/*", "dri/render*", "dxg")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 _FOLDER_VARIABLES = (
     "PATH",
@@ -147,7 +148,7 @@ class Sandbox:
             "memory_bytes": int(0.9 * _memory("MemAvailable")) if memory is None else memory,
             "reserve_bytes": int(0.02 * _memory("MemTotal")) if reserve is None else reserve,
             "limits": {
-                "CORE": 0,
+                "CORE": 1,  # with 0, the kernel would start its handler of crashes, as root
                 "MSGQUEUE": 0,
                 "NICE": 0,
                 "RTPRIO": 0,
@@ -398,7 +399,10 @@ def _above(path: str, mounts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 def _device_files() -> Iterator[str]:
     for pattern in (*_DEVICES, *_GPUS):
-        yield from (str(path) for path in Path("/dev").glob(pattern) if not path.is_dir())
+        for path in Path("/dev").glob(pattern):
+            # What is its owner's alone, as the right to divide a GPU, stays root's.
+            if path.is_char_device() and path.stat().st_mode & 0o077:
+                yield str(path)
 
 
 def _device_groups() -> set[int]:
