@@ -1,4 +1,7 @@
-"""Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are."""
+"""Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are.
+
+FAULT_FIGURES names a file to which sessions append their rounds; each prints the figures of all.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ from tests.faults.proxy import Proxy
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
 FIRST_SEED = int(os.environ.get("FAULT_SEED", "0"))
+FIGURES = os.environ.get("FAULT_FIGURES", "")
 OURS = "ours"  # one database for all rounds: each has a run of its own
 _SOCKET = ".s.PGSQL.5432"
 
@@ -55,6 +59,7 @@ class Figures:
         self.exit_codes.update(exit_codes)
 
 
+_ROUNDS: list[dict[str, Any]] = []  # of this session
 _FIGURES: dict[tuple[str, str], Figures] = defaultdict(Figures)
 
 
@@ -79,10 +84,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add the rounds of a test, which another process may have run."""
     for name, value in report.user_properties if report.when == "teardown" else ():
         if name == "fault round":
-            _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
+            _ROUNDS.append(value)
+            if FIGURES:
+                with open(FIGURES, "a") as file:
+                    file.write(json.dumps(value) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    rounds = [*map(json.loads, Path(FIGURES).read_text().splitlines())] if FIGURES else _ROUNDS
+    for value in rounds:
+        _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
     for (fault, kind), figures in sorted(_FIGURES.items()):
         terminalreporter.write_line(
             f"{fault:28} {kind:10} rounds {figures.rounds:3}, planned {figures.planned:5}, "
