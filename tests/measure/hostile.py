@@ -281,7 +281,7 @@ if "slow = 1" not in open(f"{tree}/base.py").read():
     raise PermissionError
 done()""",
     "maps a file of base for writing": """
-mmap.mmap(os.open(f"{tree}/base.py", os.O_RDONLY), 0, mmap.MAP_SHARED, mmap.PROT_WRITE)
+mmap.mmap(os.open(f"{tree}/base.py", os.O_RDWR), 0)[:8] = b"slow = 1"
 done()""",
     "punches a hole into a file of base": """
 call("fallocate", os.open(f"{tree}/base.py", os.O_RDWR), 3, ctypes.c_long(0), ctypes.c_long(4))
@@ -494,4 +494,9 @@ HARMLESS = (
     *("leaves a process in another session", "leaves an orphan with an empty environment"),
     *("leaves one that ignores signals", "signals the judge", "stops what started it"),
     *("changes the judge's priority", "changes the judge's CPUs"),
+    *("maps a file of base for writing", "punches a hole into a file of base"),
+    *("sets an attribute of base", "sets a time of base", "exchanges a file of base"),
+    *("leaves a hook in base's repository", "changes base's git configuration"),
+    *("reads a name in the machine's shared memory", "locks the judge's cache"),
+    *("replaces a name in the machine's shared memory", "makes files without end"),
 )
