@@ -74,6 +74,8 @@ IN_UNIT = {
     "placement_medians_us": "placement_values",
     "samples_us": "samples",
 }
+_PLAIN = frozenset((str, int, float, bool, NoneType, dict))  # types of most values
+_fields: Callable[[Any], tuple[dataclasses.Field[Any], ...]] = cache(fields)  # of a class
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
 
 
@@ -83,7 +85,7 @@ def canonical(info: T) -> T:
     Its values have plain types, its times are in UTC. A max_rel_error that is not finite becomes
     None: the output was not finite either. Raises RecordError if a field can't be stored.
     """
-    values = {f.name: getattr(info, f.name) for f in fields(info)}  # type: ignore[arg-type]
+    values = {f.name: getattr(info, f.name) for f in _fields(type(info))}
     error = values.get("max_rel_error")
     if isinstance(error, Real) and not math.isfinite(error):
         values["max_rel_error"] = None
@@ -99,7 +101,7 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
     if kind is not None:
         flat[KIND_KEY] = kind
     infos: dict[str, Any] = {}
-    for item in fields(record):
+    for item in _fields(type(record)):
         value = getattr(record, item.name)
         if item.name in NESTED:
             key, part = NESTED[item.name]
@@ -108,7 +110,7 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
         elif item.name == "device":
             infos[DEVICE_KEY] = plain_value(value)
         elif item.name not in _OPERATION_FIELDS or not _is_linear(record):
-            flat[item.name] = plain_value(value)
+            flat[item.name] = value if type(value) in _PLAIN else plain_value(value)
     if isinstance(record, Record) and record.unit != "us":
         flat = {IN_UNIT.get(name, name): value for name, value in flat.items()}
     return flat | infos
@@ -174,7 +176,7 @@ def plain_value(value: Any) -> Any:
     Any other value is returned as it is.
     """
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in _fields(type(value))}
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return [plain_value(item) for item in value]
     return value
@@ -199,8 +201,8 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         for name, convert in _conversions(kind).items()
         if name in values
     }
-    for (owner, name), choices in _CHOICES.items():
-        if owner is kind and name in checked and checked[name] not in choices:
+    for name, choices in _choices(kind).items():
+        if name in checked and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
     if kind is Record:
         _check_result(checked)
@@ -224,6 +226,12 @@ def _check_result(record: Mapping[str, Any]) -> None:
     low, high = record["ci_low_us"], record["ci_high_us"]
     if low is not None and high is not None and low > high:
         raise RecordError(f"ci_low_us is {low} and ci_high_us is {high}: an interval runs upwards")
+
+
+@cache
+def _choices(kind: type) -> dict[str, Any]:
+    """Return the values that some fields may have, by name."""
+    return {name: choices for (owner, name), choices in _CHOICES.items() if owner is kind}
 
 
 @cache
