@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +43,7 @@ from flexq_bench.verdicts import CaseComparison, Comparison, confirm
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.suite import Group, Shape, Suite
+from tests.fleet import simulated_fleet
 from tests.fleet.simulated_fleet import simulated_gpu
 
 GPU = "simulated"
@@ -60,7 +61,8 @@ class Order:
     many-th result holds what no database stores. canaries: compare so many cases, in a night named
     as the run; 0: only measure. busy_s: as busy_timeout_s of open_database; short, so that a lock
     of seconds is an outage. cluster: address of the Ray cluster whose actors simulate the workers;
-    empty: this process. ray_version: that this process says it has.
+    empty: this process. ray_version: that this process says it has. words: of simulated_fleet.py,
+    which this process then runs instead. environment: more variables.
     """
 
     database: str
@@ -77,6 +79,8 @@ class Order:
     busy_s: float = 1.0
     cluster: str = ""
     ray_version: str = ""
+    words: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class SimulatedWorkers:
@@ -237,8 +241,13 @@ def serve(order: Order) -> int:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logger = logging.getLogger("faults")
     logger.info("begins")
+    os.environ.update(order.environment)
     try:
-        (compare if order.canaries else measure)(order)
+        if order.words:
+            simulated_fleet._say = logger.info
+            simulated_fleet.carry_out(order.words)
+        else:
+            (compare if order.canaries else measure)(order)
     except KeyboardInterrupt:
         logger.info("interrupted")
         return INTERRUPTED

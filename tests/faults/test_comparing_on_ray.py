@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,14 +24,21 @@ from tests.fleet.conftest import add_gpus, ray_cluster
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
 CASES, CANARIES, SECONDS = 40, 34, 0.25  # three jobs on each kind
-SIMULATED = Path(__file__).parents[1] / "fleet" / "simulated_fleet.py"
+
+
+@pytest.fixture(scope="module")
+def running_cluster() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
+        with ray_cluster(patch) as opened:
+            yield opened
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "120")  # on a busy machine
-    with ray_cluster(monkeypatch) as opened:
-        yield opened
+def cluster(running_cluster: Any) -> Iterator[Any]:
+    yield running_cluster
+    for node in list(running_cluster.worker_nodes):
+        running_cluster.remove_node(node, allow_graceful=False)
 
 
 class Night:
@@ -40,37 +46,39 @@ class Night:
 
     def __init__(self, bench: Bench, cluster: Any) -> None:
         self.bench, self._cluster = bench, cluster
-        self._logs = len(list(bench.folder.glob("night *.log")))
 
-    def start(self) -> tuple[subprocess.Popen[str], Path]:
-        self._logs += 1
-        log = self.bench.folder / f"night {self._logs}.log"
+    def start(self) -> tuple[int, Path]:
+        """Start a coordinator; return its process and its log."""
         numbers = (str(CASES), str(SECONDS), f"{self.bench.run}={CANARIES}")
-        command = (sys.executable, str(SIMULATED), self._cluster.address, self.bench.url, *numbers)
-        with log.open("w") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, text=True)
-        return process, log
+        words = (self._cluster.address, self.bench.url, *numbers)
+        ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+        return self.bench.start(words=words, environment=ray)
 
-    def comparing(self) -> tuple[subprocess.Popen[str], Path]:
+    def comparing(self) -> tuple[int, Path]:
         """A coordinator that has stored some comparisons, by the round's seed."""
-        process, log = self.start()
+        pid, log = self.start()
         count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3)
         self.bench.until(
-            lambda: log.read_text().count("job ") >= count or process.poll() is not None, 300
+            lambda: log.read_text().count(" job ") >= count or self.has_ended(log), 300
         )
-        return process, log
+        return pid, log
+
+    def has_ended(self, log: Path) -> bool:
+        return (
+            re.search(r"^[0-9.]+ (done|unexpected|interrupted)", log.read_text(), re.M) is not None
+        )
 
     def outcomes(self, log: Path) -> dict[str, str]:
-        lines = [line.split() for line in log.read_text().splitlines()]
+        lines = [line.split()[1:] for line in log.read_text().splitlines()]
         return {words[0]: words[1] for words in lines if words and words[0] in KINDS}
 
-    def end(self, process: subprocess.Popen[str], log: Path) -> dict[str, str]:
-        assert process.wait(300) == 0, log.read_text()
+    def end(self, pid: int, log: Path) -> dict[str, str]:
+        assert self.bench.wait(pid) == 0, log.read_text()
         return self.outcomes(log)
 
-    def completes(self, process: subprocess.Popen[str], log: Path) -> None:
+    def completes(self, pid: int, log: Path) -> None:
         """Wait for its end; every kind is complete, and each comparison was judged once."""
-        assert self.end(process, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
+        assert self.end(pid, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
         check(self.bench, kinds=len(KINDS), canaries=CANARIES)
 
 
@@ -154,8 +162,8 @@ def test_ray_coordinator_killed_another_takes_over(night, cluster):
     first, _ = night.comparing()
     second = night.start()
     time.sleep(random.Random(night.bench.seed).uniform(0, 2))
-    first.kill()
-    first.wait()
+    os.kill(first, signal.SIGKILL)
+    night.bench.wait(first)
 
     night.completes(*second)
 
@@ -175,8 +183,8 @@ def test_ray_head_node_restarted(bench, monkeypatch):
     with ray_cluster(monkeypatch) as old:
         for kind in KINDS:
             add_gpus(old, kind, 1)
-        process, _ = Night(bench, old).comparing()
-    process.wait(300)
+        pid, _ = Night(bench, old).comparing()
+    bench.wait(pid)
 
     with ray_cluster(monkeypatch) as new:
         for kind in KINDS:

@@ -185,12 +185,16 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
-    with open_database(sys.argv[2], busy_timeout_s=20.0) as opened:
-        address, count, seconds = sys.argv[1], int(sys.argv[3]), float(sys.argv[4])
-        name, is_night, canaries = sys.argv[5].partition("=")
+def carry_out(arguments: Sequence[str]) -> None:
+    with open_database(arguments[1], busy_timeout_s=20.0) as opened:
+        address, count, seconds = arguments[0], int(arguments[2]), float(arguments[3])
+        name, is_night, canaries = arguments[4].partition("=")
         if is_night:
             for report in compare(address, opened, name, count, int(canaries), seconds):
                 _say(f"{report.gpu} {report.outcome} {report.uncompared}")
         else:
-            measure(address, opened, sys.argv[5:], count, seconds, lambda record: None)
+            measure(address, opened, arguments[4:], count, seconds, lambda record: None)
+
+
+if __name__ == "__main__":
+    carry_out(sys.argv[1:])
