@@ -351,6 +351,8 @@ class WorkerProcess:
                 if selector.select(min(remaining_s, _LOOK_S)):
                     looks = 0
                     yield
+                elif self._process.poll() is not None:  # what it started may hold its pipes
+                    raise WorkerError(self._exit_reason())
                 else:
                     looks = looks + 1 if _is_stopped(self._process.known_pid) else 0
 

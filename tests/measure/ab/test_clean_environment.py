@@ -203,6 +203,18 @@ def test_worker_that_closes_its_pipe_is_reported(a_tree, monkeypatch):
         worker.ask("describe")
 
 
+def test_worker_whose_pipe_another_process_keeps_is_reported(a_tree, monkeypatch):
+    monkeypatch.setattr(worker_process, "_LOOK_S", 0.1)
+    leaves = "import os, sys, time; sys.stdin.readline(); os.fork() and os._exit(3); time.sleep(60)"
+    command = (sys.executable, "-S", "-c", leaves)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match=r"^head died \(exit code 3\) at 'describe'"),
+    ):
+        worker.ask("describe")
+
+
 def state_of(pid):
     """R of one that runs, T of one that is stopped, Z of one that ended; empty: it's gone."""
     try:
