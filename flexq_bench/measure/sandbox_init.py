@@ -212,14 +212,22 @@ def _excess(first: int, plan: Plan) -> str:
     """Describe the memory that it takes too much of, in a line; empty: it takes no more than given.
 
     Files that no process maps, and what sockets hold, are no process's: they show in what is left.
+    So do the disks that it writes to.
     """
     used, most = _memory(first), plan["memory_bytes"]
     if used > most:
         return f"its processes use {used / 1e9:.2f} GB of memory, and may use {most / 1e9:.2f} GB\n"
+    left = {}
     with suppress(OSError, StopIteration), open("/proc/meminfo") as file:
-        left = next(1024 * int(line.split()[1]) for line in file if "MemAvailable:" in line)
-        if left < plan["reserve_bytes"]:
-            return f"only {left / 1e9:.2f} GB of the machine's memory are left: it was ended\n"
+        free = next(1024 * int(line.split()[1]) for line in file if "MemAvailable:" in line)
+        left["the machine's memory"] = free, plan["reserve_bytes"]
+    for path, reserve in plan["disks"].items():
+        with suppress(OSError):
+            disk = os.statvfs(path)
+            left[f"the disk of {path}"] = disk.f_bavail * disk.f_frsize, reserve
+    for what, (free, reserve) in left.items():
+        if free < reserve:
+            return f"only {free / 1e9:.2f} GB of {what} are left: it was ended\n"
     return ""
 
 

@@ -273,13 +273,17 @@ def test_process_can_do_nothing_to_the_server_that_forked_it(victim, kind):
 
 
 @pytest.mark.parametrize("kind", WORKING)
-def test_a_sandbox_ends_before_the_machine_has_no_memory_left(victim, kind):
-    limits = SandboxLimits(reserve_bytes=1 << 60)
-    command = Sandbox(victim.environment, kind, limits=limits).wrap(["/bin/sleep", "60"])
+@pytest.mark.parametrize("what", ["reserve_bytes", "disk_bytes"])
+def test_sandbox_ends_before_memory_or_a_disk_is_full(victim, kind, what):
+    limits = SandboxLimits(**{what: 1 << 60})
+    write = [Path(str(victim.facts["output"]))]
+    sandbox = Sandbox(victim.environment, kind, write=write, limits=limits)
+    command = sandbox.wrap(["/bin/sleep", "60"])
     done = subprocess.run(command, env=victim.environment, capture_output=True, check=False)
 
+    left = {"reserve_bytes": b"the machine's memory", "disk_bytes": b"the disk of"}[what]
     assert done.returncode != 0
-    assert b"of the machine's memory are left" in done.stderr
+    assert b"GB of " + left in done.stderr
 
 
 def _output_of(launcher, code, environment) -> tuple[int, str]:
