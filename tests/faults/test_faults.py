@@ -354,6 +354,8 @@ def test_host_clock_jumps_while_one_of_two_is_killed(bench, other_clock):
 @pytest.fixture(scope="session")
 def other_host() -> Iterator[tuple[Launcher, str, str]]:
     """A launcher in a network of its own, this side's address in it, and its link's name."""
+    if shutil.which("ip") is None:
+        pytest.skip("no ip, which makes networks")
     own = os.getpid() % 100_000
     name, here, there = f"fqb{own}", f"fqbh{own}", f"fqbt{own}"
     network = 4 * (own % (1 << 14))  # of two addresses, which no other session has
