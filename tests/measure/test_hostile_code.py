@@ -154,6 +154,8 @@ def test_attack_in_another_kind_of_sandbox_has_no_effect(victim, eventually, nam
 
 @pytest.mark.parametrize("name", hostile.HARMLESS)
 def test_attack_without_a_sandbox_works(victim, name):
+    if name == "opens the database by the judge's descriptor" and os.geteuid():
+        pytest.skip("the judge's process is closed to other programs of an ordinary user")
     out, _ = victim.attack(name, "none")
 
     assert "done" in out or victim.left() or victim.files.first_changed()
