@@ -30,6 +30,7 @@ from tests.measure import hostile
 SECRET = "the secret"
 LIMITS = SandboxLimits(memory_bytes=256 << 20, files_bytes=64 << 20, processes=100)
 WORKING = [kind for kind in KINDS if not obstacle(kind)]
+ALONE = hostile.ATTACKS.keys() - set().union(*hostile.GROUPS.values())
 
 pytestmark = pytest.mark.skipif(not WORKING, reason="this machine allows no sandbox")
 
@@ -45,10 +46,13 @@ class Victim:
     environment: dict[str, str]
 
     def attack(self, name: str, kind: Kind) -> tuple[str, str]:
-        """Run an attack; return its stdout and stderr."""
+        """Run an attack, or a group of them; return its stdout and stderr."""
+        code = hostile.ATTACKS.get(name) or hostile.GROUP.format(
+            codes=json.dumps(hostile.GROUPS[name])
+        )
         write = [Path(str(self.facts["output"]))]
         sandbox = Sandbox(self.environment, kind, [self.tree], write, limits=LIMITS)
-        command = [sys.executable, "-I", "-S", "-c", hostile.PROLOGUE + hostile.ATTACKS[name]]
+        command = [sys.executable, "-I", "-S", "-c", hostile.PROLOGUE + code]
         # Files, because processes that stay would keep pipes open.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             subprocess.run(
@@ -140,7 +144,18 @@ def victim(tmp_path, monkeypatch) -> Iterator[Victim]:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", hostile.ATTACKS)
+@pytest.mark.parametrize("group", hostile.GROUPS)
+def test_group_of_attacks_in_a_sandbox_has_no_effect(victim, eventually, group):
+    assert "all tried" in _check_no_effect(victim, group, WORKING[0], eventually)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ALONE else pytest.mark.slow)
+        for name in hostile.ATTACKS
+    ],
+)
 def test_attack_in_a_sandbox_has_no_effect(victim, eventually, name):
     _check_no_effect(victim, name, WORKING[0], eventually)
 
@@ -326,7 +341,7 @@ print(subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE).stdout.readline())
 
 def _check_no_effect(
     victim: Victim, name: str, kind: Kind, eventually: Callable[[Callable[[], object]], None]
-) -> None:
+) -> str:
     if (name, kind) == ("makes files without end", "bubblewrap"):
         pytest.skip("bubblewrap limits the bytes of files, not their number")
     out, err = victim.attack(name, kind)
@@ -337,3 +352,4 @@ def _check_no_effect(
     assert victim.files.first_changed() == ""
     assert Path(str(victim.facts["output"])).stat().st_size <= LIMITS.files_bytes
     eventually(lambda: not victim.left())
+    return out
