@@ -120,7 +120,7 @@ class Launcher:
 
     def __init__(self, *before: str, **environment: str) -> None:
         command = [*before, sys.executable, str(Path(__file__).with_name("fleet_process.py"))]
-        own = {"PYTHONPATH": _path_with_ours(), **environment}
+        own = {"PYTHONPATH": path_with_ours(), **environment}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | own,
@@ -151,7 +151,7 @@ class Launcher:
         return answer
 
 
-def _path_with_ours() -> str:
+def path_with_ours() -> str:
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
