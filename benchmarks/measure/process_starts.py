@@ -24,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -240,13 +240,17 @@ def main() -> None:
     out.flush()
     measured: list[Measured] = []
     until = time.monotonic() + options.seconds
-    for number in range(-(-options.processes // options.together)):
-        if number and time.monotonic() >= until:
-            break
-        measured += begin_round(number, options).measured(cases, options.turns)
-        if options.out:
-            found = {"starts": list(map(asdict, starts)), "measured": list(map(asdict, measured))}
-            options.out.write_text(json.dumps(found))
+    with suppress(KeyboardInterrupt):  # what was measured until then is reported
+        for number in range(-(-options.processes // options.together)):
+            if number and time.monotonic() >= until:
+                break
+            measured += begin_round(number, options).measured(cases, options.turns)
+            if options.out:
+                found = {
+                    "starts": list(map(asdict, starts)),
+                    "measured": list(map(asdict, measured)),
+                }
+                options.out.write_text(json.dumps(found))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()
