@@ -74,7 +74,10 @@ IN_UNIT = {
     "placement_medians_us": "placement_values",
     "samples_us": "samples",
 }
+_PLAIN = frozenset((str, int, float, bool, NoneType, dict))  # types of most values
+_fields: Callable[[Any], tuple[dataclasses.Field[Any], ...]] = cache(fields)  # of a class
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
+_LAST_PLAIN: dict[type, tuple[object, dict[str, Any]]] = {}  # the same, as a mapping
 
 
 def canonical(info: T) -> T:
@@ -83,44 +86,53 @@ def canonical(info: T) -> T:
     Its values have plain types, its times are in UTC. A max_rel_error that is not finite becomes
     None: the output was not finite either. Raises RecordError if a field can't be stored.
     """
-    values = {f.name: getattr(info, f.name) for f in fields(info)}  # type: ignore[arg-type]
+    return type(info)(**_canonical_values(info))
+
+
+def _canonical_values(info: Any) -> dict[str, Any]:
+    values = {f.name: getattr(info, f.name) for f in _fields(type(info))}
     error = values.get("max_rel_error")
     if isinstance(error, Real) and not math.isfinite(error):
         values["max_rel_error"] = None
-    checked = _checked(type(info), values)
-    return type(info)(**checked)
+    return _checked(type(info), values)
 
 
 def encode_record(record: AnyRecord) -> dict[str, Any]:
     """Return a record as a flat mapping, in the order of its fields. Raises RecordError."""
-    record = canonical(record)
     flat: dict[str, Any] = {"schema_version": record.schema_version}
     kind = next((name for name, owner in MODEL_KINDS.items() if isinstance(record, owner)), None)
     if kind is not None:
         flat[KIND_KEY] = kind
     infos: dict[str, Any] = {}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if item.name in NESTED:
-            key, part = NESTED[item.name]
-            flat[item.name] = getattr(value, part)
-            infos[key] = _without_new_fields(plain_value(value))
-        elif item.name == "device":
-            infos[DEVICE_KEY] = plain_value(value)
-        elif item.name not in _OPERATION_FIELDS or not _is_linear(record):
-            flat[item.name] = plain_value(value)
+    for name, value in _canonical_values(record).items():
+        if name in NESTED:
+            key, part = NESTED[name]
+            flat[name] = getattr(value, part)
+            infos[key] = _plain_info(value)
+        elif name == "device":
+            infos[DEVICE_KEY] = _plain_info(value)
+        elif name not in _OPERATION_FIELDS or not _is_linear(record):
+            flat[name] = value if type(value) in _PLAIN else plain_value(value)
     if isinstance(record, Record) and record.unit != "us":
         flat = {IN_UNIT.get(name, name): value for name, value in flat.items()}
     return flat | infos
 
 
+def _plain_info(info: object) -> dict[str, Any]:
+    """Return a run, commit or device as a mapping, the same one for consecutive results.
+
+    The empty fields that earlier versions, which refuse unknown ones, don't have are left out.
+    """
+    last = _LAST_PLAIN.get(type(info))
+    if last is None or last[0] is not info:
+        values = plain_value(info).items()
+        plain = {name: value for name, value in values if value or name not in _NEW_FIELDS}
+        last = _LAST_PLAIN[type(info)] = info, plain
+    return last[1]
+
+
 def _is_linear(record: AnyRecord) -> bool:
     return isinstance(record, Record) and record.operation == LINEAR
-
-
-def _without_new_fields(info: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the empty fields that earlier versions, which refuse unknown ones, don't have."""
-    return {name: value for name, value in info.items() if value or name not in _NEW_FIELDS}
 
 
 def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
@@ -174,7 +186,7 @@ def plain_value(value: Any) -> Any:
     Any other value is returned as it is.
     """
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: getattr(value, field.name) for field in _fields(type(value))}
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
         return [plain_value(item) for item in value]
     return value
@@ -199,8 +211,8 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         for name, convert in _conversions(kind).items()
         if name in values
     }
-    for (owner, name), choices in _CHOICES.items():
-        if owner is kind and name in checked and checked[name] not in choices:
+    for name, choices in _choices(kind).items():
+        if name in checked and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
     if kind is Record:
         _check_result(checked)
@@ -224,6 +236,12 @@ def _check_result(record: Mapping[str, Any]) -> None:
     low, high = record["ci_low_us"], record["ci_high_us"]
     if low is not None and high is not None and low > high:
         raise RecordError(f"ci_low_us is {low} and ci_high_us is {high}: an interval runs upwards")
+
+
+@cache
+def _choices(kind: type) -> dict[str, Any]:
+    """Return the values that some fields may have, by name."""
+    return {name: choices for (owner, name), choices in _CHOICES.items() if owner is kind}
 
 
 @cache

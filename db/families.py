@@ -122,10 +122,14 @@ FAMILIES: Mapping[type, Family] = {
 
 
 @cache
-def _stored_names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields of a record that are columns, and those that have objects or lists."""
-    hints = _stored_fields(kind, FAMILIES[kind].table)
-    return tuple(hints), tuple(name for name in hints if get_origin(hints[name]) is tuple)
+def _stored_names(kind: Any, table: Any) -> tuple[tuple[str, ...], Mapping[str, Any]]:
+    """Return the fields of a record that are columns, and the items of those that have several.
+
+    The type of an item is None if it is stored as it is.
+    """
+    hints = _stored_fields(kind, table)
+    items = {name: get_args(hints[name])[0] for name in hints if get_origin(hints[name]) is tuple}
+    return tuple(hints), {name: i if is_dataclass(i) else None for name, i in items.items()}
 
 
 @cache
@@ -139,20 +143,17 @@ def _stored_fields(kind: Any, table: Any) -> Mapping[str, Any]:
 def column_values(record: AnyRecord) -> Row:
     """Return the columns of a record's row, without references and creation time."""
     kind: Any = type(record)
-    names, nested = _stored_names(kind)
+    names, nested = _stored_names(kind, FAMILIES[kind].table)
     row = {name: getattr(record, name) for name in names}
     return row | {name: plain_value(row[name]) for name in nested}
 
 
 def field_values(kind: Any, row: Any) -> Row:
     """Return the fields of a record that are columns of a row of its table, or of its series."""
-    values = {}
     table: Any = type(row)
-    for name, hint in _stored_fields(kind, table).items():
-        value = getattr(row, name)
-        if get_origin(hint) is tuple:
-            item: Any = get_args(hint)[0]
-            of_objects = is_dataclass(item)
-            value = tuple(item(**entry) if of_objects else entry for entry in value)
-        values[name] = value
+    names, nested = _stored_names(kind, table)
+    values = {name: getattr(row, name) for name in names}
+    for name, item in nested.items():
+        entries = values[name]
+        values[name] = tuple(entries) if item is None else tuple(item(**e) for e in entries)
     return values

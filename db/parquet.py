@@ -67,7 +67,8 @@ _JSON_COLUMNS = frozenset(
 def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
     """Write the records and return their number. Raises RecordError."""
     count = 0
-    rows = (_row(record) for record in records)
+    texts: dict[str, tuple[object, str]] = {}
+    rows = (_row(record, texts) for record in records)
     # Checksums of pages: without them a flipped bit of a sample is read as another number.
     options = {"compression": "zstd", "write_page_checksum": True}
     with pq.ParquetWriter(file, SCHEMA, **options) as writer:
@@ -160,13 +161,16 @@ def _cell_sizes(column: pa.Array) -> tuple[Any, Any]:
     return 8 * values, values
 
 
-def _row(record: AnyRecord) -> dict[str, Any]:
+def _row(record: AnyRecord, texts: dict[str, tuple[object, str]]) -> dict[str, Any]:
+    """Return the cells of a row. texts: the last object of each column, and its JSON."""
     if not isinstance(record, Record):
         raise RecordError("a .parquet file holds measurements only: use .jsonl for other results")
-    return {
-        name: canonical_json(value) if name in _JSON_COLUMNS else value
-        for name, value in encode_record(record).items()
-    }
+    row = encode_record(record)
+    for name in _JSON_COLUMNS & row.keys():
+        if name not in texts or texts[name][0] is not row[name]:
+            texts[name] = row[name], canonical_json(row[name])
+        row[name] = texts[name][1]
+    return row
 
 
 def _record(row: Mapping[str, Any], path: Path, number: int) -> AnyRecord:

@@ -1,6 +1,7 @@
 """Time and memory of the verbs that read a whole history, as the database grows.
 
     python benchmarks/db/growth.py FOLDER [--sizes 500x40,500x400,5000x40,5000x400]
+    python benchmarks/db/growth.py FOLDER --commits 1000,10000,100000
 
 A size is the number of series times the number of nights; in a night half of the GPUs, and so half
 of the series, are measured. Each database is made by fill.py in FOLDER and kept. Each verb runs in
@@ -11,8 +12,11 @@ a process of its own:
 - `home`: the dashboard's first page, opened for the first time
 - `export`: everything as Parquet, without raw samples
 
-Prints CPU seconds and peak memory of each, and exponents e of cost ~ results^e from the first
-size to the last.
+With --commits: `clone`, what a database learns of a repository at its first result, and `commit`,
+what it learns at the result of one commit more. A tenth of the commits merge a branch.
+
+Prints CPU seconds and peak memory of each, and exponents e of cost ~ results^e (or commits^e) from
+the first size to the last.
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -34,10 +41,16 @@ from flexq_bench.__main__ import main as command
 from flexq_bench.ci.candidates import suspects_of
 from flexq_bench.ci.change_points import store_change_points
 from flexq_bench.db.engine import open_database, upgrade
+from flexq_bench.db.lines import known_history, store_ancestry
+from flexq_bench.db.records import CommitInfo
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
+from flexq_bench.db.writer import Writer
+from flexq_bench.repository.ancestry import read_history
+from flexq_bench.repository.git import git_output
 
 _SAMPLES = 10  # of a measurement: fill.py's 100 are of another question
 _SERIES_PER_TOKENS = 100  # that a number of tokens adds
+Costs = tuple[float, dict[str, tuple[float, float]]]  # size; CPU seconds and MiB by verb
 
 
 def make(path: Path, series: int, nights: int) -> None:
@@ -62,6 +75,29 @@ def night(path: Path, nights: int) -> None:
     with open_database(str(path)) as database, database.session() as session:
         suspects_of(session, run, commit)
         store_change_points(session, run, made_up.device(gpu))
+
+
+def make_repository(path: Path, commits: int) -> None:
+    """Make a repository of so many commits, a tenth of them merges."""
+    subprocess.run(["git", "init", "--quiet", "--initial-branch", "main", path], check=True)
+    lines = []
+    for number in range(1, 1 + commits):
+        lines += [f"commit refs/heads/main\nmark :{number}"]
+        lines += [f"committer a <a@example.org> {1_700_000_000 + number} +0000\ndata 1\na"]
+        if number % 10 == 0:
+            lines += [f"from :{number - 1}\nmerge :{number - 5}"]
+    stream = "\n".join([*lines, ""]).encode()
+    subprocess.run(["git", "-C", path, "fast-import", "--quiet"], input=stream, check=True)
+
+
+def learn(database: Path, repository: Path, *, measured: int) -> None:
+    """Store what a clone knows at results of so many commits; the newest is one of them."""
+    shas = git_output(repository, "rev-list", "HEAD").split()
+    with open_database(str(database)) as opened, opened.session() as session:
+        for sha in shas[:: len(shas) // measured]:
+            Writer(session).commit(CommitInfo(sha, None, None, dirty=False, project="a"))
+        history = read_history(repository, [shas[0]], "a", known_history(session, "a"))
+        store_ancestry(session, history.ancestry, at=datetime.now(UTC))
 
 
 def _verb(*arguments: str) -> None:
@@ -93,8 +129,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", default="500x40,500x400,5000x40,5000x400")
+    parser.add_argument("--commits", help="numbers of commits, in place of sizes")
     options = parser.parse_args()
-    out, found = sys.stdout.write, []
+    out = sys.stdout.write
+    if options.commits:
+        repositories(options.folder, [int(number) for number in options.commits.split(",")])
+        return
+    found: list[Costs] = []
     out("| series | nights | results | MB | verb | CPU seconds | peak MiB |\n")
     out("| ---: | ---: | ---: | ---: | --- | ---: | ---: |\n")
     for size in options.sizes.split(","):
@@ -121,13 +162,39 @@ def main() -> None:
             sys.stdout.flush()
         found.append((series * nights / 2, costs))
         sys.stderr.write(f"{size}: filled in {filled:.0f} s\n")
+    print_exponents(found, "results")
+
+
+def repositories(folder: Path, sizes: Sequence[int]) -> None:
+    """Measure repositories of these numbers of commits; print the table."""
+    out, found = sys.stdout.write, []
+    out("| commits | step | CPU seconds | peak MiB |\n| ---: | --- | ---: | ---: |\n")
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            repository, database = Path(scratch, "clone"), Path(scratch, "a.sqlite")
+            make_repository(repository, size)
+            open_database(str(database)).close()
+            costs = {"clone": measured(partial(learn, database, repository, measured=size // 10))}
+            commit = ("-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "--quiet")
+            git_output(repository, *commit, "--allow-empty", "--message", "one more")
+            costs["commit"] = measured(partial(learn, database, repository, measured=1))
+        for name, (seconds, memory) in costs.items():
+            out(f"| {size:,} | {name} | {seconds:.2f} | {memory:.0f} |\n")
+        sys.stdout.flush()
+        found.append((size, costs))
+    print_exponents(found, "commits")
+
+
+def print_exponents(found: Sequence[Costs], unit: str) -> None:
+    """Print the growth of time and memory from the first size to the last."""
     (first, least), (last, most) = found[0], found[-1]
-    for name in least:
-        growth = [
+    for name in least if last != first else ():
+        powers = [
             math.log(b / a) / math.log(last / first)
             for a, b in zip(least[name], most[name], strict=True)
         ]
-        out(f"{name}: time ~ results^{growth[0]:.2f}, memory ~ results^{growth[1]:.2f}\n")
+        times, memory = (f"{unit}^{power:.2f}" for power in powers)
+        sys.stdout.write(f"{name}: time ~ {times}, memory ~ {memory}\n")
 
 
 if __name__ == "__main__":

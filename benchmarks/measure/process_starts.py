@@ -25,7 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -68,14 +68,14 @@ class Measured:
 
 
 @contextmanager
-def launchers() -> Iterator[dict[str, Launcher]]:
-    """A way to start processes of each kind, with new servers."""
+def launchers(*, is_fresh: bool) -> Iterator[dict[str, Launcher]]:
+    """A way to start processes of each kind, with new servers. is_fresh: fresh ones, too."""
     sandbox = replace(sandbox_of([], None, [TREE]), kind=available_kind())
     with ExitStack() as stack:
         forking = {FORKED: stack.enter_context(forking_launcher(TREE))}
         if sandbox.kind != "none":
             forking[sandbox.kind] = stack.enter_context(forking_launcher(TREE, sandbox.wrap))
-        yield {"fresh": FreshProcesses(), **forking}
+        yield {"fresh": FreshProcesses(), **forking} if is_fresh else forking
 
 
 def worker_of(kind: str, launcher: Launcher, device: str) -> WorkerProcess:
@@ -144,7 +144,9 @@ def begin_round(number: int, options: argparse.Namespace) -> Round:
     with ExitStack() as stack:
         workers = [
             stack.enter_context(worker_of(kind, launcher, options.device))
-            for kind, launcher in stack.enter_context(launchers()).items()
+            for kind, launcher in stack.enter_context(
+                launchers(is_fresh=not options.no_fresh)
+            ).items()
             for _ in range(options.together)
         ]
         return Round(number, workers, stack.pop_all())
@@ -225,15 +227,13 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
-    parser.add_argument("--without-fresh", action="store_true", help="alone, which takes longest")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
+    parser.add_argument("--no-fresh", action="store_true", help="leave out fresh processes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
-    with launchers() as kinds:
-        if options.without_fresh:
-            del kinds["fresh"]
+    with launchers(is_fresh=not options.no_fresh) as kinds:
         sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
         # The first of a kind, which waits for imports and compiles, is left out.
         starts = [
@@ -245,13 +245,17 @@ def main() -> None:
     out.flush()
     measured: list[Measured] = []
     until = time.monotonic() + options.seconds
-    for number in range(-(-options.processes // options.together)):
-        if number and time.monotonic() >= until:
-            break
-        measured += begin_round(number, options).measured(cases, options.turns)
-        if options.out:
-            found = {"starts": list(map(asdict, starts)), "measured": list(map(asdict, measured))}
-            options.out.write_text(json.dumps(found))
+    with suppress(KeyboardInterrupt):  # what was measured until then is reported
+        for number in range(-(-options.processes // options.together)):
+            if number and time.monotonic() >= until:
+                break
+            measured += begin_round(number, options).measured(cases, options.turns)
+            if options.out:
+                found = {
+                    "starts": list(map(asdict, starts)),
+                    "measured": list(map(asdict, measured)),
+                }
+                options.out.write_text(json.dumps(found))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()

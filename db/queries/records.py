@@ -17,7 +17,9 @@ from flexq_bench.db.records import AnyRecord, CommitInfo, DeviceInfo, Record, Ru
 from flexq_bench.db.tables import Commit, CommitParent, Device, Environment, Epoch, Run, Series
 
 R = TypeVar("R", bound=AnyRecord)
+T = TypeVar("T")
 _BATCH = 500  # records in memory at once
+_FRESH: dict[str, Any] = {"populate_existing": True}  # rows may have changed since they were loaded
 
 
 def stored_records(session: Session, kind: type[R], filters: Filters | None = None) -> Iterator[R]:
@@ -57,51 +59,53 @@ def _load(
 ) -> Iterator[R]:
     """Iterate over the records of these results. runs: those that were read already, by uuid."""
     table, samples = FAMILIES[kind].table, FAMILIES[kind].samples
-    query = (
-        select(table, Commit, Device, Environment, Run.uuid)
-        .join(Commit, table.commit_id == Commit.id)
-        .join(Device, table.device_id == Device.id)
-        .join(Run, table.run_id == Run.id)
-        .where(table.id.in_(ids))
-        .execution_options(populate_existing=True)  # rows may have changed since they were loaded
-    )
+    environment_id = Epoch.environment_id if kind is Record else table.environment_id
+    query = select(table, environment_id, Run.uuid).join(Run, table.run_id == Run.id)
     if kind is Record:
-        query = query.add_columns(Series).join(Series, table.series_id == Series.id)
         query = query.join(Epoch, table.epoch_id == Epoch.id)
-        query = query.join(Environment, Epoch.environment_id == Environment.id)
-    else:
-        query = query.join(Environment, table.environment_id == Environment.id)
+    query = query.where(table.id.in_(ids)).execution_options(**_FRESH)
     rows = {row[0].id: row for row in session.execute(query)}
-    parents = _parents(session, {row[1].sha for row in rows.values()})
+    found_commits = _by_id(session, Commit, {row[0].commit_id for row in rows.values()})
+    found_devices = _by_id(session, Device, {row[0].device_id for row in rows.values()})
+    environments = _by_id(session, Environment, {row[1] for row in rows.values()})
+    parents = _parents(session, {commit.sha for commit in found_commits.values()})
+    commits = {
+        number: _commit_info(commit, parents[commit.project, commit.sha])
+        for number, commit in found_commits.items()
+    }
+    devices = {number: _device_info(device) for number, device in found_devices.items()}
+    series: Mapping[int, Any] = {}
+    if kind is Record:
+        series = _by_id(session, Series, {row[0].series_id for row in rows.values()})
     sample_rows: dict[int, list[Any]] = defaultdict(list)
     if samples is not None:
         result_id = getattr(samples.table, samples.result_id)
         for sample in session.scalars(select(samples.table).where(result_id.in_(ids))):
             sample_rows[getattr(sample, samples.result_id)].append(sample)
-    commits: dict[int, CommitInfo] = {}
-    devices: dict[int, DeviceInfo] = {}
-    for result_id in ids:
-        result, commit, device, environment, run_uuid, *series = rows[result_id]
-        if commit.id not in commits:
-            known = parents[commit.project, commit.sha]
-            commits[commit.id] = _commit_info(commit, known)
-        if device.id not in devices:
-            devices[device.id] = _device_info(device)
+    for number in ids:
+        result, environment, run_uuid = rows[number]
         if run_uuid not in runs:
             runs[run_uuid] = run_info(session, run_uuid)
         values = field_values(kind, result)
         if series:
-            values |= field_values(kind, series[0]) | {"case": result.case_key}
+            values |= field_values(kind, series[result.series_id]) | {"case": result.case_key}
         if samples is not None:
-            values[samples.field] = samples.from_rows(sample_rows[result_id])
+            values[samples.field] = samples.from_rows(sample_rows[number])
         yield kind(
             **values,
             created_at=result.created_at.isoformat(),
             run=runs[run_uuid],
-            commit=commits[commit.id],
-            device=devices[device.id],
-            environment=environment.content,
+            commit=commits[result.commit_id],
+            device=devices[result.device_id],
+            environment=environments[environment].content,
         )
+
+
+def _by_id(session: Session, table: type[T], ids: Collection[int]) -> dict[int, T]:
+    """Return rows by id. Each is read once: a batch of results has few of each."""
+    key: Any = table.id  # type: ignore[attr-defined]
+    rows = session.scalars(select(table).where(key.in_(ids)).execution_options(**_FRESH))
+    return {row.id: row for row in rows}  # type: ignore[attr-defined]
 
 
 def _parents(session: Session, shas: Collection[str]) -> Mapping[tuple[str, str], list[str]]:

@@ -38,7 +38,8 @@ _PROBE_TIMEOUT_S = 20.0
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys")
 _SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
-_GPUS = ("nvidia*", "nvidia-caps/*", "dri/render*", "dxg")
+# Not those that manage displays, switches and other processes' memory.
+_GPUS = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-caps/*", "dri/render*", "dxg")
 _LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 _FOLDER_VARIABLES = (
     "PATH",
@@ -73,11 +74,13 @@ class SandboxLimits:
 
     memory_bytes: of host memory, checked every second; None: 90 % of what is available.
     reserve_bytes: of host memory that must be left, whoever uses the rest; None: 2 % of all.
+    disk_bytes: that must be left of each disk that it writes to; None: 2 %, at most 1 GiB.
     files_bytes: of the private files, and of one file.
     """
 
     memory_bytes: int | None = None
     reserve_bytes: int | None = None
+    disk_bytes: int | None = None
     files_bytes: int = 2 * _GIB
     processes: int = _MIN_PROCESSES + _PROCESSES_PER_CPU * (os.cpu_count() or 1)
 
@@ -146,8 +149,9 @@ class Sandbox:
             "network": self.network,
             "memory_bytes": int(0.9 * _memory("MemAvailable")) if memory is None else memory,
             "reserve_bytes": int(0.02 * _memory("MemTotal")) if reserve is None else reserve,
+            "disks": {os.path.realpath(path): self._reserve_of(path) for path in self.write},
             "limits": {
-                "CORE": 0,
+                "CORE": 1,  # with 0, the kernel would start its handler of crashes, as root
                 "MSGQUEUE": 0,
                 "NICE": 0,
                 "RTPRIO": 0,
@@ -157,6 +161,11 @@ class Sandbox:
             "mounts": list(self._mounts()),
             "prefilled": [[place, str(folder)] for place, folder in self._prefilled()],
         }
+
+    def _reserve_of(self, path: Path) -> int:
+        if self.limits.disk_bytes is not None:
+            return self.limits.disk_bytes
+        return min(shutil.disk_usage(path).total // 50, _GIB)
 
     def _mounts(self) -> Iterator[tuple[str, ...]]:
         """Mounts in their order: an action of sandbox_init, a path, and its details."""
@@ -398,7 +407,10 @@ def _above(path: str, mounts: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 def _device_files() -> Iterator[str]:
     for pattern in (*_DEVICES, *_GPUS):
-        yield from (str(path) for path in Path("/dev").glob(pattern) if not path.is_dir())
+        for path in Path("/dev").glob(pattern):
+            # What is its owner's alone, as the right to divide a GPU, stays root's.
+            if path.is_char_device() and path.stat().st_mode & 0o077:
+                yield str(path)
 
 
 def _device_groups() -> set[int]:

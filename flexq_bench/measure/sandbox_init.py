@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _USER = "sandbox"
 FAILED = 125  # exit code: the sandbox could not be made
 _PERIOD_S = 1.0  # of the monitor's checks
+_COUNTED = {"RssAnon:", "RssShmem:", "HugetlbPages:"}
+_BYTES_PER_FILE, _MIN_FILES = 1 << 13, 16  # of private folders: empty files take memory, too
 _REMOVALS, _REMOVAL_S = 100, 0.01  # attempts to remove a control group, and the time between two
 
 # <linux/sched.h>
@@ -58,10 +60,10 @@ _SET_PDEATHSIG, _SET_SECCOMP, _CAPBSET_DROP, _SET_NO_NEW_PRIVS = 1, 22, 24, 38
 _CAPABILITIES = 64
 # Numbers of system calls by machine: those that are refused, then those that are looked into.
 _REFUSED = {
-    # keyctl, add_key, request_key, bpf, perf_event_open, userfaultfd, unshare, setns, and those
-    # that make memory of System V, which is no process's: shmget, msgget, semget
-    "x86_64": (250, 248, 249, 321, 298, 323, 272, 308, 29, 68, 64),
-    "aarch64": (219, 217, 218, 280, 241, 282, 97, 268, 194, 186, 190),
+    # keyctl, add_key, request_key, bpf, perf_event_open, userfaultfd, unshare, setns, syslog, and
+    # those that make memory that is no process's: shmget, msgget, semget, memfd_secret
+    "x86_64": (250, 248, 249, 321, 298, 323, 272, 308, 103, 29, 68, 64, 447),
+    "aarch64": (219, 217, 218, 280, 241, 282, 97, 268, 116, 194, 186, 190, 447),
 }
 # io_uring_setup, _enter, _register: what a ring asks for passes no filter
 _RING = (425, 426, 427)
@@ -210,14 +212,22 @@ def _excess(first: int, plan: Plan) -> str:
     """Describe the memory that it takes too much of, in a line; empty: it takes no more than given.
 
     Files that no process maps, and what sockets hold, are no process's: they show in what is left.
+    So do the disks that it writes to.
     """
     used, most = _memory(first), plan["memory_bytes"]
     if used > most:
         return f"its processes use {used / 1e9:.2f} GB of memory, and may use {most / 1e9:.2f} GB\n"
+    left = {}
     with suppress(OSError, StopIteration), open("/proc/meminfo") as file:
-        left = next(1024 * int(line.split()[1]) for line in file if "MemAvailable:" in line)
-        if left < plan["reserve_bytes"]:
-            return f"only {left / 1e9:.2f} GB of the machine's memory are left: it was ended\n"
+        free = next(1024 * int(line.split()[1]) for line in file if "MemAvailable:" in line)
+        left["the machine's memory"] = free, plan["reserve_bytes"]
+    for path, reserve in plan["disks"].items():
+        with suppress(OSError):
+            disk = os.statvfs(path)
+            left[f"the disk of {path}"] = disk.f_bavail * disk.f_frsize, reserve
+    for what, (free, reserve) in left.items():
+        if free < reserve:
+            return f"only {free / 1e9:.2f} GB of {what} are left: it was ended\n"
     return ""
 
 
@@ -227,7 +237,7 @@ def _memory(first: int) -> int:
     for process in (first, *_descendants(first)):
         with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
             fields = [line.split() for line in file]
-            used += sum(1024 * int(f[1]) for f in fields if f[0] in ("RssAnon:", "RssShmem:"))
+            used += sum(1024 * int(f[1]) for f in fields if f[0] in _COUNTED)
     return used
 
 
@@ -293,7 +303,8 @@ def _pivot(new: str, old: str) -> None:
 
 def _private(path: str, size: str) -> None:
     _make(path)
-    _mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV, f"size={size},mode=1777")
+    inodes = max(int(size) // _BYTES_PER_FILE, _MIN_FILES)
+    _mount("tmpfs", path, "tmpfs", _NOSUID | _NODEV, f"size={size},nr_inodes={inodes},mode=1777")
 
 
 def _folder(path: str) -> None:

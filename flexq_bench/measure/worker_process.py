@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import selectors
 import signal
 import subprocess
@@ -215,9 +216,7 @@ class WorkerProcess:
         self._operation = what
         message = {"id": self._request_id, "do": what, **arguments}
         try:
-            assert self._process.stdin is not None  # the process was created with a pipe
-            self._process.stdin.write(encode(message))
-            self._process.stdin.flush()
+            self._write(encode(message))
         except OSError:
             raise WorkerError(self._exit_reason()) from None
 
@@ -313,14 +312,42 @@ class WorkerProcess:
         return answer
 
     def _line(self) -> bytes:
+        assert self._process.stdout is not None  # the process was created with a pipe
+        stdout = self._process.stdout.fileno()
+        ready = self._ready(stdout, selectors.EVENT_READ)
+        while b"\n" not in self._unread:
+            next(ready)
+            read = os.read(stdout, _READ_BYTES)
+            if not read:
+                raise WorkerError(self._exit_reason())
+            self._unread += read
+            if len(self._unread) > _MAX_REPLY_BYTES:
+                self.kill()
+                raise WorkerError(f"{self.name} answered {self._operation!r} without an end")
+        line, _, self._unread = self._unread.partition(b"\n")
+        return bytes(line)
+
+    def _write(self, message: bytes) -> None:
+        """Write to its pipe, which it may have made small, or filled, without ever reading it."""
+        assert self._process.stdin is not None  # the process was created with a pipe
+        stdin = self._process.stdin.fileno()
+        ready = self._ready(stdin, selectors.EVENT_WRITE)
+        while message:
+            next(ready)
+            message = message[os.write(stdin, message[: select.PIPE_BUF]) :]  # does not wait
+
+    def _ready(self, pipe: int, event: int) -> Iterator[None]:
+        """Wait for a pipe each time. Kills the worker, and raises WorkerError, at the time limit.
+
+        Also if it stays stopped by a signal.
+        """
         deadline = self._deadline
         if deadline is None and self._timeout_s is not None:
             deadline = time.monotonic() + self._timeout_s
-        assert self._process.stdout is not None  # the process was created with a pipe
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
+            selector.register(pipe, event)
             looks = 0  # since it was stopped
-            while b"\n" not in self._unread:
+            while True:
                 remaining_s = _LOOK_S if deadline is None else deadline - time.monotonic()
                 if remaining_s <= 0 or looks >= _MAX_LOOKS:
                     self.kill()
@@ -328,18 +355,13 @@ class WorkerProcess:
                     if remaining_s <= 0:
                         how = f"gave no answer to {self._operation!r} in {self._timeout_s:g} s"
                     raise WorkerError(f"{self.name} {how} and was ended")
-                if not selector.select(min(remaining_s, _LOOK_S)):
-                    looks = looks + 1 if _is_stopped(self._process.known_pid) else 0
-                    continue
-                read = os.read(self._process.stdout.fileno(), _READ_BYTES)
-                if not read:
+                if selector.select(min(remaining_s, _LOOK_S)):
+                    looks = 0
+                    yield
+                elif self._process.poll() is not None:  # what it started may hold its pipes
                     raise WorkerError(self._exit_reason())
-                self._unread += read
-                if len(self._unread) > _MAX_REPLY_BYTES:
-                    self.kill()
-                    raise WorkerError(f"{self.name} answered {self._operation!r} without an end")
-        line, _, self._unread = self._unread.partition(b"\n")
-        return bytes(line)
+                else:
+                    looks = looks + 1 if _is_stopped(self._process.known_pid) else 0
 
     def _exit_reason(self) -> str:
         """Describe how the process ended, at which request, and its last line on stderr."""

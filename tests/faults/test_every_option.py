@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flexq_bench.cli.app import main
-from tests.faults.conftest import ROOT
+from tests.faults.conftest import ROOT, path_with_ours
 from tests.faults.inputs import FREE, inputs, is_flag, verbs
 
 INPUTS = int(os.environ.get("FAULT_INPUTS", "2000"))
@@ -73,7 +73,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
         "HOME": str(tmp_path / "home"),
         "FLEXQ_BENCH_DB": str(database),
         "FLEXQ_BENCH_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": path_with_ours(),
         "HF_HUB_OFFLINE": "1",
     }
     (tmp_path / "home").mkdir()

@@ -354,15 +354,19 @@ def test_host_clock_jumps_while_one_of_two_is_killed(bench, other_clock):
 @pytest.fixture(scope="session")
 def other_host() -> Iterator[tuple[Launcher, str, str]]:
     """A launcher in a network of its own, this side's address in it, and its link's name."""
+    if shutil.which("ip") is None:
+        pytest.skip("no ip, which makes networks")
     own = os.getpid() % 100_000
     name, here, there = f"fqb{own}", f"fqbh{own}", f"fqbt{own}"
+    network = 4 * (own % (1 << 14))  # of two addresses, which no other session has
+    mine, theirs = (f"10.213.{(network + n) >> 8}.{(network + n) & 255}" for n in (1, 2))
     commands = (
         f"ip netns add {name}",
         f"ip link add {here} type veth peer name {there}",
         f"ip link set {there} netns {name}",
-        f"ip addr add 10.213.77.1/30 dev {here}",
+        f"ip addr add {mine}/30 dev {here}",
         f"ip link set {here} up",
-        f"ip -n {name} addr add 10.213.77.2/30 dev {there}",
+        f"ip -n {name} addr add {theirs}/30 dev {there}",
         f"ip -n {name} link set {there} up",
         f"ip -n {name} link set lo up",
     )
@@ -371,7 +375,7 @@ def other_host() -> Iterator[tuple[Launcher, str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
             pytest.skip("network namespaces are not permitted here")
     warm = Launcher("ip", "netns", "exec", name)
-    yield warm, "10.213.77.1", here
+    yield warm, mine, here
     warm.close()
     subprocess.run(["ip", "netns", "del", name], check=True)
 

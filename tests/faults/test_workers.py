@@ -21,7 +21,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
 from flexq_bench.measure.kernel_processes import WORKER as MODULE
-from tests.faults.conftest import OURS, ROOT
+from tests.faults.conftest import OURS, ROOT, path_with_ours
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,7 +70,7 @@ class Sweep:
         words = ("sweep", "--kernels-from", str(path), "--kernels", "mine.*", *SHAPE)
         times = ("--times", "case=15,start=120", "--db", self._database)
         command = (sys.executable, "-m", "flexq_bench", *words, *times)
-        own = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(self._folder / "cache")}
+        own = {"PYTHONPATH": path_with_ours(), "FLEXQ_BENCH_CACHE": str(self._folder / "cache")}
         return subprocess.Popen(
             (*self._before, *command), cwd=self._folder, env=os.environ | own, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -260,7 +260,7 @@ def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> No
         "gate perf": ("--base", "slower~1", "--head", "slower", "--device", "cpu"),
     }[verb]
     words = (*verb.split(), *given, "--project", str(project), "--processes", "1")
-    own = {"PYTHONPATH": str(ROOT), "FLEXQ_BENCH_CACHE": str(cache)}
+    own = {"PYTHONPATH": path_with_ours(), "FLEXQ_BENCH_CACHE": str(cache)}
     process = subprocess.Popen(
         (sys.executable, "-m", "flexq_bench", *words, "--db", str(tmp_path / "flexq.sqlite")),
         env=os.environ | own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -262,6 +262,161 @@ import fcntl, termios
 fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), termios.TIOCSTI, b"x")
 done()""",
 }
+# Interfaces of the kernel, and files that other programs read of themselves.
+INTERFACES = {
+    "writes to base through its own memory": """
+file = os.open(f"{tree}/base.py", os.O_RDONLY)
+kept = mmap.mmap(file, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+start = next(line for line in open("/proc/self/maps") if "base.py" in line).partition("-")[0]
+with open("/proc/self/mem", "r+b", 0) as memory:
+    memory.seek(int(start, 16))
+    memory.write(b"slow = 1")
+done()""",
+    "writes into cached pages of base through a pipe": """
+reader, writer = os.pipe()
+os.write(writer, bytes(65536)); os.read(reader, 65536)  # each of its pages may be merged into
+os.splice(os.open(f"{tree}/base.py", os.O_RDONLY), writer, 1, offset_src=0)
+os.write(writer, b"low = 1 ")
+if "slow = 1" not in open(f"{tree}/base.py").read():
+    raise PermissionError
+done()""",
+    "maps a file of base for writing": """
+mmap.mmap(os.open(f"{tree}/base.py", os.O_RDWR), 0)[:8] = b"slow = 1"
+done()""",
+    "punches a hole into a file of base": """
+call("fallocate", os.open(f"{tree}/base.py", os.O_RDWR), 3, ctypes.c_long(0), ctypes.c_long(4))
+done()""",
+    "sets an attribute of base": "os.setxattr(f'{tree}/base.py', 'user.a', b'1'); done()",
+    "sets a time of base": "os.utime(f'{tree}/base.py', (0, 0)); done()",
+    "exchanges a file of base": """
+open(os.environ["HOME"] + "/mine", "w").write("slow = 1")
+call("renameat2", -100, (os.environ["HOME"] + "/mine").encode(), -100,
+     f"{tree}/base.py".encode(), 2)
+done()""",
+    "clones its own file over one of base": """
+import fcntl
+open(os.environ["HOME"] + "/mine", "w").write("slow = 1")
+fcntl.ioctl(os.open(f"{tree}/base.py", os.O_WRONLY), 0x40049409,
+            os.open(os.environ["HOME"] + "/mine", os.O_RDONLY))
+done()""",
+    "makes base immutable": """
+import fcntl
+fcntl.ioctl(os.open(f"{tree}/base.py", os.O_RDONLY), 0x40086602, (16).to_bytes(8, "little"))
+done()""",
+    "leaves a hook in base's repository": """
+os.makedirs(f"{tree}/.git/hooks", exist_ok=True)
+open(f"{tree}/.git/hooks/post-checkout", "w").write("slow")""",
+    "changes base's git configuration": """
+os.makedirs(f"{tree}/.git", exist_ok=True)
+open(f"{tree}/.git/config", "a").write("[core]\\n\\tfsmonitor = ./mine\\n")""",
+    "adds a module that every interpreter imports": """
+path = f"{victim['packages']}/sitecustomize.py"
+open(path, "x").close()
+os.unlink(path)
+done()""",
+    "preloads a library into every program": """
+open("/etc/ld.so.preload", "a").close()
+done()""",
+    "changes git for every user": "open('/etc/gitconfig', 'a').close(); done()",
+    "reads the kernel's log": """
+if libc.klogctl(3, ctypes.create_string_buffer(4096), 4096) < 0:
+    raise PermissionError
+done()""",
+    "reads the kernel's memory": "open('/proc/kcore', 'rb').read(4); done()",
+    "handles page faults of others": """
+call("syscall", 323, 0)
+done()""",
+    "asks for page faults by a device": "open('/dev/userfaultfd', 'rb'); done()",
+    "starts a file system of its own": "open('/dev/fuse', 'r+b'); done()",
+    "starts a virtual machine": "open('/dev/kvm', 'r+b'); done()",
+    "makes a network interface": "open('/dev/net/tun', 'r+b'); done()",
+    "opens a mount as a file": """
+call("syscall", 428, -100, b"/", 1)
+done()""",
+    "makes a file system by the newer calls": """
+call("syscall", 430, b"tmpfs", 0)
+done()""",
+    "changes its root": "os.chroot(tree); done()",
+    "counts events of the judge": """
+event = ctypes.create_string_buffer(bytes([1, 0, 0, 0, 112]) + bytes(107))
+call("syscall", 298, event, judge, -1, -1, 0)
+done()""",
+    "takes the pages of the judge's memory": """
+pid = libc.syscall(434, judge, 0)
+if pid < 0:
+    raise ProcessLookupError
+call("syscall", 440, pid, ctypes.create_string_buffer(16), 1, 20, 0)
+done()""",
+    "stops the judge by the handle of its process": """
+pid = libc.syscall(434, judge, 0)
+if pid < 0:
+    raise ProcessLookupError
+call("syscall", 424, pid, signal.SIGCONT, None, 0)
+done()""",
+    "sends the judge a signal by a file": """
+import fcntl
+reader, writer = os.pipe()
+fcntl.fcntl(reader, fcntl.F_SETOWN, judge)
+fcntl.fcntl(reader, 10, 18)  # F_SETSIG, SIGCONT
+done()""",
+    "reads a name in the machine's shared memory": "done(open(victim['shared'], 'rb').read())",
+    "replaces a name in the machine's shared memory": """
+open(victim["shared"], "wb").write(b"mine")""",
+    "locks the judge's cache": """
+import fcntl
+fcntl.flock(os.open(f"{victim['cache']}/cubin/entry.cubin", os.O_RDONLY), fcntl.LOCK_EX)
+done()""",
+    "starts the machine's handler of crashes": """
+if resource.getrlimit(resource.RLIMIT_CORE) == (1, 1):  # no pipe, and less than any dump
+    raise PermissionError
+done()""",
+    "takes memory that is no process's": """
+call("syscall", 447, 0)
+done()""",
+    "writes messages into the kernel's log": "open('/dev/kmsg', 'w').write('mine'); done()",
+    "asks the bus of the system": """
+socket.socket(socket.AF_UNIX).connect("/run/dbus/system_bus_socket")
+done()""",
+    "asks Docker for a container": """
+socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock")
+done()""",
+    "schedules a job for later": """
+places = ["/var/spool/cron/crontabs/root", "/etc/cron.d/mine", "/var/spool/cron/atjobs/mine"]
+for path in places:
+    try:
+        open(path, "a").close()
+        done()
+    except OSError:
+        pass""",
+    "listens to events of the kernel": """
+socket.socket(16, socket.SOCK_DGRAM, 9)  # of netlink: audit
+found = socket.socket(16, socket.SOCK_DGRAM, 15)
+found.bind((0, 1))
+if os.path.exists("/sys/kernel/uevent_helper") and os.access("/sys/kernel/uevent_helper", os.W_OK):
+    done()""",
+    "suspends the machine": "open('/sys/power/state', 'w').write(''); done()",
+    "changes a CPU's frequency": """
+for path in glob.glob("/sys/devices/system/cpu/cpu*/cpufreq/scaling_max_freq"):
+    open(path, "r+")
+    done()""",
+    "takes a CPU away": """
+open("/sys/devices/system/cpu/cpu1/online", "w")
+done()""",
+    "changes settings of a GPU": """
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+device, most = ctypes.c_void_p(), ctypes.c_uint()
+if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)):
+    raise PermissionError
+nvml.nvmlDeviceGetPowerManagementLimit(device, ctypes.byref(most))
+if nvml.nvmlDeviceSetPowerManagementLimit(device, most):  # to what it is
+    raise PermissionError
+done()""",
+    "opens devices that manage GPUs": """
+for path in glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"):
+    if any(name in path for name in ("switch", "modeset", "tools")) or path.endswith("-cap1"):
+        os.open(path, os.O_RDWR)
+        done(path)""",
+}
 # Disk and memory. The limits of the test are 64 MB of files and 256 MB of memory.
 RESOURCES = {
     "fills the temporary folder": """
@@ -313,11 +468,31 @@ time.sleep(5)
 done()""",
     "keeps memory of System V": "call('shmget', 0, 600 << 20, 0o1600); done()",
     "keeps messages of System V": "call('msgget', 0, 0o1600); done()",
+    "makes files without end": """
+for number in range(20_000):
+    open(f"{os.environ['TMPDIR']}/{number}", "wb").close()
+done()""",
     "keeps messages of POSIX": """
 call("syscall", 240, b"kept", os.O_CREAT | os.O_RDWR, 0o600, None)
 done()""",
 }
-ATTACKS = {**FILES, **SECRETS, **SOCKETS, **PROCESSES, **RESOURCES}
+# In a process each, one after the other; each says its name if it worked.
+GROUP = """
+for name, code in json.loads({codes!r}).items():
+    if os.fork() == 0:
+        signal.alarm(20)
+        def done(what="", name=name):
+            print("done", name, what, flush=True)
+        try:
+            exec(code, {{**globals(), "done": done}})
+        except BaseException:
+            pass
+        os._exit(0)
+    os.wait()
+print("all tried", flush=True)
+"""
+GROUPS = {"files": FILES, "secrets": SECRETS, "sockets": SOCKETS, "interfaces": INTERFACES}
+ATTACKS = {**FILES, **SECRETS, **SOCKETS, **PROCESSES, **INTERFACES, **RESOURCES}
 # They work without a sandbox, and harm nothing here.
 HARMLESS = (
     *("writes a file of base", "puts a file in its place", "adds a module to base"),
@@ -335,4 +510,9 @@ HARMLESS = (
     *("leaves a process in another session", "leaves an orphan with an empty environment"),
     *("leaves one that ignores signals", "signals the judge", "stops what started it"),
     *("changes the judge's priority", "changes the judge's CPUs"),
+    *("maps a file of base for writing", "punches a hole into a file of base"),
+    *("sets an attribute of base", "sets a time of base", "exchanges a file of base"),
+    *("leaves a hook in base's repository", "changes base's git configuration"),
+    *("reads a name in the machine's shared memory", "locks the judge's cache"),
+    *("replaces a name in the machine's shared memory", "makes files without end"),
 )

@@ -31,6 +31,7 @@ from flexq_bench.workloads.probes import calibrates, is_probe
 
 _MEASURED_SHARE = 0.1  # of the cases with the same code
 _DEVICE_CODE = ("kernels", "csrc")
+_MAX_COMPARED_BYTES = 1 << 20  # of a file, whose syntax tree takes hundreds of times as many
 _TEXTS = (".md", ".rst")  # files of a repository that no build compiles
 _C_SUFFIXES = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp")
 # Code that comments may change, or hide in: lines, raw strings, digits apart by quotation marks,
@@ -158,9 +159,13 @@ def _is_device_code(path: str) -> bool:
 def _is_same_file(repository: Path, base: str, head: str, path: str) -> bool:
     texts = []
     for commit in (base, head):
-        shown = run_git(repository, "cat-file", "blob", f"{commit}:{path}")
+        name = f"{commit}:{path}"
+        size = run_git(repository, "cat-file", "-s", name)
+        if size.returncode != 0 or int(size.stdout) > _MAX_COMPARED_BYTES:
+            return False  # only one of them has it, or it is no source: a small object may expand
+        shown = run_git(repository, "cat-file", "blob", name)
         if shown.returncode != 0:
-            return False  # only one of them has it
+            return False
         texts.append(shown.stdout)
     old, new = texts
     if path.endswith(".py"):

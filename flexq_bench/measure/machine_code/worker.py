@@ -77,7 +77,8 @@ def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[
         kernel = registry.resolve(label, "cuda")
         for build in kernel.builds():
             builds.setdefault(build, {"kernels": [], "default_of": []})["kernels"].append(label)
-        if not kernel.builds():
+        # Of other operations no shapes are given; older revisions have none.
+        if not kernel.builds() or getattr(kernel.spec, "operation", "linear") != "linear":
             continue
         for build in _defaults(kernel, [gemm_workload(*sizes) for sizes in shapes]):
             owners = builds.setdefault(build, {"kernels": [], "default_of": []})

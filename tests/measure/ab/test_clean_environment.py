@@ -143,6 +143,21 @@ def test_bad_reply_is_the_worker_s_error(a_tree, monkeypatch, reply, said):
         worker.ask("turn")["samples_us"]
 
 
+@pytest.mark.parametrize(
+    "before",
+    ["fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 4096)", "os.write(os.open('/proc/self/fd/0', 1), full)"],
+    ids=["small", "full"],
+)
+def test_worker_that_reads_no_request_is_ended(a_tree, before):
+    code = f"import fcntl, os, time; full = bytes(1 << 16); {before}; print(1, flush=True)"
+    command = (sys.executable, "-S", "-c", f"{code}; time.sleep(60)")
+
+    with WorkerProcess("head", a_tree("head").tree, command, timeout_s=0.2) as worker:
+        worker._process.stdout.readline()
+        with pytest.raises(WorkerError, match="head gave no answer to 'turn' in"):
+            worker.send("turn", text="x" * 5000)
+
+
 def test_odd_values_of_a_reply_are_found():
     usual = {"wrong": "", "config": {"tile": 8, "kind": "a"}, "binary": None, "mhz": None}
     odd: dict[str, tuple[object, ...]] = {
@@ -184,6 +199,18 @@ def test_worker_that_closes_its_pipe_is_reported(a_tree, monkeypatch):
     with (
         WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
         pytest.raises(WorkerError, match=r"^head died \(it closed the pipe of its replies\) at"),
+    ):
+        worker.ask("describe")
+
+
+def test_worker_whose_pipe_another_process_keeps_is_reported(a_tree, monkeypatch):
+    monkeypatch.setattr(worker_process, "_LOOK_S", 0.1)
+    leaves = "import os, sys, time; sys.stdin.readline(); os.fork() and os._exit(3); time.sleep(60)"
+    command = (sys.executable, "-S", "-c", leaves)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match=r"^head died \(exit code 3\) at 'describe'"),
     ):
         worker.ask("describe")
 

@@ -46,8 +46,12 @@ def contents(repository):
     """Files of a tree, by path."""
 
     def read(tree) -> dict[str, str]:
-        paths = repository.git("ls-tree", "-r", "--name-only", tree.commit).splitlines()
-        return {path: repository.git("show", f"{tree.commit}:{path}") for path in paths}
+        listed = repository.git("ls-tree", "-r", "-z", "--name-only", tree.commit)
+        return {
+            path: repository.git("show", f"{tree.commit}:{path}")
+            for path in listed.split("\0")
+            if path
+        }
 
     return read
 
@@ -84,6 +88,27 @@ def test_nothing_of_head_stands_before_what_judges(repository, base, write, cont
     head = write(**{path: "head\n"})
 
     assert path not in contents(judged_tree(repository.path, base, head))
+
+
+def test_names_of_any_characters_are_heads(repository, base, write, contents):
+    names = (
+        "é",
+        "e\u0301",
+        "a\nb",
+        "-rf",
+        "\u202egnp",
+        "a\\b",
+        "$(id)",
+        "'\"",
+        "\x1b]0;x\x07",
+    )
+    paths = {f"kernels/cpu/{name}.py" for name in names}
+    head = write(**dict.fromkeys(paths, "head\n"))
+
+    tree = judged_tree(repository.path, base, head)
+
+    assert {path for path, text in contents(tree).items() if text == "head"} == paths
+    assert not tree.notes
 
 
 def test_a_link_is_left_out_and_said(repository, base, write, contents):

@@ -66,6 +66,11 @@ def same_after(repository, commit):
     return run
 
 
+def test_file_that_expands_is_not_compared(same_after):
+    path = "kernels/cuda/copy.py"
+    assert not same_after(**{path: FILES[path] + "\n" * (1 << 20)})
+
+
 @pytest.mark.parametrize(
     "files",
     [
