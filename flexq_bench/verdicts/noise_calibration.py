@@ -42,9 +42,7 @@ def update_calibration(session: Session, *, at: datetime, new: Collection[str]) 
         _write_rate(session, judged)
 
 
-def _write_noise(
-    session: Session, series_id: int, canaries: list[CanaryRow], at: datetime
-) -> None:
+def _write_noise(session: Session, series_id: int, canaries: list[CanaryRow], at: datetime) -> None:
     comparisons = [
         Evidence.from_dict(queries.decision_evidence(session, row.uuid)).comparison
         for row in canaries
