@@ -64,9 +64,9 @@ class Candidate:
         """The verdict on this case alone, by what was measured so far."""
         if self.pairs not in self._confirmed:
             now = self.pair < self.pairs
-            clocks = () if self.mhz is None else self.mhz[:, now]
+            base, head = (None, None) if self.mhz is None else self.mhz[:, now]
             times = self.base_us[now], self.head_us[now], self.pair[now]
-            blocks = Comparison(*times, *clocks, cpu_wait=self.cpu_wait)
+            blocks = Comparison(*times, base, head, cpu_wait=self.cpu_wait)
             self._confirmed[self.pairs] = CaseComparison(
                 _CASE, "base", "head", blocks, confirm(blocks)
             )
