@@ -8,11 +8,12 @@
 
 FOLDER has series.json (`{id, source, unit, values}`) and labels.json (by id: `clear`, `possible`),
 or is a folder in the format of the Turing Change Point Dataset, whose marks of all annotators are
-possible and those of most of them clear. Sources with even numbers were used for development, odd
-ones are held out; both are reported apart. `--frontier` repeats ours with other constants,
-`--without-rules` with each rule switched off, `--false` lists ours that are far from all marks,
-`--seconds N` is the time for the first 100 values of N series. `--switching N` follows N series on
-two levels, and steps of 10 % after few steady values, with several constants.
+possible and those of most of them clear, or a SQLite database of nights, whose series have a mark
+where a comparison of commits at most five apart was slower or faster. Sources with even numbers
+were used for development, odd ones are held out; both are reported apart. `--frontier` repeats ours
+with other constants, `--without-rules` with each rule switched off, `--false` lists ours that are
+far from all marks, `--seconds N` is the time for the first 100 values of N series. `--switching N`
+follows N series on two levels, and steps of 10 % after few steady values, with several constants.
 apache-otava is left out if it is not installed.
 """
 
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,9 @@ from numpy.typing import NDArray
 from scipy import special
 from yardsticks import otava, windowed_t
 
+from flexq_bench.db.engine import open_database
+from flexq_bench.db.queries.series import list_series, series_histories
+from flexq_bench.db.queries.verdicts import comparisons_of
 from flexq_bench.stats import follower, newest_step
 from flexq_bench.stats.change_points import change_points
 from flexq_bench.stats.follower import Follower
@@ -133,7 +138,32 @@ class Score:
         )
 
 
+def nights(file: Path) -> Iterator[Marked]:
+    """Series of a database's main lines, one value a commit."""
+    with open_database(str(file)) as database, database.session() as session:
+        histories = series_histories(session, [row.id for row in list_series(session)])
+        compared = comparisons_of(session, histories, since=datetime(1970, 1, 1, tzinfo=UTC))
+    for series, points in histories.items():
+        times: dict[str, list[float]] = {}
+        for point in points:
+            times.setdefault(point.commit, []).append(point.median_us)
+        place = {commit: at for at, commit in enumerate(times)}
+        possible, clear = set[int](), set[int]()
+        for one in compared.get(series, ()):
+            if one.verdict in ("slower", "faster") and {one.base, one.head} <= place.keys():
+                base, head = sorted((place[one.base], place[one.head]))
+                possible.update(range(base + 1, head + 1))
+                clear.update([head] if head - base <= MARGIN else [])
+        apart = [at for at in sorted(clear) if not clear & set(range(at - MARGIN, at))]
+        values = np.array([np.median(some) for some in times.values()])
+        if values.size >= FEWEST_POINTS:
+            yield Marked("0", values, apart, sorted(possible))
+
+
 def marked(folder: Path) -> Iterator[Marked]:
+    if folder.is_file():
+        yield from nights(folder)
+        return
     if not (folder / "series.json").exists():
         for name, values, annotations in public(folder):
             marks = [mark for own in annotations.values() for mark in own]
