@@ -49,7 +49,6 @@ import select
 import selectors
 import signal
 import socket
-import threading
 import time
 import traceback
 import types
@@ -364,19 +363,18 @@ def preload(libraries: list[str]) -> bool:
     """Import the dependencies. Return False if processes should not be forked after that."""
     trials = [(name, _trial(name)) for name in (*TRIED, *libraries)]
     deadline = time.monotonic() + _TRIAL_S
-    hashing = threading.Thread(target=_hash_compiler)
-    for name in PRELOADED:
-        if not _imports(name):
-            return False
-        if name == "triton.runtime.jit":
-            hashing.start()
-    hashing.join()  # a fork would have no such thread
+    if not all(map(_imports, PRELOADED)):
+        return False
+    _hash_compiler()
     succeeded = [name for name, pid in trials if _has_succeeded(pid, deadline)]
     return all(map(_imports, succeeded))
 
 
 def _hash_compiler() -> None:
-    """Let Triton hash its compiler, of half a gigabyte, as each process would before a launch."""
+    """Let Triton hash its compiler, of half a gigabyte, as each process would before a launch.
+
+    Not in a thread: the memory that it leaves would be every process's first, at one address.
+    """
     with contextlib.suppress(Exception):  # it is not installed, or of another version
         sys.modules["triton.runtime.cache"].triton_key()
 

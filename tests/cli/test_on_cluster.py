@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
@@ -21,6 +20,7 @@ from flexq_bench.fleet.local_pool import carry_out_comparisons
 from flexq_bench.fleet.pool import Kind
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.worker import Worker
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import is_probe
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
@@ -193,7 +193,7 @@ def test_bisection_skips_commits_that_do_not_build(cli, cluster, commits, databa
 def test_bisection_of_a_series_uses_its_kind(cli, cluster, commits, monkeypatch):
     monkeypatch.setattr(
         "flexq_bench.ci.bisect.case_of_series",
-        lambda *_: (SimpleNamespace(key=CASE, operation="linear"), "B CPU"),
+        lambda *_: (Case.from_key(CASE), "B CPU"),
     )
     cluster.gpus = ("A CPU", "B CPU")
 

@@ -78,7 +78,8 @@ def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[
         for build in kernel.builds():
             builds.setdefault(build, {"kernels": [], "default_of": []})["kernels"].append(label)
         # Of other operations no shapes are given; older revisions have none.
-        if not kernel.builds() or getattr(kernel.spec, "operation", "linear") != "linear":
+        spec = getattr(kernel, "spec", None)
+        if not kernel.builds() or getattr(spec, "operation", "linear") != "linear":
             continue
         for build in _defaults(kernel, [gemm_workload(*sizes) for sizes in shapes]):
             owners = builds.setdefault(build, {"kernels": [], "default_of": []})
