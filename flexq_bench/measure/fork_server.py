@@ -63,7 +63,7 @@ PRELOADED = (
     # Triton imports these before its first launch.
     *("triton.compiler.code_generator", "triton.tools.tensor_descriptor"),
     *("triton.experimental.gluon.nvidia.hopper", "triton.experimental.gluon.amd.gfx1250"),
-    *("scipy.ndimage", "scipy.special", "platformdirs", "pynvml"),
+    *("scipy.special", "platformdirs", "pynvml"),
     *("pydantic.main", "pydantic.functional_validators", "pydantic.fields", "pydantic.types"),
     *("cupy", "cuda.bindings.nvrtc"),
     *("importlib.metadata", "importlib.resources", "shlex", "statistics", "tomllib", "zoneinfo"),

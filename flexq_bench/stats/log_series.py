@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike, NDArray
-from scipy.ndimage import median_filter
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,6 +44,16 @@ def run_bounds(values: NDArray[np.bool_] | Floats | Ints) -> Ints:
     return np.concatenate(([0], switches, [values.size])).astype(np.int64)
 
 
+def differences(values: Floats) -> Floats:
+    """Differences [n - 1] of neighbours of values [n]; for few values faster than numpy's."""
+    return values[1:] - values[:-1]
+
+
+def mean(values: Floats) -> float:
+    """Mean of values [n]; for few values faster than numpy's."""
+    return float(np.add.reduce(values)) / values.size
+
+
 def median(windows: Floats) -> Floats:
     """Medians [...] of windows [..., n]; for few values many times as fast as numpy's."""
     ordered = np.sort(windows, axis=-1)
@@ -70,7 +80,8 @@ def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
     if logs.size < _SPIKE_WINDOW:
         return logs
     half = _SPIKE_WINDOW // 2
-    around = median_filter(logs, _SPIKE_WINDOW)
+    around = np.empty_like(logs)
+    around[half:-half] = median(sliding_window_view(logs, _SPIKE_WINDOW))
     around[:half], around[-half:] = around[half], around[-half - 1]
     limit = SPIKE_SIGMAS * (step_proof_scale(logs) if sigma is None else sigma)
     cleaned: Floats = np.where(np.abs(logs - around) > limit, around, logs)
@@ -84,9 +95,9 @@ def resolution_scale(values: Floats) -> float:
     steady levels show the distance of levels, and no tick.
     """
     same = SAME_VALUE * float(np.abs(values).max())
-    ticks = np.diff(np.sort(values))
+    ticks = differences(np.sort(values))
     ticks = ticks[ticks > same]
-    runs = 1 + int(np.count_nonzero(np.abs(np.diff(values)) > same))
+    runs = 1 + int(np.count_nonzero(np.abs(differences(values)) > same))
     if not ticks.size or runs <= _RETURNS * (ticks.size + 1):
         return 0.0
     return float(ticks.min()) / float(np.sqrt(12))
@@ -98,13 +109,13 @@ def difference_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     The larger of two estimates: the median absolute difference, and the root mean square without
     the largest tenth. If most neighbours are equal, the median is 0 although there is noise.
     """
-    moved = np.sort(np.abs(np.diff(logs)))
+    moved = np.sort(np.abs(differences(logs)))
     if moved.size < 3:
         return floor
     # Even a short series may have a step, and a spell with two more jumps.
     kept = moved[: moved.size - max(moved.size // 10, min(3, moved.size // 4))]
     middle = MAD_TO_SIGMA * float(moved[moved.size // 2])
-    trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(np.mean(kept * kept)))
+    trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(mean(kept * kept)))
     return max(middle, trimmed, floor * float(np.sqrt(2))) / float(np.sqrt(2))
 
 
@@ -112,7 +123,7 @@ def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     """Sigma of independent noise from differences of neighbours, robust to a few steps."""
     if logs.size < 3:
         return floor
-    return float(robust_scale(np.diff(logs), floor=floor * np.sqrt(2))) / float(np.sqrt(2))
+    return float(robust_scale(differences(logs), floor=floor * np.sqrt(2))) / float(np.sqrt(2))
 
 
 def step_proof_autocorrelation(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
@@ -121,7 +132,7 @@ def step_proof_autocorrelation(logs: Floats, *, floor: float = SCALE_FLOOR / 2) 
     Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly affect it once differences
     are clipped. Its standard error is 1.4/sqrt(n).
     """
-    difference = np.diff(logs)
+    difference = differences(logs)
     if difference.size < 3:
         return 0.0
     limit = 3 * float(robust_scale(difference, floor=2 * floor))

@@ -15,6 +15,7 @@ from flexq_bench.stats.log_series import (
     autocorrelation,
     difference_scale,
     effective_size,
+    mean,
     median,
     resolution_scale,
     step_proof_autocorrelation,
@@ -72,11 +73,11 @@ def newest_step(
     cleaned = without_spikes(values, difference_scale(values, floor=floor))
     memory = step_proof_autocorrelation(cleaned, floor=floor)
     places = np.arange(SHORTEST_LEVEL, values.size - SHORTEST_LEVEL + 1)
-    costs, information = step_costs(cleaned - cleaned.mean(), places, memory)
+    costs, information = step_costs(cleaned - mean(cleaned), places, memory)
     at = int(places[int(np.argmin(costs))])
     beside = cleaned[max(at - SURROUNDINGS, 0) : at], cleaned[at : at + SURROUNDINGS]
     left, right = _without_outliers(*beside, floor)
-    before, after = float(left.mean()), float(right.mean())
+    before, after = mean(left), mean(right)
     residuals = np.concatenate((left - before, right - after))
     memory = max(_memory(residuals), memory - float(np.sqrt(2 / cleaned.size)))
     variances = _variances(residuals[: left.size], residuals[left.size :], floor)
@@ -153,7 +154,7 @@ def _is_slope(values: Floats, residuals: Floats, place: int) -> bool:
     compared with its own AR(1) memory.
     """
     time = np.arange(values.size) - (values.size - 1) / 2
-    centered = values - values.mean()
+    centered = values - mean(values)
     about_line = _innovations(centered - float(time @ centered) / float(time @ time) * time)
     if about_line > _innovations(residuals) * (1 + 2 / values.size):
         return False
