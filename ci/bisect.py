@@ -107,6 +107,7 @@ class BisectReport:
 # Of a search: the commit to compare with good next, and when that needs no more looks.
 Question = tuple[str, Suffices | None]
 Search = Generator[Question, CaseComparison, BisectReport]
+Measuring = Generator[Question, CaseComparison, BisectionStep]
 
 
 def bisect(
@@ -182,10 +183,8 @@ def search_case(
     assert total_change is not None  # bad was not skipped
     on_step(steps[bad])
     suffices = partial(side_is_clear, total_change)
-    searching = search(good, commits, steps, prepare)
-    location = _next_of(searching, None)
-    while isinstance(location, str):
-        commit = location
+
+    def measure(commit: str) -> Measuring:
         try:
             compared = yield commit, suffices
             if (
@@ -204,19 +203,10 @@ def search_case(
         steps[commit] = step
         journal.write(steps)
         on_step(step)
-        location = _next_of(searching, step)
+        return step
+
+    location = yield from search(good, commits, measure, steps, prepare)
     return BisectReport(case, good, bad, ends, location, total_change)
-
-
-def _next_of(
-    searching: Generator[str, BisectionStep, ChangeLocation], step: BisectionStep | None
-) -> str | ChangeLocation:
-    """The commit that a search asks for after a step (None: at its start), or its result."""
-    try:
-        return next(searching) if step is None else searching.send(step)
-    except StopIteration as end:
-        location: ChangeLocation = end.value
-        return location
 
 
 def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
@@ -253,14 +243,16 @@ def device_uuid(device: str, gpu: str | None) -> str:
 def search(
     good: str,
     commits: Sequence[str],
+    measure: Callable[[str], Measuring],
     known: Mapping[str, BisectionStep] | None = None,
     prepare: Callable[[Sequence[str]], None] = lambda _commits: None,
-) -> Generator[str, BisectionStep, ChangeLocation]:
-    """Find the commit that made the change: yields commits, and is sent their steps.
+) -> Generator[Question, CaseComparison, ChangeLocation]:
+    """Find the commit that made the change.
 
-    good: unchanged. commits: after it, oldest first, the last one changed. known: results of an
-    interrupted search, not measured again. prepare: see search_case. Of several changes, finds one
-    at which the level crosses half of the total. Raises ValueError without commits.
+    good: unchanged. commits: after it, oldest first, the last one changed. measure: compares a
+    commit with good; the search asks what it asks. known: results of an interrupted search, not
+    measured again. prepare: see search_case. Of several changes, finds one at which the level
+    crosses half of the total. Raises ValueError without commits.
     """
     if not commits:
         raise ValueError("there is no commit to search")
@@ -274,7 +266,7 @@ def search(
         if commit not in steps:
             halves = (_middle(commits, steps, *half) for half in ((low, middle), (middle, high)))
             prepare([commits[i] for i in halves if i is not None and commits[i] not in steps])
-            steps[commit] = yield commit
+            steps[commit] = yield from measure(commit)
         outcome = steps[commit].outcome
         if outcome is StepOutcome.CHANGED:
             high = middle

@@ -43,7 +43,11 @@ def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[s
 
 def search(good, commits, answer, *more):
     """Run a search with an answer to each of its questions."""
-    searching = bisect.search(good, commits, *more)
+
+    def asking(commit):
+        return (yield commit)
+
+    searching = bisect.search(good, commits, asking, *more)
     try:
         commit = next(searching)
         while True:
