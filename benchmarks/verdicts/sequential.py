@@ -44,6 +44,7 @@ from flexq_bench.stats.follower import Follower
 from flexq_bench.stats.log_series import SMALLEST_LOG_RATIO
 from flexq_bench.stats.newest_step import FEWEST_POINTS
 from flexq_bench.verdicts.change_points import Point, find_change_points
+from flexq_bench.verdicts.commit_points import one_per_commit
 
 Floats = NDArray[np.float64]
 Looks = list[dict[int, float]]  # at each look: p-values by index
@@ -143,11 +144,9 @@ def nights(file: Path) -> Iterator[Marked]:
     with open_database(str(file)) as database, database.session() as session:
         histories = series_histories(session, [row.id for row in list_series(session)])
         compared = comparisons_of(session, histories, since=datetime(1970, 1, 1, tzinfo=UTC))
-    for series, points in histories.items():
-        times: dict[str, list[float]] = {}
-        for point in points:
-            times.setdefault(point.commit, []).append(point.median_us)
-        place = {commit: at for at, commit in enumerate(times)}
+    for series, results in histories.items():
+        points = one_per_commit(results)
+        place = {point.commit: at for at, point in enumerate(points)}
         possible, clear = set[int](), set[int]()
         for one in compared.get(series, ()):
             if one.verdict in ("slower", "faster") and {one.base, one.head} <= place.keys():
@@ -155,7 +154,7 @@ def nights(file: Path) -> Iterator[Marked]:
                 possible.update(range(base + 1, head + 1))
                 clear.update([head] if head - base <= MARGIN else [])
         apart = [at for at in sorted(clear) if not clear & set(range(at - MARGIN, at))]
-        values = np.array([np.median(some) for some in times.values()])
+        values = np.array([point.median_us for point in points])
         if values.size >= FEWEST_POINTS:
             yield Marked("0", values, apart, sorted(possible))
 
