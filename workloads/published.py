@@ -24,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -274,6 +274,13 @@ class PublishedTable(DataTable):
 
     def cells(self) -> Iterator[Cell]:
         """Yield all cells, row by row."""
+        return iter(self._cells)
+
+    @cached_property
+    def _cells(self) -> tuple[Cell, ...]:
+        return tuple(self._made_cells())
+
+    def _made_cells(self) -> Iterator[Cell]:
         names = ("m", "n", "k", "model", "task", "scheme")
         setting = {name: self.setting[name] for name in names if name in self.setting}
         of_table = {"metric": self.metric, "unit": self.unit, "better": self.better}
@@ -310,7 +317,11 @@ class Paper(DataTable):
 
     def mismatches(self, table: PublishedTable) -> tuple[Mismatch, ...]:
         """Return the contradictions about a table."""
-        return tuple(m for m in self.mismatch if m.is_of(table))
+        return self._mismatches[table.id]
+
+    @cached_property
+    def _mismatches(self) -> Mapping[str, tuple[Mismatch, ...]]:
+        return {t.id: tuple(m for m in self.mismatch if m.is_of(t)) for t in self.table}
 
     def model(self, name: str) -> str:
         """Return the catalog's name of a model."""

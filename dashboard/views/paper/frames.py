@@ -113,7 +113,7 @@ def mismatches_frame(papers: Sequence[Paper]) -> pd.DataFrame:
             "kind": mismatch.kind,
             "where": mismatch.where,
             "about": mismatch.about,
-            "tables": ", ".join(t.id for t in paper.table if mismatch.is_of(t)),
+            "tables": ", ".join(t.id for t in paper.table if mismatch in paper.mismatches(t)),
         }
         for paper in papers
         for mismatch in paper.mismatch
