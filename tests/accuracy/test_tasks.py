@@ -40,7 +40,10 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def loaded(tiny_llama):
-    return load_model(str(tiny_llama), device=torch.device("cpu"))
+    """The model; lm-eval does not list pip's and conda's packages at each evaluation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+        yield load_model(str(tiny_llama), device=torch.device("cpu"))
 
 
 @pytest.fixture
