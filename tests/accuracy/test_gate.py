@@ -29,7 +29,7 @@ from flexq_bench.kernels.cpu.bitplane import BitPlaneGemm
 QUICK = """
 version = 1
 schemes = ["flexq-w6ax"]
-max_tokens = 1275
+max_tokens = 255
 
 [[perplexity]]
 text = "heldout"
@@ -38,8 +38,7 @@ percent = 2
 [parity]
 tolerance = 0.001
 """
-ONE_SEGMENT = QUICK.replace("max_tokens = 1275", "max_tokens = 255")
-LIMITS_ALONE = ONE_SEGMENT.partition("[parity]")[0]
+LIMITS_ALONE = QUICK.partition("[parity]")[0]
 
 
 @pytest.fixture
@@ -124,9 +123,9 @@ def test_formats_without_a_kernel_are_not_judged(gate):
 @pytest.mark.slow
 def test_other_kernels_for_the_formats_can_be_named(gate):
     named = 'kernels = ["flexq-w6a6"]\ntolerance'
-    ran = gate("--json", "-", policy=ONE_SEGMENT.replace("tolerance", named))
+    ran = gate("--json", "-", policy=QUICK.replace("tolerance", named))
     assert ran.code == ExitCode.PASS, ran.out + ran.error
-    ran = gate(policy=ONE_SEGMENT.replace("tolerance", named.replace("w6a6", "w6a9")))
+    ran = gate(policy=QUICK.replace("tolerance", named.replace("w6a6", "w6a9")))
     assert ran.code == ExitCode.MISSING
     assert "no kernel 'flexq-w6a9'" in " ".join(ran.out.split())
 
@@ -184,7 +183,8 @@ def test_serving_path_without_kernels_is_not_judged_unless_allowed(gate):
 
 
 def test_decision_is_stored(gate, tmp_path):
-    assert gate("--scheme", "w4a4", policy=QUICK).code == ExitCode.REGRESSION
+    two_segments = QUICK.replace("= 255", "= 510")  # one has no interval
+    assert gate("--scheme", "w4a4", policy=two_segments).code == ExitCode.REGRESSION
     with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
         (row,) = queries.gate_history(session, "tiny-llama", limit=9)
     assert (row.scheme, row.base, row.policy) == ("w4a4", "fp16", "mine")
