@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,3 +71,21 @@ def a_night(database, commits, sha, compared, monkeypatch):
         return pool, conclude_nights(database, pool, infos, commit, rules, progress=unseen)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def kept_nights() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as kept:
+        yield kept
+
+
+@pytest.fixture
+def seven_nights(a_night, database: Database, kept_nights: sqlite3.Connection) -> None:
+    """Seven nights of the same times, made once and copied."""
+    is_new = kept_nights.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    for order in range(1, 8) if is_new else ():
+        a_night(order)
+    with database.engine.connect() as connection:
+        file: Any = connection.connection.driver_connection
+        copied, to = (file, kept_nights) if is_new else (kept_nights, file)
+        copied.backup(to)

@@ -47,9 +47,8 @@ def test_finished_night_is_not_repeated(a_night):
     assert reports[0].received == reports[0].planned == len(first.measured)
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_metrics_have_state_and_age_of_nights(a_night, database):
-    for order in range(1, 8):
-        a_night(order)
     a_night(8, us=21.0)
 
     with database.session() as session:
@@ -107,11 +106,9 @@ def test_later_night_concludes_an_interrupted_night_at_its_commit(
     assert (earlier.commit, earlier.canaries) == (sha(1), 1)
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_resumed_night_reports_its_opened_alerts(a_night, database, monkeypatch):
     from flexq_bench.db import nightly as stored_nights
-
-    for order in range(1, 8):
-        a_night(order)
 
     def killed(session, info, state, **values):
         if state == "done":
@@ -150,10 +147,8 @@ def test_resuming_at_another_commit_names_the_first_commit(
         unfinished_night(database, "made", commits[sha(2)])
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_confirmed_outlier_opens_an_alert(a_night, sha):
-    for order in range(1, 8):
-        a_night(order)
-
     pool, [report] = a_night(8, us=21.0)
 
     assert pool.contests[0][:2] == (sha(3), sha(8))
@@ -175,9 +170,8 @@ def test_confirmed_outlier_opens_an_alert(a_night, sha):
     assert (tests.get("failures"), tests.get("errors")) == ("1", "0")
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database):
-    for order in range(1, 8):
-        a_night(order)
     _, [report] = a_night(8, us=21.0)
     with database.session() as session:
         decisions = session.scalar(text("SELECT count(*) FROM decision"))
@@ -211,8 +205,8 @@ class Creeping(MadePool):
         return super().compare_now(gpu, base, head, cases)
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_candidates_beyond_the_budget_wait(a_night):
-    _ = [a_night(order) for order in range(1, 8)]
     [first], [second] = (a_night(order, us=22.0, candidates=1)[1] for order in (8, 9))
 
     said = f"{first.candidates - 1} candidates were not compared, as the budget is 1"
@@ -265,9 +259,8 @@ def test_creeping_machine_is_compared_with_the_release_once(
     assert len(asked) == 1
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_open_alert_is_compared_again_only_when_its_level_moves(a_night, sha):
-    for order in range(1, 8):
-        a_night(order)
     a_night(8, us=21.0)
 
     quiet = [a_night(order, us=21.0)[0].contests for order in range(9, 13)]
@@ -284,9 +277,8 @@ def test_open_alert_is_compared_again_only_when_its_level_moves(a_night, sha):
     "slow_nights",
     [2, *(pytest.param(nights, marks=pytest.mark.slow) for nights in (1, 4))],
 )
+@pytest.mark.usefixtures("seven_nights")
 def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nights):
-    for order in range(1, 8):
-        a_night(order)
     for order in range(8, 8 + slow_nights):
         a_night(order, us=21.0)
 
@@ -298,10 +290,8 @@ def test_alert_is_fixed_after_its_cause_is_reverted(a_night, database, slow_nigh
 
 
 @pytest.mark.parametrize("alerting", [True, False])
+@pytest.mark.usefixtures("seven_nights")
 def test_slower_case_fails_the_job_without_alerting(a_night, database, alerting):
-    for order in range(1, 8):
-        a_night(order)
-
     _, [report] = a_night(8, us=21.0, alerting=alerting)
 
     assert bool(report.opened) == alerting
@@ -432,6 +422,7 @@ def test_lost_kind_does_not_stop_other_kinds(a_night, database, commits, sha, co
     assert (sha(3), sha(8)) in [contest[:2] for contest in pool.contests]
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_partial_verdicts_are_kept_when_the_rest_arrives(a_night, database, commits, sha, compared):
     class TwoDevices(MadePool):
         """One job is done, then the others have no device."""
@@ -447,8 +438,6 @@ def test_partial_verdicts_are_kept_when_the_rest_arrives(a_night, database, comm
             assert others
             super().compare(works, on_compared)
 
-    for order in range(1, 8):
-        a_night(order)
     pool = TwoDevices(database, commits[sha(8)], compared, us=21.0)
     pool.kinds[0].devices = 4
 
@@ -496,6 +485,7 @@ def test_waiting_night_is_noted_then_given_up(a_night, database, commits, sha, c
     assert all(report.night != "2025-11-01" for report in reports[16])
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_killed_coordinator_loses_no_comparison(a_night, database, commits, sha, compared):
     class Killed(MadePool):
         def compare_now(self, *arguments):
@@ -503,8 +493,6 @@ def test_killed_coordinator_loses_no_comparison(a_night, database, commits, sha,
                 raise SystemExit
             return super().compare_now(*arguments)
 
-    for order in range(1, 8):
-        a_night(order)
     pool = Killed(database, commits[sha(8)], compared, us=21.0)
     pool.kinds[0].devices = 2  # two jobs for the two cases
     with pytest.raises(SystemExit):
@@ -595,11 +583,10 @@ def test_unfillable_gap_has_a_reason(a_night, database, monkeypatch):
     assert (filled.remaining, filled.detail) == (gap.missing, "the database is of a later version")
 
 
+@pytest.mark.usefixtures("seven_nights")
 def test_sweeps_are_not_a_baseline(a_night, database, commits, sha):
     from flexq_bench.db.store import add_record, begin_run
 
-    for order in range(1, 8):
-        a_night(order)
     run = replace(new_run("sweep", "sweep", (KEY,)), created_at=datetime.now(UTC).isoformat())
     with database.session() as session:
         before = queries.run_results(session, queries.night_states(session)[0].run)
