@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -181,42 +182,73 @@ def shared_fork_server() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_tables() -> Iterator[Callable[..., Any]]:
-    """New SQLite databases in this process get the tables that the migrations made once, as SQL.
+    """New SQLite databases in this process are copies of one that the migrations made.
 
     None waits for the disk. The value is what makes tables otherwise: `db.schema.migrate`.
     """
     import sqlite3
 
     from sqlalchemy import create_engine
+    from sqlalchemy.pool import StaticPool
 
     from flexq_bench.db import engine as engines
     from flexq_bench.db import schema
 
-    migrate = schema.migrate
-    made: list[str] = []
+    migrate, use_log, filling = schema.migrate, engines._use_write_ahead_log, threading.Lock()
 
-    def dump() -> Iterator[str]:
-        engine = create_engine("sqlite://")
-        with engine.connect() as connection:
-            migrate(connection)
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, sqlite3.Connection)
-            yield from driver.iterdump()
-        engine.dispose()
+    @cache
+    def migrated() -> sqlite3.Connection:
+        made = sqlite3.connect(":memory:", check_same_thread=False)
+        with create_engine("sqlite://", creator=lambda: made, poolclass=StaticPool).begin() as new:
+            migrate(new)
+        return made
 
-    def at_once(connection: Any) -> schema.Upgrade:
-        if connection.dialect.name != "sqlite" or schema.current_revision(connection) is not None:
-            return migrate(connection)
-        if not made:
-            made.extend(line for line in dump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
-        for statement in made:
-            connection.exec_driver_sql(statement)
-        return schema.Upgrade(None, schema.revisions()[-1])
+    def unless_done(connection: Any) -> schema.Upgrade:
+        revision, newest = schema.current_revision(connection), schema.revisions()[-1]
+        return schema.Upgrade(newest, newest) if revision == newest else migrate(connection)
+
+    def use_log_and_fill(database: engines.Database) -> None:
+        use_log(database)
+        with filling:
+            if schema.migrate is unless_done and engines.revision_of(database) is None:
+                with database.engine.connect() as connection:
+                    file: Any = connection.connection.driver_connection
+                    migrated().backup(file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "migrate", at_once)
+        patch.setattr(schema, "migrate", unless_done)
+        patch.setattr(engines, "_use_write_ahead_log", use_log_and_fill)
         patch.setattr(engines, "_SYNCHRONOUS", "OFF")
         yield migrate
+    if migrated.cache_info().currsize:
+        migrated().close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def statements_compiled_once() -> Iterator[None]:
+    """SQLAlchemy compiles a statement once for all SQLite databases of this process.
+
+    As for one database: its cache is of an engine, whose dialect is part of each key.
+    """
+    from weakref import WeakKeyDictionary
+
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
+    from sqlalchemy.util import LRUCache
+
+    from flexq_bench.db import engine as engines
+
+    make, compiled, types = engines._sqlite_engine, LRUCache(4000), WeakKeyDictionary()
+
+    def sharing(*arguments: Any, **options: Any) -> Any:
+        engine = make(*arguments, **options)
+        engine._compiled_cache, engine.dialect._type_memos = compiled, types
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "_sqlite_engine", sharing)
+        patch.setattr(Dialect, "__eq__", lambda one, other: type(one) is type(other))
+        patch.setattr(Dialect, "__hash__", lambda one: hash(type(one)))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
