@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,24 +33,36 @@ class Answer:
     body: bytes
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """A database with two kernels on two layers, at M = 1 and 8."""
-    file = tmp_path / "api.sqlite"
-    write_records(tmp_path / "some.jsonl", records_of())
-    with open_database(str(file)) as database, database.session() as session:
-        import_file(session, tmp_path / "some.jsonl")
-    return file
+@pytest.fixture(scope="session")
+def with_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    write_records(folder / "some.jsonl", records_of())
+    with open_database(str(folder / "api.sqlite")) as database, database.session() as session:
+        import_file(session, folder / "some.jsonl")
+    return folder / "api.sqlite"
 
 
-@pytest.fixture
-def slower(path: Path, compared: Any, commits: Any) -> Path:
-    """The same with an alert: flexq-w6a6 is 5 % slower at commit 6."""
+@pytest.fixture(scope="session")
+def with_alert(with_results: Path, compared: Any, commits: Any) -> Path:
+    path = with_results.with_name("alert.sqlite")
+    shutil.copy(with_results, path)
     machine = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu"))
     with open_database(str(path)) as database, database.session() as session:
         slow = compared("flexq-w6a6", 1.05, base=3, head=6)
         record_night(session, [slow], machine, commits, alerting=True)
     return path
+
+
+@pytest.fixture
+def path(tmp_path: Path, with_results: Path) -> Path:
+    """A database with two kernels on two layers, at M = 1 and 8."""
+    return Path(shutil.copy(with_results, tmp_path / "api.sqlite"))
+
+
+@pytest.fixture
+def slower(path: Path, with_alert: Path) -> Path:
+    """The same with an alert: flexq-w6a6 is 5 % slower at commit 6."""
+    return Path(shutil.copy(with_alert, path))
 
 
 @pytest.fixture
