@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +16,7 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
-pytestmark = IN_A_BROWSER
+pytestmark = [*IN_A_BROWSER, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +41,6 @@ def sign_in(browser: Any, proxy: Proxy) -> None:
     browser.get(f"{with_password}/favicon.png")
 
 
-def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{proxy.url}/")
-
-
-@pytest.mark.slow
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
     text = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-home")

@@ -93,11 +93,16 @@ def test_installed_program_runs_the_wheel_s_code(installed):
     assert findings["torch"]["state"] == "ok"
 
 
-def test_installed_program_lists_kernels_and_suites(installed):
+@pytest.mark.slow
+def test_installed_program_lists_kernels(installed):
     kernels = json.loads(installed("list", "kernels", "--json"))
-    suites = json.loads(installed("list", "suites", "--json"))
 
     assert "flexq-w6a6" in {kernel["kernel"] for kernel in kernels}
+
+
+def test_installed_program_lists_suites(installed):
+    suites = json.loads(installed("list", "suites", "--json"))
+
     assert {"smoke", "nightly", "paper-fig10"} <= {suite["suite"] for suite in suites}
 
 
