@@ -96,7 +96,7 @@ def message_of(values):
     return ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from([*File.model_fields, "x"]), VALUES, max_size=4))
 def test_any_file_content_is_read_or_refused_with_location(values):
     assert message_of(values).startswith("a.toml") or not message_of(values)
