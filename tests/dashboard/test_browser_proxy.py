@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,6 +41,11 @@ def sign_in(browser: Any, proxy: Proxy) -> None:
     """Send name and password once; the browser repeats them in later requests."""
     with_password = proxy.url.replace("http://", f"http://{NAME}:{PASSWORD}@")
     browser.get(f"{with_password}/favicon.png")
+
+
+def test_nothing_is_shown_without_the_password(proxy: Proxy) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{proxy.url}/")
 
 
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
