@@ -79,4 +79,3 @@ def distinct_blocks(blocks: ArrayLike) -> NDArray[np.intp]:
     rows = np.asarray(blocks)
     _, first = np.unique(rows.reshape(len(rows), -1), axis=0, return_index=True)
     return np.sort(first)
-

@@ -49,9 +49,7 @@ def test_different_segments_widen_the_interval():
     rng = np.random.default_rng(0)
     alike = rng.normal(size=(40, 100))
     differing = alike + 3 * rng.normal(size=(40, 1))
-    (narrow,), (wide,) = (
-        block_quantile_intervals(values, (0.5,)) for values in (alike, differing)
-    )
+    (narrow,), (wide,) = (block_quantile_intervals(values, (0.5,)) for values in (alike, differing))
     assert wide.half_width > 5 * narrow.half_width
 
 
