@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, Literal, Self, TypeVar
@@ -119,18 +119,14 @@ def judge_bound(context: CheckContext, bound: Bound) -> LimitOutcome:
         raise NotJudgedError(results.lacking(bound.text))
     interval = _interval_of(result)
     beyond = result.value < limit if higher else result.value > limit + _ROUNDING
-    segments, surely = len(result.values if whole is None else whole.values), interval
-    if 0 < bound.fewest != ALL_TOKENS:  # a quantile is as uncertain as the few values beyond it
-        # An estimate is too large by more than it is too small: its own upper end says by how much.
-        surely = replace(interval, low=min(interval.low, 2 * interval.estimate - interval.high))
-        segments = min(segments, max(2, result.n_items // bound.fewest))
+    segments = len(result.values if whole is None else whole.values)
     share = context.share(bound.text)
     end = far_end(interval, segments, share, low=higher)
     may_be = end < limit if higher else end > limit + _ROUNDING
     alpha = context.policy.other_alpha
     spent = None if alpha is None else alpha * share
     outcome, reason = GateOutcome.PASS, ""
-    if beyond and clearly_beyond(surely, limit, segments, spent):
+    if beyond and clearly_beyond(interval, limit, segments, spent):
         outcome = GateOutcome.FAIL
     elif bound.fewest == ALL_TOKENS and _is_part(context, bound.text):
         raise NotJudgedError(f"it is of all tokens, {result.n_items:,} were evaluated")

@@ -480,9 +480,7 @@ class Evaluator:
         agreement = None if meter is None else meter.result()
         if agreement is not None:
             self._agreements[scheme, text.name] = agreement
-        results = perplexity_results(
-            scheme, text, result, agreement, parameters, seed=self._plan.seed
-        )
+        results = perplexity_results(scheme, text, result, agreement, parameters)
         if self._plan.layers and text == self._plan.texts[0]:
             first, folds = self.text_ids(text.name)[0], self._quantized(scheme).folds
             errors = layer_errors(self.loaded.model, model.model, first, folds)
@@ -541,9 +539,7 @@ class Evaluator:
             agreement = None if meter is None else meter.result()
             parameters = self.parameters(scheme, text.name)
             assert result is not None  # there are none before the first segment
-            return perplexity_results(
-                scheme, text, result, agreement, parameters, seed=self._plan.seed
-            )
+            return perplexity_results(scheme, text, result, agreement, parameters)
 
         wanted = self.schedule.next_count(scheme, text.name, base, head, so_far)
         return min(available, max(1, wanted))

@@ -21,7 +21,12 @@ from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.formats import quantize
-from flexq_bench.schemes.activations import StaticActivation
+from flexq_bench.schemes.activations import (
+    ActivationQuantizer,
+    DynamicActivation,
+    StaticActivation,
+    of_all_tokens,
+)
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -101,27 +106,20 @@ def as_checkpoint(
 def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any:
     """Round a copy of the original to nearest, in the formats of another tool's checkpoint.
 
-    No learned rounding should be worse. Raises AccuracyError if that can't be computed here: static
-    activations of weights that a tool has smoothed, or a format that nothing is rounded to.
+    No learned rounding should be worse. Scales that the folder has for activations and caches may
+    be wrong: here they fit. Raises AccuracyError for a format that nothing is rounded to.
     """
     copied = copy.deepcopy(original)
     for name in checkpoint.layers:
         dense = copied.get_submodule(name)
         stored = checkpoint.layer(name, dense.weight.device)
-        if isinstance(stored.activation, StaticActivation) and _has_other_norms(
-            checkpoint, original
-        ):
-            raise AccuracyError(
-                f"{checkpoint.folder.name} has static scales of activations that were smoothed, "
-                "which rounded weights of the original don't have"
-            )
         number = replace(stored.weight_format, clip=1.0)
         try:
             operand = quantize(dense.weight.detach().float(), number)
         except (ShapeError, ValueError) as error:
             raise AccuracyError(f"{name} can't be rounded to {number.name}: {error}") from error
         bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
-        layer = QuantizedLayer(operand, stored.activation, bias)
+        layer = QuantizedLayer(operand, _fitting(stored.activation), bias)
         replace_module(copied, name, FakeQuantizedLinear(name, layer))
     stored_scales = checkpoint.fp8_cache_scales_of_blocks()
     fitting = None if stored_scales is None else [torch.zeros_like(s) for s in stored_scales]
@@ -129,16 +127,14 @@ def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any
     return copied
 
 
-def _has_other_norms(checkpoint: QuantizedCheckpoint, original: Any) -> bool:
-    """Return True if a weight of one dimension differs from the original's by more than 1 %."""
-    own = dict(original.named_parameters())
-    for name in checkpoint.tensor_names:
-        if name in own and own[name].ndim == 1 and name.endswith(".weight"):
-            theirs = own[name].detach().float().cpu()
-            wrong = (checkpoint.tensor(name).float() - theirs).norm()
-            if bool(wrong > 0.01 * theirs.norm()):
-                return True
-    return False
+def _fitting(activation: ActivationQuantizer | None) -> ActivationQuantizer | None:
+    """Return the same quantization of activations, with scales of the values themselves."""
+    match activation:
+        case StaticActivation():
+            return DynamicActivation(of_all_tokens(activation.format))
+        case DynamicActivation():
+            return DynamicActivation(activation.format)
+    return activation
 
 
 def _calibration_of(

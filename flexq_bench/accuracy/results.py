@@ -161,8 +161,6 @@ def perplexity_results(
     result: PerplexityResult,
     agreement: Agreement | None,
     parameters: Mapping[str, Any],
-    *,
-    seed: int = 0,
 ) -> list[MetricResult]:
     """Return the perplexity and, with a reference, the agreement of the predictions.
 
@@ -195,9 +193,7 @@ def perplexity_results(
         _result(common, RANK_CHANGE, "lower", *_mean(agreement.rank_change)),
     ]
     if math.isfinite(agreement.mean_kl):
-        quantiles = block_quantile_intervals(
-            agreement.token_kl, tuple(KL_QUANTILES.values()), seed=seed
-        )
+        quantiles = block_quantile_intervals(agreement.token_kl, tuple(KL_QUANTILES.values()))
         for name, interval in zip(KL_QUANTILES, quantiles, strict=True):
             seen = {**common["observed"], "low": interval.low, "high": interval.high}
             results.append(

@@ -44,6 +44,7 @@ _MAX_EQUAL = 2.0**-7  # relative: two roundings to BF16
 _MAX_NEAREST = 0.35  # steps: of layers that were rounded to nearest
 _MAX_ROUNDED = 0.35  # relative error of a row of an embedding: a format of 2 bits has 0.3
 _MAX_SCALED = 0.1  # relative, of a bias whose factors are estimated
+_LOST, _MAX_LOST = 4.0, 1e-4  # steps from 0, of values that are 0 now; their share of a layer
 _SAME_CONTENT, _OTHER_CONTENT = 0.7, 0.5  # cosines
 _DEVIATIONS = 5.0  # standard errors that a scale may be off by chance
 _SKETCH = 4096  # values that identify a layer
@@ -96,7 +97,7 @@ def weight_distances(
 class _Rows:
     """One layer's rows [N]: steps, their signed mean (offset), scale (relative to rounding to
     nearest), the relative error that the scale does not explain, cosine. columns: cosines [K] of
-    those that are a step or more.
+    those that are a step or more. lost: number of values that are 0, far from the original's.
     """
 
     steps: torch.Tensor
@@ -105,6 +106,7 @@ class _Rows:
     noise: torch.Tensor
     cosine: torch.Tensor
     columns: torch.Tensor
+    lost: int
 
     @property
     def k(self) -> int:
@@ -384,6 +386,9 @@ class _Comparison:
             columns = odd.nonzero().flatten().tolist()
             yield Difference(key, _UNLIKE.format(_named(columns, "column")))
             return
+        if rows.lost > 1 and rows.lost > _MAX_LOST * rows.steps.numel() * rows.k:
+            yield Difference(key, f"{rows.lost:,} of its values are 0, the original's far from it")
+            return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
         off = ((rows.scale - 1).abs() > rows.explained()) & (rows.steps > _MAX_CLIPPED * steps)
@@ -545,7 +550,10 @@ def _rows(
     sizes = torch.linalg.vecdot(own, own, dim=0) * torch.linalg.vecdot(other, other, dim=0)
     columns = torch.linalg.vecdot(own, other, dim=0) / sizes.sqrt().clamp(min=1e-30)
     columns = torch.where(torch.linalg.vecdot(other, other, dim=0) >= len(step), columns, 1.0)
-    return _Rows((wrong / k).sqrt() / step, ours_off.mean(1) / step, scale, noise, cosine, columns)
+    # A column of zeros is another finding, or one that no input uses.
+    lost = ((own == 0) & (own != 0).any(0) & (other.abs() > _LOST)).sum()
+    steps, offset = (wrong / k).sqrt() / step, ours_off.mean(1) / step
+    return _Rows(steps, offset, scale, noise, cosine, columns, int(lost))
 
 
 def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

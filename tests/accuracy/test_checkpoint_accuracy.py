@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from flexq_bench.accuracy.requantization import rounded_as_checkpoint
 from flexq_bench.accuracy.results import AT_POSITIONS, LAYER_ERROR, OF_TEXTS
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.kernels.formats import NumberFormat, quantize
+from flexq_bench.schemes.activations import StaticActivation
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 
 def test_checkpoint_equals_its_scheme_in_memory(accuracy, stored, checkpoint, tiny_llama):
@@ -116,3 +122,21 @@ def test_scheme_without_kernels_is_refused_before_evaluation(accuracy, stored, t
     assert ran.code == ExitCode.USAGE
     assert "w5a6: q_proj: no kernel reads int5/128 weights: evaluate --through ref" in ran.error
     assert stored() == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_bound_of_another_tool_has_activation_scales_that_fit(a_model, scale):
+    original, name = a_model(layers=1), "model.layers.0.mlp.up_proj"
+    dense, eight = original.get_submodule(name), NumberFormat(8)
+    stored = QuantizedLayer(quantize(dense.weight, eight), StaticActivation(eight, scale), None)
+    checkpoint = SimpleNamespace(
+        layers=[name],
+        layer=lambda name, device: stored,
+        kv_bits=16,
+        fp8_cache_scales_of_blocks=lambda: None,
+    )
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+
+    made = rounded_as_checkpoint(checkpoint, original).get_submodule(name)(x)
+    assert (made - dense(x)).norm() < 0.02 * dense(x).norm()

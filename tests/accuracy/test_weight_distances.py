@@ -270,3 +270,17 @@ def test_damaged_columns_are_named(quantized, loaded, scheme, damage):
     (found,) = weight_distances(model, loaded.model).findings
     assert found.name == f"weights.{DOWN}"
     assert "unlike the original's" in str(found)
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "nvfp4", "fp8", "w8a16"])
+def test_lost_codes_are_named(quantized, loaded, scheme):
+    """One in 250 codes of a layer is that of 0, which moves its rows by little."""
+    model, lost = quantized(scheme), torch.arange(256 * 128) % 250 == 7
+
+    def lose(operand):
+        codes = torch.where(lost, 0, operand.values.float().flatten())
+        return replace(operand, values=codes.view_as(operand.values).to(operand.values.dtype))
+
+    change_codes(model, DOWN, lose)
+    (found,) = weight_distances(model, loaded.model).findings
+    assert found.name == f"weights.{DOWN}"

@@ -111,15 +111,15 @@ def segment_value(of: Metric, segment: Segment, limits: LatencyLimits) -> float:
 def pooled_interval(
     of: Metric, segments: Sequence[Segment], limits: LatencyLimits, *, seed: int
 ) -> Interval | None:
-    """Return a metric over all segments of an engine, with its bootstrap interval over segments.
+    """Return a metric over all segments of an engine, with its interval by segments.
 
-    Requests of one segment shared the engine, so whole segments are resampled. A quantile is that
+    Requests of one segment shared the engine, so segments count, not requests. A quantile is that
     of all requests if each segment has as many; otherwise, and for other metrics, the mean of the
     segments' values. None: there is no value.
     """
     rows = [_latencies(of, segment) for segment in segments] if of.part else []
     if of.share is not None and rows and rows[0] and len({len(row) for row in rows}) == 1:
-        return block_quantile_intervals(rows, (of.share,), seed=seed)[0]
+        return block_quantile_intervals(rows, (of.share,))[0]
     values = [segment_value(of, segment, limits) for segment in segments]
     known = [value for value in values if math.isfinite(value)]
     if not known:
