@@ -39,6 +39,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 FULL_PRECISION, SAME, SCALE, DELAY = "fp16", "same", "scale", "delay"
+OTHER = "other"  # process of the scheme
 _FIRST_WRONG = 65  # tokens of a launch
 _FACTOR = 1.5
 _READY_S = 600.0
@@ -201,8 +202,9 @@ def engine(
     command += ["--no-tune"] if options.no_tune else []
     command += ["--device", options.device] if options.device else []
     own = [sys.executable, "-m", "flexq_bench", *command]
-    if name in (SCALE, SAME, DELAY):
-        own = [sys.executable, *sys.argv, "--serve-damaged", name, "--", *command]
+    if name != FULL_PRECISION:
+        damage = SCALE if name == SCALE else DELAY
+        own = [sys.executable, *sys.argv, "--serve-damaged", damage, "--", *command]
     with (logs / f"engine-{name}.log").open("w") as log:
         process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -235,7 +237,7 @@ def judge(
 ) -> tuple[bool, float]:
     """Run a gate; prints its row. Returns whether it ended as it must, and ln(TPOT's ratio)."""
     (base, _), (head, process) = engines[gate.base], engines[gate.head]
-    report = out / f"{gate.name}-{gate.policy}{'-swapped' * (gate.head == SAME and gate.delays)}"
+    report = out / f"{gate.name}-{gate.policy}{'-swapped' * (gate.base == OTHER)}"
     command = [sys.executable, "-m", "flexq_bench", "gate", "served"]
     command += ["--policy", str(folder / f"{gate.policy}.toml"), "--base", base, "--head", head]
     command += ["--db", str(out / "gates.sqlite")]
@@ -279,7 +281,7 @@ def main() -> int:
     parser.add_argument("--delay-percent", type=float, default=3.0)
     parser.add_argument("--no-tune", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--serve-damaged", choices=(SCALE, SAME, DELAY), help=argparse.SUPPRESS)
+    parser.add_argument("--serve-damaged", choices=(SCALE, DELAY), help=argparse.SUPPRESS)
     given = [*sys.argv[1:], "--"]
     options = parser.parse_args(given[: given.index("--")])
     if options.serve_damaged:
@@ -287,11 +289,11 @@ def main() -> int:
     passes, fails = frozenset({0}), frozenset({1})
     every = [
         Gate("scheme", FULL_PRECISION, options.scheme, "scheme", frozenset()),
-        Gate(SAME, options.scheme, SAME, "own", passes),
+        Gate(SAME, options.scheme, OTHER, "own", passes),
         Gate(SCALE, options.scheme, SCALE, "own", fails),
-        Gate(DELAY, SAME, DELAY, "speed", fails, delays=True),
-        Gate(DELAY, DELAY, SAME, "speed", fails, delays=True),
-        Gate(SAME, SAME, DELAY, "speed", passes),
+        Gate(DELAY, options.scheme, OTHER, "speed", fails, delays=True),
+        Gate(DELAY, OTHER, options.scheme, "speed", fails, delays=True),
+        Gate(SAME, options.scheme, OTHER, "speed", passes),
     ]
     gates = [gate for name in options.gates.split(",") for gate in every if gate.name == name]
     with TemporaryDirectory() as name, ExitStack() as stack:
