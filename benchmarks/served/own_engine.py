@@ -9,7 +9,9 @@ Starts `serve-model` for each engine that the gates need, all on one GPU, where 
 - same: the scheme against another process of it, accuracy and speed; must pass
 - scale: the scheme against itself with one kernel's output x 1.5 where a launch has more than 64
   tokens; must fail
-- delay: the scheme against itself with every pass longer by --delay-percent; must fail by TPOT
+- delay: the scheme against itself with every pass longer by --delay-percent; must fail by TPOT.
+  Two processes of it are gated twice, each of them delayed once, so that the mean of both estimates
+  is that of the delay, whatever the processes differ by
 
 Questions are the next words of FILE after --words words, answered greedily. Prints a row for each
 gate and writes its report to DIR. Exit code 1: a gate that must pass or fail did not.
@@ -19,8 +21,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -34,9 +39,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 FULL_PRECISION, SAME, SCALE, DELAY = "fp16", "same", "scale", "delay"
+OTHER = "other"  # process of the scheme
 _FIRST_WRONG = 65  # tokens of a launch
 _FACTOR = 1.5
 _READY_S = 600.0
+_FEWEST_CORES = 4  # with which the engine's thread has one of its own, and the next, its sibling
+_ESTIMATE = re.compile(r"median_tpot: \w+: ([-+][0-9.]+)%")
 _ACCURACY = """version = 1
 concurrency = {concurrency}
 [[accuracy]]
@@ -73,13 +81,14 @@ def say(*words: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A pair of engines by name. fails: exit codes that are right; empty: any."""
+    """A pair of engines by name. right: exit codes that are; empty: any. delays: head is late."""
 
     name: str
     base: str
     head: str
     policy: str
     right: frozenset[int]
+    delays: bool = False
 
 
 def questions(text: str, count: int, words: int) -> Iterator[dict[str, str]]:
@@ -129,21 +138,41 @@ def damage_scale(scheme: str) -> None:
 
 
 def damage_speed(percent: float) -> None:
-    """Let every pass of the engine end later by a share of the time since the last one's end."""
+    """Let every pass of the engine end later by a share of the time since the last one's end.
+
+    SIGUSR1 begins that, and ends it with a line of what it added. The engine's thread has a core of
+    its own.
+    """
     from flexq_bench.serving.engine_thread import EngineThread
 
     run = EngineThread._pass
-    ended = time.perf_counter()
+    ended, is_late, passed, added = time.perf_counter(), False, 0.0, 0.0
+    every = sorted(os.sched_getaffinity(0))
+    own = set(every[:1]) if len(every) >= _FEWEST_CORES else set()
+    if own:
+        os.sched_setaffinity(0, every[2:])  # what starts from now on inherits it
+
+    def change(*_: object) -> None:
+        nonlocal is_late, passed, added
+        if is_late:
+            say(f"{passed:.2f} s of passes, {100 * added / max(passed, 1e-9):.3f} % more by delays")
+        is_late, passed, added = not is_late, 0.0, 0.0
 
     def delayed(self: EngineThread, iteration: Any) -> None:
-        nonlocal ended
+        nonlocal ended, passed, added, own
+        if own:
+            os.sched_setaffinity(0, own)
+            own = set()
         run(self, iteration)
         now = time.perf_counter()
-        until = now + min(now - ended, 0.2) * percent / 100
-        while time.perf_counter() < until:
-            pass
-        ended = time.perf_counter()
+        took = min(now - ended, 0.2)
+        ended = now
+        if is_late:
+            while ended < now + took * percent / 100:
+                ended = time.perf_counter()
+            passed, added = passed + took, added + ended - now
 
+    signal.signal(signal.SIGUSR1, change)
     EngineThread._pass = delayed  # type: ignore[method-assign]
 
 
@@ -173,8 +202,9 @@ def engine(
     command += ["--no-tune"] if options.no_tune else []
     command += ["--device", options.device] if options.device else []
     own = [sys.executable, "-m", "flexq_bench", *command]
-    if name in (SCALE, DELAY):
-        own = [sys.executable, *sys.argv, "--serve-damaged", name, "--", *command]
+    if name != FULL_PRECISION:
+        damage = SCALE if name == SCALE else DELAY
+        own = [sys.executable, *sys.argv, "--serve-damaged", damage, "--", *command]
     with (logs / f"engine-{name}.log").open("w") as log:
         process = subprocess.Popen(own, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -202,24 +232,34 @@ def wait_until_ready(engines: dict[str, tuple[str, subprocess.Popen[bytes]]]) ->
     say(f"{len(engines)} engines are ready after {time.monotonic() - began:.0f} s")
 
 
-def judge(gate: Gate, urls: dict[str, str], folder: Path, out: Path) -> bool:
-    """Run a gate; prints its row, and returns whether it ended as it must."""
-    report = out / f"{gate.name}-{gate.policy}"
+def judge(
+    gate: Gate, engines: dict[str, tuple[str, subprocess.Popen[bytes]]], folder: Path, out: Path
+) -> tuple[bool, float]:
+    """Run a gate; prints its row. Returns whether it ended as it must, and ln(TPOT's ratio)."""
+    (base, _), (head, process) = engines[gate.base], engines[gate.head]
+    report = out / f"{gate.name}-{gate.policy}{'-swapped' * (gate.base == OTHER)}"
     command = [sys.executable, "-m", "flexq_bench", "gate", "served"]
-    command += ["--policy", str(folder / f"{gate.policy}.toml"), "--base", urls[gate.base]]
-    command += ["--head", urls[gate.head], "--db", str(folder / "gates.sqlite")]
+    command += ["--policy", str(folder / f"{gate.policy}.toml"), "--base", base, "--head", head]
+    command += ["--db", str(out / "gates.sqlite")]
     command += ["--base-label", gate.base, "--head-label", gate.head]
     began = time.monotonic()
+    if gate.delays:
+        process.send_signal(signal.SIGUSR1)
     ended = subprocess.run(command, capture_output=True, text=True)
+    if gate.delays:
+        process.send_signal(signal.SIGUSR1)
     seconds = time.monotonic() - began
     report.with_suffix(".txt").write_text(ended.stdout + ended.stderr)
     right = not gate.right or ended.returncode in gate.right
     verdict = next((x for x in ended.stdout.splitlines() if x.strip()), "")
+    estimate = _ESTIMATE.search(ended.stdout)
+    change = float(estimate[1]) if estimate else math.nan
+    tpot = f", TPOT {change:+.2f} %" if estimate else ""
     say(
         f"{gate.name}, {gate.policy}: {gate.head} against {gate.base}: exit {ended.returncode}, "
-        f"{seconds:.0f} s, {'right' if right else 'WRONG'}: {verdict}"
+        f"{seconds:.0f} s{tpot}, {'right' if right else 'WRONG'}: {verdict}"
     )
-    return right
+    return right, math.log1p(change / 100)
 
 
 def main() -> int:
@@ -249,10 +289,11 @@ def main() -> int:
     passes, fails = frozenset({0}), frozenset({1})
     every = [
         Gate("scheme", FULL_PRECISION, options.scheme, "scheme", frozenset()),
-        Gate(SAME, options.scheme, SAME, "own", passes),
+        Gate(SAME, options.scheme, OTHER, "own", passes),
         Gate(SCALE, options.scheme, SCALE, "own", fails),
-        Gate(DELAY, options.scheme, DELAY, "speed", fails),
-        Gate(SAME, options.scheme, SAME, "speed", passes),
+        Gate(DELAY, options.scheme, OTHER, "speed", fails, delays=True),
+        Gate(DELAY, OTHER, options.scheme, "speed", fails, delays=True),
+        Gate(SAME, options.scheme, OTHER, "speed", passes),
     ]
     gates = [gate for name in options.gates.split(",") for gate in every if gate.name == name]
     with TemporaryDirectory() as name, ExitStack() as stack:
@@ -270,10 +311,15 @@ def main() -> int:
         (folder / "speed.toml").write_text(speed)
         needed = dict.fromkeys(side for gate in gates for side in (gate.base, gate.head))
         engines = {side: stack.enter_context(engine(side, options, out)) for side in needed}
+        every_core = sorted(os.sched_getaffinity(0))
+        if len(every_core) >= _FEWEST_CORES:
+            os.sched_setaffinity(0, every_core[2:])  # of what asks the engines
         wait_until_ready(engines)
-        urls = {side: url for side, (url, _) in engines.items()}
-        right = [judge(gate, urls, folder, out) for gate in gates]
-    return 0 if all(right) else 1
+        judged = [(gate, *judge(gate, engines, folder, out)) for gate in gates]
+    if late := [change for gate, _, change in judged if gate.delays]:
+        mean = 100 * math.expm1(sum(late) / len(late))
+        say(f"a delay of {options.delay_percent:g} %: {mean:+.2f} %")
+    return 0 if all(right for _, right, _ in judged) else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Power and false alarms of the speed half of `gate served`, by resampling measured blocks.
 
     python benchmarks/served/speed_power.py [--gates 1000] [--delay-percent 3] [--blocks FILE]
+        [--real 0]
 
 Two equal local servers are measured once (or blocks are read from FILE, where they are stored).
 Each simulated gate draws its placements with replacement from these, exchanges base and head in
 half of them, so that no difference between the two servers is left, and delays head's tokens. It
 prints the share of gates that find the delay, the share that find one without it, and how many
-placements a gate takes.
+placements a gate takes. Before that, --real gates of two local servers, and as many of which the
+second is delayed, print a row each.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +27,13 @@ import numpy as np
 
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.served.engines import EngineSpec
-from flexq_bench.served.speed.gate import Judged, Measured, judge_looks, judge_speed
+from flexq_bench.served.speed.gate import (
+    Judged,
+    Measured,
+    SpeedReport,
+    judge_looks,
+    judge_speed,
+)
 from flexq_bench.served.speed.load import RequestTimes, Segment
 from flexq_bench.served.speed.policy import SpeedTable
 from flexq_bench.served.turns import BASE, HEAD, Places, taking_turns
@@ -43,6 +52,9 @@ TABLE = SpeedTable(
     cooldown_s=0.0,
     limits={"median_ttft": 10.0},
 )
+REAL = TABLE.model_copy(update={"metrics": ("median_ttft", "median_tpot")})
+TPOT_MS = 4.0
+SERVED = ("--ttft-ms", "10", "--noise", "0.03")
 _PLACEMENTS = 24  # as many as the last look has
 
 Blocks = list[list[dict[str, list[Segment]]]]
@@ -75,17 +87,24 @@ def servers(*options: Sequence[str]) -> Iterator[list[EngineSpec]]:
             one.communicate()
 
 
+def real_gate(
+    percent: float, seed: int, *, table: SpeedTable = REAL, rules: InterleaveRules | None = None
+) -> SpeedReport:
+    """Gate two servers with noise of their own. percent: by which the second's tokens are later."""
+    options = [
+        (*SERVED, "--tpot-ms", str(tpot), "--noise-seed", str(noise))
+        for noise, tpot in ((seed, TPOT_MS), (seed + 100, TPOT_MS * (1 + percent / 100)))
+    ]
+    with servers(*options) as (base, head), taking_turns(base, head, Places()) as turns:
+        return judge_speed([table], turns, seed=seed, rules=rules)
+
+
 def measured_blocks(seed: int = 0) -> Measured:
     """Return blocks of two servers with equal options."""
-    options = ("--ttft-ms", "10", "--tpot-ms", "4", "--noise", "0.03")
     # A limit of 0 decides nothing early, so that all placements are measured.
     table = TABLE.model_copy(update={"worse_percent": 1e-9, "limits": {}})
-    with (
-        servers((*options, "--noise-seed", "1"), (*options, "--noise-seed", "2")) as (base, head),
-        taking_turns(base, head, Places()) as turns,
-    ):
-        rules = InterleaveRules(processes=_PLACEMENTS, looks=1)
-        (measured,) = judge_speed([table], turns, seed=seed, rules=rules).measured
+    rules = InterleaveRules(processes=_PLACEMENTS, looks=1)
+    (measured,) = real_gate(0.0, seed, table=table, rules=rules).measured
     return measured
 
 
@@ -199,7 +218,25 @@ def main() -> None:
     parser.add_argument("--delay-percent", type=float, default=3.0)
     parser.add_argument("--blocks", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real", type=int, default=0, help="gates of servers, without and with it")
     options = parser.parse_args()
+    for seed in range(options.seed, options.seed + options.real):
+        for percent in (0.0, options.delay_percent):
+            began = time.monotonic()
+            report = real_gate(percent, seed)
+            limits = ", ".join(
+                f"{one.check.split(': ')[1]} {one.outcome} {one.change or 0.0:+.2f} % "
+                f"({one.low or 0.0:+.2f} to {one.high or 0.0:+.2f})"
+                for one in report.limits
+            )
+            placements = max(len(one.placements) for one in report.measured)
+            sys.stdout.write(
+                f"seed {seed}, delay {percent:g} %: {limits}; {placements} placements, "
+                f"{time.monotonic() - began:.0f} s\n"
+            )
+            sys.stdout.flush()
+    if not options.gates:
+        return
     if options.blocks is not None and options.blocks.exists():
         measured = read_blocks(options.blocks)
     else:

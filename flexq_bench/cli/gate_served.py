@@ -94,7 +94,7 @@ class EngineOptions:
         int | None,
         typer.Option(
             min=1,
-            max=65535,
+            max=65534,
             metavar="N",
             help="Of base, if started here; head has the next. Default: free.",
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +44,8 @@ _ANSWERS = (Outcome.OK, Outcome.EMPTY, Outcome.CUT_OFF, Outcome.LOOPING, Outcome
 
 _RETRY_S = 0.25
 _NO_CHARACTER = "\ufffd"
+_ENDED_EARLY = ("abort", "cancelled", "content_filter", "error", "timeout")  # finish reasons
+_LEAST_LOGPROB, _MOST_LOGPROB = -1e300, 0.01  # the latter is 0, but for rounding
 _MORE_TOKENS = 1  # than asked for: some engines count the end of the text
 _DONE = b"[DONE]"  # the last event of a stream
 
@@ -279,6 +280,7 @@ class _Reading:
         self._texts: list[str] = []
         self._chunk_s: list[float] = []
         self._finish = ""
+        self._others = 0  # choices that are not the one that was asked for
         self._usage: tuple[int | None, int | None] = (None, None)
         self._logprobs: list[TokenLogprob] = []
         self._read = 0
@@ -370,19 +372,21 @@ class _Reading:
             self._usage = (prompt, new)
         choices = value.get("choices")
         if not isinstance(choices, list) or (not choices and not self._request.stream):
-            raise _BadAnswerError("an answer without choices")
+            raise _BadAnswerError(f"an answer without choices: {_shown(value)}")
         for choice in choices:
             if not isinstance(choice, dict):
                 raise _BadAnswerError("a choice that is no JSON object")
             if choice.get("index") not in (0, None):
-                continue  # one answer was asked for
+                self._others += 1
+                continue
             text = self._text_of(choice)
             if text or not self._request.stream:
                 self._texts.append(text)
                 self._chunk_s.append(at)
             finish = choice.get("finish_reason")
             self._finish = finish if isinstance(finish, str) else self._finish
-            self._logprobs += _logprobs(choice.get("logprobs"))
+            if self._request.logprobs is not None:
+                self._logprobs += _logprobs(choice.get("logprobs"))
 
     def _text_of(self, choice: Mapping[str, Any]) -> str:
         stream = self._request.stream
@@ -407,6 +411,12 @@ class _Reading:
         most = self._request.max_tokens
         if not ended and not self._finish:
             return self._answer(Outcome.CUT_OFF, "the stream ended before the answer")
+        if self._finish in _ENDED_EARLY:
+            return self._answer(Outcome.CUT_OFF, f"finish reason {self._finish}")
+        if self._others and not self._chunk_s:
+            return self._answer(Outcome.MALFORMED, "no choice has index 0")
+        if len(self._texts) > 1 and not self._request.stream:
+            return self._answer(Outcome.MALFORMED, "several answers, one was asked for")
         if new is not None and new > most + _MORE_TOKENS:
             return self._answer(Outcome.MALFORMED, f"{new} tokens, at most {most} were asked for")
         if self._request.fixed_length:
@@ -431,7 +441,9 @@ class _Reading:
 
     def _text(self) -> str:
         """Return the text before the first stop string, which some engines include."""
-        text = "".join(self._texts)
+        # Some engines send the two halves of a surrogate pair apart; a half alone is no character.
+        halves = "".join(self._texts).encode("utf-16", "surrogatepass")
+        text = halves.decode("utf-16", "replace")
         if self._request.echo:
             return text
         return text[
@@ -448,7 +460,7 @@ class _Reading:
             self.elapsed(),
             *self._usage,
             tuple(self._logprobs),
-            " ".join(detail.split())[:_MAX_DETAIL],
+            "".join(c if c.isprintable() else "?" for c in " ".join(detail.split())[:_MAX_DETAIL]),
             self._status,
         )
 
@@ -532,8 +544,6 @@ def _top(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
 def _real(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    try:
-        real = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return None if math.isnan(real) else real
+    if not value <= _MOST_LOGPROB:  # nor is NaN
+        raise _BadAnswerError(f"a log-probability of {_shown(value)}")
+    return float(max(value, _LEAST_LOGPROB))

@@ -34,6 +34,8 @@ _POLL_S = 0.2
 _PROBE_S = 10.0  # for one question about readiness
 _TERMINATE_S = 15.0  # between SIGTERM and SIGKILL
 _KEY_REFUSED = (401, 403)
+_BUSY = 429
+_NO_ENGINE = 404  # also of what answers, but not as an engine
 _MAX_BODY = 1 << 20  # bytes of an answer about readiness
 _LOG_TAIL = 1 << 13  # bytes
 _LOG_S = 0.5  # for the last of it, after an engine's end
@@ -267,7 +269,8 @@ def _await_ready(
                 )
             return model or names[0]
         # What runs already does not learn its paths, and no engine another key, while we wait.
-        if status in _KEY_REFUSED or (not spec.command and 400 <= status < 500):
+        is_other = 300 <= status < 500 and status != _BUSY
+        if status in _KEY_REFUSED or (is_other and not spec.command):
             raise EngineError(f"{spec.name}: {url}: {state}")
         if time.monotonic() > end:
             raise EngineError(f"{spec.name}: {url} is not ready after {within_s:g} s: {state}")
@@ -290,7 +293,9 @@ def _ready_models(url: str, key: str | None) -> tuple[int, list[str], str]:
     try:
         names = [str(entry["id"]) for entry in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return status, [], "/v1/models answers no list of models"
+        return _NO_ENGINE, [], "/v1/models answers no list of models"
+    if not all(map(str.isprintable, names)):
+        return _NO_ENGINE, [], "/v1/models lists a name that can't be printed"
     return status, names, "" if names else "/v1/models lists no model"
 
 

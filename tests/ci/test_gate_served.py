@@ -24,7 +24,7 @@ from flexq_bench.ci.reports.accuracy import as_json, markdown
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Database, open_database
 from flexq_bench.db.queries import Filters
-from flexq_bench.db.records import AccuracyRecord, GateRecord
+from flexq_bench.db.records import AccuracyRecord, GateRecord, Record
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.served.engines import engine
@@ -169,6 +169,23 @@ def test_failing_engine_is_not_judged_and_answers_are_stored(
     base = stored[report.base, "right"]
     assert base.n_items >= 20
     assert _stored(database, GateRecord)[0].verdict == "not judged"
+
+
+@pytest.mark.slow
+def test_speed_before_an_engines_end_is_stored(
+    database: Database, policy: Callable[..., ServedPolicy]
+):
+    load = "lengths = 'fixed'\nprompt_tokens = 4\nnew_tokens = 10\nconcurrency = 4\nrequests = 8\n"
+    rules = policy(10, 60.0, f"[[speed]]\nname = 'short'\n{load}cooldown_s = 0.0\n")
+    head = _request("--tpot-ms 1 --die-after 120", "--tpot-ms 1", places=Places(("0", "1")))
+
+    report = run_served_gate(rules, head, database)
+
+    speed = [limit for limit in report.judged if limit.check.startswith("speed")]
+    assert any("head: " in limit.reason and "exit code 3" in limit.reason for limit in speed)
+    medians = [r for r in _stored(database, Record) if r.metric == "median_tpot"]
+    assert len(medians) == 2
+    assert all(record.n_samples for record in medians)
 
 
 def test_one_question_without_answer_is_not_judged(

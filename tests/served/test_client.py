@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -141,6 +142,10 @@ def test_drip_of_bytes_times_out():
         _OK + b'{"choices": []}',
         _OK + b'{"choices": [{"text": 3}]}',
         _OK + b'{"choices": [7]}',
+        _OK + b'{"choices": [{"text": "a", "index": 1}]}',
+        _OK + b'{"choices": [{"text": "a"}, {"text": "b"}]}',
+        _OK + b'{"choices": [{"text": "half \\ud83d of a pair", "finish_reason": "stop"}]}',
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nConnection: close\r\n\r\n\x1f\x8b\x08",
         _OK + b'{"error": {"message": "no"}}',
         b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nConnection: close\r\n\r\n",
     ],
@@ -155,19 +160,28 @@ def test_usage_and_logprobs_of_wrong_types_are_left_out():
     choice = {"text": "hello", "logprobs": {"tokens": ["a"], "top_logprobs": 5}}
     body = json.dumps({"choices": [choice], "usage": {"completion_tokens": "many"}}).encode()
 
-    answer = _replied(lambda writer: writer.write(_OK + body))
+    request = Request("Say hello", 40, logprobs=2)
+    answer = asyncio.run(_reply(lambda writer: writer.write(_OK + body), request))
 
     assert (answer.outcome, answer.completion_tokens) == (Outcome.OK, None)
     assert answer.logprobs[0].top == {}
 
 
-def test_number_that_no_float_holds_is_left_out():
-    logprobs = {"tokens": ["a"], "token_logprobs": [10**400]}
-    body = json.dumps({"choices": [{"text": "hello", "logprobs": logprobs}]}).encode()
+@pytest.mark.parametrize("value", [math.nan, 5.0, 10**400], ids=["nan", "positive", "huge"])
+@pytest.mark.parametrize("place", ["token_logprobs", "top_logprobs"])
+def test_number_that_is_no_log_probability_is_malformed(value: float, place: str):
+    known = {"token_logprobs": [-1.0], "top_logprobs": [{"a": -1.0, "b": -(10**400)}]}
+    known[place] = [{"a": -1.0, "b": value}] if place == "top_logprobs" else [value]
+    choice = {"text": "hello", "logprobs": {"tokens": ["a"], **known}}
+    body = json.dumps({"choices": [choice]}).encode()
 
-    answer = _replied(lambda writer: writer.write(_OK + body))
+    def asked(logprobs: int | None) -> Answer:
+        request = Request("Say hello", 40, logprobs=logprobs)
+        return asyncio.run(_reply(lambda writer: writer.write(_OK + body), request))
 
-    assert (answer.outcome, answer.logprobs[0].logprob) == (Outcome.OK, None)
+    assert asked(2).outcome is Outcome.MALFORMED
+    assert "a log-probability of" in asked(2).detail
+    assert asked(None).outcome is Outcome.OK
 
 
 def test_end_marker_without_a_lines_end_is_an_end():
@@ -196,8 +210,9 @@ _HELLO = {"choices": [{"index": 0, "text": "hello"}]}
         _events({"choices": [{"text": "hello", "finish_reason": "stop"}]}, end=b""),
         _events(_HELLO, {"choices": [{"index": 1, "text": "other"}]}),
         _events(_HELLO, {"choices": [{"index": 0, "text": " END and more"}]}),
+        _events(_HELLO).replace(b"1.1", b"1.0").replace(b"Connection: close\r\n", b""),
     ],
-    ids=["lines", "comment", "null text", "no end marker", "second answer", "stop string"],
+    ids=["lines", "comment", "null text", "no end marker", "second answer", "stop string", "1.0"],
 )
 def test_odd_stream_has_its_text(body: bytes):
     request = Request("Say hello", 40, stream=True, stop=(" END",))
@@ -205,6 +220,18 @@ def test_odd_stream_has_its_text(body: bytes):
     answer = asyncio.run(_reply(lambda writer: writer.write(body), request))
 
     assert (answer.outcome, answer.text) == (Outcome.OK, "hello")
+
+
+def test_halves_of_a_pair_in_two_events_are_a_character():
+    body = _events(*({"choices": [{"text": half}]} for half in ("\ud83d", "\ude00")))
+
+    assert _replied(lambda writer: writer.write(body), stream=True).text == "\U0001f600"
+
+
+def test_reason_of_an_error_has_no_control_characters():
+    body = b"HTTP/1.1 500 No\r\nConnection: close\r\n\r\nred\x00\x1b[31m"
+
+    assert _replied(lambda writer: writer.write(body)).detail == "500: red??[31m"
 
 
 def test_character_in_two_parts_of_a_body_is_read():
@@ -224,6 +251,7 @@ def test_character_in_two_parts_of_a_body_is_read():
     [
         ({"text": "so\ufffd", "finish_reason": "length"}, Outcome.CUT_OFF),
         ({"text": "so\ufffd", "finish_reason": "stop"}, Outcome.MALFORMED),
+        ({"text": "hello", "finish_reason": "abort"}, Outcome.CUT_OFF),
         ({"text": "hello", "usage": 99}, Outcome.MALFORMED),
     ],
 )

@@ -205,6 +205,34 @@ def test_key_is_sent_when_readiness_is_asked():
         server.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"<html>", 200, "answers no list of models"),
+        (b'{"data": [{"id": "a\\u001b[2J"}]}', 200, "can't be printed"),
+        (b"", 307, "answers 307"),
+    ],
+    ids=["page", "name", "redirect"],
+)
+def test_url_of_something_else_is_named_at_once(body: bytes, status: int, reason: str):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Location", "/v1/")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        spec = engine("base", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(EngineError, match=reason), started(spec, ready_within_s=600):
+            pass
+        server.shutdown()
+
+
 def test_both_engines_end_if_the_end_of_one_is_interrupted(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ):

@@ -335,6 +335,19 @@ def test_times_of_tokens_that_are_only_counted_say_little(power, characters, sai
     assert bool(measured.unsound) == bool(said)
 
 
+@pytest.mark.parametrize("starts", ["once", "anew"])
+def test_engine_that_warms_up_slowly_is_named(power, starts):
+    measured = made_blocks(power, placements=12)
+    for number, blocks in enumerate(measured.placements):
+        first = blocks if starts == "once" and not number else blocks[: starts == "anew"]
+        for block in first:
+            slow = [replace(one, tpot_s=3 * one.tpot_s) for one in block["head"][0].times]
+            block["head"] = [Segment(tuple(slow))] * 2
+
+    assert made_blocks(power, placements=12).warming == ""
+    assert measured.warming.startswith(("head: 3.0 times", "head: 2.9", "head: 3.1"))
+
+
 def test_engine_that_does_not_start_is_a_stated_outcome():
     gone = EngineSpec("base", command=(sys.executable, "-c", "raise SystemExit(3)  # {port}"))
     with taking_turns(gone, gone, Places()) as turns:
@@ -347,14 +360,8 @@ def test_engine_that_does_not_start_is_a_stated_outcome():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_real_gate_finds_a_delay_and_nothing_else(power, seed):
-    table = power.TABLE.model_copy(update={"metrics": ("median_ttft", "median_tpot")})
     for percent in (0.0, 3.0):
-        options = [
-            ("--ttft-ms", "10", "--tpot-ms", str(tpot), "--noise", "0.03", "--noise-seed", str(n))
-            for n, tpot in ((seed, 4.0), (seed + 100, 4.0 * (1 + percent / 100)))
-        ]
-        with power.servers(*options) as engines, taking_turns(*engines, Places()) as turns:
-            report = judge_speed([table], turns, seed=seed)
+        report = power.real_gate(percent, seed)
         outcomes = {limit.check.split(": ")[1]: limit.outcome for limit in report.limits}
         assert (outcomes["median_tpot"] == "fail") == (percent > 0), outcomes
         assert ("fail" in outcomes.values()) == (percent > 0), outcomes

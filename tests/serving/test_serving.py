@@ -60,10 +60,10 @@ def test_server_starts_with_settings_beyond_a_socket_buffer(start):
 def test_clients_at_once_get_what_each_gets_alone(served):
     alone = [served.complete(prompt).choices[0].text for prompt in PROMPTS]
 
-    with ThreadPoolExecutor(12) as pool:
-        together = list(pool.map(lambda p: served.complete(p).choices[0].text, PROMPTS * 3))
+    with ThreadPoolExecutor(32) as pool:
+        together = list(pool.map(lambda p: served.complete(p).choices[0].text, PROMPTS * 8))
 
-    assert together == alone * 3
+    assert together == alone * 8
 
 
 def test_streamed_completion_equals_the_whole(served):

@@ -23,16 +23,18 @@ from flexq_bench.measure.ab.rules import confirm_comparisons
 from flexq_bench.served.client import Limits
 from flexq_bench.served.engines import RunningEngine
 from flexq_bench.served.speed.load import Segment, run_segment
-from flexq_bench.served.speed.metrics import Metric, pooled_interval, segment_value
+from flexq_bench.served.speed.metrics import Metric, metric, pooled_interval, segment_value
 from flexq_bench.served.speed.policy import SpeedTable
 from flexq_bench.served.turns import BASE, HEAD, Turns
 from flexq_bench.stats.paired import ItemDifference, item_difference, loss_p_value
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
+from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from flexq_bench.verdicts.limits import detectable_percent, exceeds, is_enough, is_within
 
 _MAX_FAILED = 0.1  # share of requests, above which the others say little of the speed
 _FAILED_ALPHA = 0.01  # of more failures of head
 _LEAST_TEXT = 0.5  # of the other engine's characters per token, for the same prompts
+_WARMING = 2.0  # times that tokens take longer at first than later
 _STEADY = 0.05  # relative fall of the median time per token between two batches of a warm-up
 _MAX_WARMUPS = 8  # batches
 _PLACEMENTS_A_PLACE = 3  # after which engines that both run change places
@@ -105,6 +107,28 @@ class Measured:
             return ""
         return f"{side}: {least:.2g} characters a token, {other}: {most:.2g}: it sends less text"
 
+    @property
+    def warming(self) -> str:
+        """Say which engine was slow only at first, in the first placement, or in the first segment
+        of most placements if it starts anew for each. Empty: none was.
+        """
+        of, limits = metric("median_tpot"), self.table.latency_limits
+        for side in (HEAD, BASE):
+            times = np.array(
+                [
+                    [segment_value(of, part, limits) for block in blocks for part in block[side]]
+                    for blocks in self.placements
+                ]
+            )
+            if len(times) < FEWEST_PLACEMENTS:
+                break
+            with np.errstate(divide="ignore", invalid="ignore"):  # tokens that arrive together
+                of_first = float(np.median(times[0]) / np.median(times[1:]))
+                slower = max(of_first, float(np.median(times[:, 0] / times[:, -1])))
+            if slower >= _WARMING:
+                return f"{side}: {slower:.1f} times slower at first: raise warmup_requests"
+        return ""
+
     def failures(self) -> ItemDifference:
         """Return the difference of the shares of failed requests; both got the same ones."""
         sides = (
@@ -129,10 +153,10 @@ class SpeedReport:
 
     @property
     def sound(self) -> tuple[CaseComparison, ...]:
-        """Comparisons of loads whose requests both engines answered, nearly all and in full."""
+        """Comparisons of loads that both engines, warm, answered, nearly all and in full."""
         loads = [measured for measured in self.measured for _ in measured.table.judged]
         pairs = zip(loads, self.comparisons, strict=True)
-        return tuple(compared for load, compared in pairs if not load.unsound)
+        return tuple(compared for load, compared in pairs if not (load.unsound or load.warming))
 
 
 def judge_speed(
@@ -360,8 +384,8 @@ def _limits(
         base, head = (None if side is None else side.estimate for side in sides)
         known = math.isfinite(now.log_ratio)
         outcome, reason = _outcome(result, target.limit), now.reason
-        if measured.unsound:
-            outcome, reason = "not judged", measured.unsound
+        if doubt := measured.unsound or (outcome != "pass" and measured.warming):
+            outcome, reason = "not judged", doubt
         elif problem and outcome != "fail":
             outcome, reason = "not judged", problem
         ends = sorted((of.change_percent(now.low), of.change_percent(now.high))) if known else None

@@ -123,7 +123,8 @@ def _times(answer: Answer, request: Request, due: float) -> RequestTimes:
     late = answer.sent_at - due
     end = answer.sent_at + answer.end_s
     if answer.outcome is not Outcome.OK or not answer.chunk_s:
-        problem = answer.outcome.value if answer.outcome is not Outcome.OK else "no text"
+        is_ok = answer.outcome is Outcome.OK
+        problem = "no text" if is_ok else f"{answer.outcome.value}: {answer.detail}"
         return RequestTimes(due, end, None, None, None, 0, problem)
     first, last = answer.chunk_s[0], answer.chunk_s[-1]
     tokens = answer.completion_tokens or len(answer.chunk_s)
