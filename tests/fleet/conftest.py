@@ -241,11 +241,19 @@ def simulated(load_module: Callable[[Path], ModuleType]) -> ModuleType:
 
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
+    """A cluster whose nodes have the GPUs that they declare, and none that this machine has."""
     from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET
 
     for name, value in {**_QUIET, **_LOOPBACK_ONLY}.items():
         monkeypatch.setenv(name, value)
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
     from ray.cluster_utils import Cluster
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    detected = {"num_accelerators": 0, "accelerator_type": None}
+    for name, value in detected.items():
+        finds = staticmethod(lambda value=value: value)
+        monkeypatch.setattr(NvidiaGPUAcceleratorManager, f"get_current_node_{name}", finds)
 
     cluster = Cluster(
         initialize_head=True,
