@@ -133,14 +133,14 @@ def processes_of(node: Any) -> dict[int, str]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     names = {}
     for pid in found:
         with suppress(OSError):
-            names[pid] = Path(f"/proc/{pid}/cmdline").read_text()
+            names[pid] = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     return names
 
 
