@@ -110,8 +110,10 @@ def suspects_of(
         case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
         cases.append(case)
         points = one_per_commit(histories.get(row.series_id, ()))
-        for latest in [point for point in points if point.commit == commit.sha][-1:]:
-            earlier = [p for p in points if p is not latest and p.epoch == latest.epoch]
+        latest = next((point for point in reversed(points) if point.commit == commit.sha), None)
+        if latest is not None:
+            epoch = latest.epoch
+            earlier = [p for p in points if p.epoch == epoch and p is not latest]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     outliers, measured = _outliers(session, measured, waiting or {})
     perhaps_fixed = _perhaps_fixed(measured, alerts)

@@ -407,7 +407,8 @@ def _conclude(
             events.add_nightly_event(session, report)
         is_open = any(job.state in UNFINISHED_JOB_STATES for job in jobs)
         state = "comparing" if is_open and not is_last_try else "done"
-        set_night(session, info, state, report=asdict(report), at=datetime.now(UTC))
+        at = night.updated_at if again else datetime.now(UTC)  # that of its state
+        set_night(session, info, state, report=asdict(report), at=at)
     return report
 
 

@@ -1,6 +1,6 @@
 """A month of nights on two kinds of GPU: which series are compared, and when steps are confirmed.
 
-    python benchmarks/verdicts/month.py [--nights 30] [--series 200] [--kinds 2] [--budget 50]
+    python benchmarks/verdicts/month.py [--nights 30] [--series 200] [--kinds 2] [--seed 0]
 
 Every kind has its own noise and steps. Nights are stored in a temporary database; candidates, plan,
 verdicts and alerts are the product's, only times are drawn. A commit a night; 7 commits of each
@@ -53,6 +53,7 @@ FIRST_STEP = 8
 CLEAR_SIGMAS = 5.0
 FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 RULES = InterleaveRules()
+PARTS = ("results stored", "comparisons chosen", "judged")
 
 
 @dataclass
@@ -69,8 +70,8 @@ class Kind:
     confirmed: dict[int, int] = field(default_factory=dict)
 
 
-def kind_of(number: int, series: int, nights: int) -> Kind:
-    rng = np.random.default_rng(zlib.crc32(f"month {number}".encode()))
+def kind_of(number: int, series: int, nights: int, seed: int = 0) -> Kind:
+    rng = np.random.default_rng(zlib.crc32(f"month {number + 1000 * seed}".encode()))
     per_kernel = -(-series // len(KERNELS))
     cases = [
         Case.from_key(f"{kernel} gemm cold m{2 ** (at % 8)}n{1024 * (1 + at // 8)}k4096")
@@ -109,6 +110,7 @@ def commit_of(night: int) -> CommitInfo:
 
 
 def measure(database: Database, kind: Kind, night: int) -> str:
+    """Store the results of a night; return its run."""
     at = (FIRST + timedelta(days=night)).isoformat()
     plan = tuple(case.key for case in kind.cases)
     run = replace(new_run("nightly", "nightly", plan), created_at=at)
@@ -166,13 +168,16 @@ class Night:
     known: int
     alerts: int
     waiting: dict[str, int]
-    seconds: float  # of CPU, without drawing
+    seconds: dict[str, float]  # of CPU, by part of the night, without drawing
 
 
-def conclude(
-    database: Database, kind: Kind, night: int, run: str, budget: int, waiting: dict[str, int]
+def carry_out(
+    database: Database, kind: Kind, night: int, budget: int, waiting: dict[str, int]
 ) -> Night:
-    begun = time.process_time()
+    """Store results, choose comparisons, draw them and judge them."""
+    times = [time.process_time()]
+    run = measure(database, kind, night)
+    times.append(time.process_time())
     commit = commit_of(night)
     places = {case: at for at, case in enumerate(kind.cases)}
 
@@ -184,9 +189,9 @@ def conclude(
         planned = planned_comparisons(
             session, suspects, commit, budget=budget, canaries=2, seed=f"{night}"
         )
-    drawing = time.process_time()
+    times.append(time.process_time())
     compared = compare(kind, night, planned)
-    drawing = time.process_time() - drawing
+    drawn = time.process_time()
     shas = {sha for one in compared for sha in (one.base, one.head)} | {commit.sha}
     with database.session() as session:
         stored = record_night(
@@ -194,7 +199,8 @@ def conclude(
             {sha: commit_of(int(sha, 16) - 1) for sha in shas},
             alerting=True, at=FIRST + timedelta(days=night),
         )  # fmt: skip
-    seconds = time.process_time() - begun - drawing
+    times.append(time.process_time() - drawn + times[-1])
+    seconds = dict(zip(PARTS, np.diff(times).tolist(), strict=True))
     known = 0
     for judged in stored.judged:
         at = places[replace(judged.case, model="", layer="")]
@@ -217,9 +223,13 @@ def main() -> None:
     parser.add_argument("--series", type=int, default=200)
     parser.add_argument("--kinds", type=int, default=2)
     parser.add_argument("--budget", type=int, default=MAX_CANDIDATES)
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     out = sys.stdout.write
-    kinds = [kind_of(number, options.series, options.nights) for number in range(options.kinds)]
+    kinds = [
+        kind_of(number, options.series, options.nights, options.seed)
+        for number in range(options.kinds)
+    ]
     rows: dict[int, list[Night]] = defaultdict(list)
     out("| night | candidates | of them unchanged | compared | known before | alerts | seconds |\n")
     out("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
@@ -227,14 +237,13 @@ def main() -> None:
         for night in range(options.nights):
             tonight = []
             for number, kind in enumerate(kinds):
-                run = measure(database, kind, night)
                 waiting = rows[number][-1].waiting if rows[number] else {}
-                one = conclude(database, kind, night, run, options.budget, waiting)
+                one = carry_out(database, kind, night, options.budget, waiting)
                 rows[number].append(one)
                 tonight.append(one)
             sums = [sum(getattr(one, name) for one in tonight)
                     for name in ("candidates", "false", "compared", "known", "alerts")]  # fmt: skip
-            seconds = sum(one.seconds for one in tonight)
+            seconds = sum(sum(one.seconds.values()) for one in tonight)
             out(f"| {night + 1} | " + " | ".join(map(str, sums)) + f" | {seconds:.1f} |\n")
             sys.stdout.flush()
         with database.session() as session:
@@ -250,10 +259,13 @@ def main() -> None:
     commits = {(kind.machine, night) for kind, _, night in steps}
     out(f"\nsteps confirmed within two nights: {sum(soon)} of {len(steps)} series, ")
     out(f"{len(found)} of {len(commits)} commits; {len(stored)} alerts\n")
-    times = [sum(row[night].seconds for row in rows.values()) for night in range(options.nights)]
     if options.nights > 10:
-        ratio = float(np.median(times[-3:]) / np.median(times[3:6]))
-        out(f"seconds of a night: last three over the three around the fifth {ratio:.2f}\n")
+        spans = [[row[night] for row in rows.values()] for night in range(options.nights)]
+        out("CPU seconds of nights 4 to 6 (median), and the last three over them:\n")
+        for parts in (PARTS, *((part,) for part in PARTS)):
+            times = [sum(one.seconds[part] for one in span for part in parts) for span in spans]
+            early, late = float(np.median(times[3:6])), float(np.median(times[-3:]))
+            out(f"{', '.join(parts)}: {early:.3f} s, {late / early:.2f}\n")
 
 
 if __name__ == "__main__":

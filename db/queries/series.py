@@ -434,26 +434,24 @@ def _timed(
     breaks = explained_orders(session, series_ids)
     environments = epoch_environments(session, series_ids)
     histories = {}
-    for series, group in groupby((row for row in rows if row[1] in places), key=itemgetter(0)):
-        own = sorted(group, key=lambda row: places[row[1]])
+    for series, group in groupby(rows, key=itemgetter(0)):
+        own = list(group)
+        order = [places.get(row[1], -1) for row in own]
+        if order[0] < 0 or order != sorted(order):
+            own = sorted((row for row in own if row[1] in places), key=lambda row: places[row[1]])
+            order = [places[row[1]] for row in own]
+        if not own:
+            continue
+        # In columns: a night has thousands of rows.
+        _, ats, epochs, *values = zip(*own, strict=True)
         passed = breaks.get(series, ())
         numbers: dict[object, int] = {}
-        histories[series] = [
-            TimedPoint(
-                shas[at],
-                places[at],
-                numbers.setdefault(
-                    (environments[epoch], bisect_right(passed, places[at]))
-                    if passed
-                    else environments[epoch],
-                    len(numbers) + 1,
-                ),
-                result,
-                us,
-                device,
-            )
-            for _, at, epoch, result, us, device in own
-        ]
+        keys: Iterable[object] = map(environments.__getitem__, epochs)
+        if passed:
+            keys = zip(keys, (bisect_right(passed, place) for place in order), strict=True)
+        numbered = [numbers.setdefault(key, len(numbers) + 1) for key in keys]
+        commits = map(shas.__getitem__, ats)
+        histories[series] = list(map(TimedPoint, commits, order, numbered, *values))
     return histories
 
 

@@ -364,14 +364,13 @@ class Coordinator:
             self._drained = {row.target: row.reason for row in stored}
 
     def _is_drained(self, state: _WorkerState) -> bool:
-        host = state.ready.worker.environment.get("host", "")
-        return host in self._drained or state.ready.device in self._drained
+        return not self._drained.keys().isdisjoint(state.ready.places)
 
     def _drain_of(self, gpu: str) -> str:
         """Return that all devices of a kind are drained, with a reason; empty: they are not."""
         of_kind = [state.ready for state in self._states.values() if state.ready.gpu == gpu]
-        names = [(ready.worker.environment.get("host", ""), ready.device) for ready in of_kind]
-        reasons = [self._drained[name] for pair in names for name in pair if name in self._drained]
+        places = (place for ready in of_kind for place in ready.places)
+        reasons = [self._drained[place] for place in places if place in self._drained]
         return f"every {gpu} is drained ({reasons[0]})" if reasons else ""
 
     def _is_leased_elsewhere(self, gpu: str) -> bool:

@@ -54,7 +54,7 @@ _RELEASE_TIMEOUT_S = 15.0  # for the previous process on the device to end
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """The description of a worker that is ready. software: as in ReadyWorker.
+    """The description of a worker that is ready. software, further_devices: as in ReadyWorker.
 
     kernels: external ones that it can run; None: it has none.
     """
@@ -62,6 +62,7 @@ class WorkerDescription:
     worker: Worker
     software: str = ""
     kernels: KernelDescriptions | None = None
+    further_devices: tuple[str, ...] = ()
 
 
 class MeterActor:
@@ -94,8 +95,9 @@ class MeterActor:
             self._measurer = ProcessMeter(options, self._adopted)
         self._known_keys: set[TuningKey] = set()
         # Held until the process ends. Actors on the slots of one CPU run side by side.
+        self._devices = _uuids(device, backend)
         self._device_lock = devices_alone(
-            [info.uuid for info in device_infos(device, visible_count(backend))],
+            self._devices,
             shared=backend == "cpu",
             wait_s=_RELEASE_TIMEOUT_S,
         )
@@ -105,7 +107,7 @@ class MeterActor:
     def describe(self) -> WorkerDescription:
         software = "" if self._meter is None else self._meter.tuning_machine.software
         kernels = None if self._adopted is None else descriptions_of(self._adopted)
-        return WorkerDescription(self._measurer.worker, software, kernels)
+        return WorkerDescription(self._measurer.worker, software, kernels, self._devices[1:])
 
     def memory_obstacles(self, cases: Sequence[Case]) -> dict[str, str]:
         """Reasons, by key, why cases don't fit the free memory."""
@@ -148,13 +150,13 @@ class ComparerActor:
         self._project = kernels if is_project else None
         if kernels is not None and not is_project:
             kernels.adopt()
-        self._device, self._seed = _device_of(backend), seed
+        self._device, self._backend, self._seed = _device_of(backend), backend, seed
 
     def describe(self) -> WorkerDescription:
         device = find_device(self._device)
         environment = describe_environment(device, open_handle(device))
         worker = Worker(device_info(self._device), environment, capability(device), os.getpid())
-        return WorkerDescription(worker)
+        return WorkerDescription(worker, further_devices=_uuids(self._device, self._backend)[1:])
 
     def beat(self) -> None:
         """Answer, also during a comparison, whose processes this one only waits for."""
@@ -238,7 +240,9 @@ class RayWorkers(RayActors):
         description: WorkerDescription = answer
         if description.kernels is not None:
             adopt_descriptions(description.kernels)
-        return ReadyWorker(actor.uuid, description.worker, description.software)
+        return ReadyWorker(
+            *(actor.uuid, description.worker, description.software, description.further_devices)
+        )
 
     def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
         self.call(worker, "measure", case, tuple(choices))
@@ -267,6 +271,11 @@ def _device_of(backend: Backend) -> str:
 def visible_count(backend: Backend) -> int:
     """Number of devices that Ray assigned to this process."""
     return 1 if backend == "cpu" else torch.cuda.device_count()
+
+
+def _uuids(device: str, backend: Backend) -> tuple[str, ...]:
+    """Uuids of all devices of this process."""
+    return tuple(info.uuid for info in device_infos(device, visible_count(backend)))
 
 
 def _wait_for_exclusive_use(device: str, worker: Worker) -> None:

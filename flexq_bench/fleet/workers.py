@@ -17,11 +17,15 @@ from flexq_bench.workloads.case import Case
 
 @dataclass(frozen=True, slots=True)
 class ReadyWorker:
-    """A worker process that is ready. software: versions that its tuning choices are valid for."""
+    """A worker process that is ready. software: versions that its tuning choices are valid for.
+
+    further_devices: uuids of the devices besides `device`, of a worker for cases of several GPUs.
+    """
 
     uuid: str  # of the process
     worker: Worker
     software: str = ""
+    further_devices: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> str:
@@ -32,6 +36,11 @@ class ReadyWorker:
     def device(self) -> str:
         """uuid of its device."""
         return self.worker.device.uuid
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its host and its devices: if one of them is drained, it gets no work."""
+        return (self.worker.environment.get("host", ""), self.device, *self.further_devices)
 
 
 @dataclass(frozen=True, slots=True)

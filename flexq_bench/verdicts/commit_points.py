@@ -20,7 +20,7 @@ def one_per_commit(points: Sequence[Point]) -> list[Point]:
     devices it is the one of the commit before, else the one with the most commits of the epoch. The
     other fields are those of the device's first result.
     """
-    if len({(point.epoch, point.commit) for point in points}) == len(points):
+    if len({point.commit for point in points}) == len(points):
         return list(points)
     by_commit: dict[tuple[int, str], list[Point]] = defaultdict(list)
     for point in points:

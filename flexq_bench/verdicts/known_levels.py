@@ -61,9 +61,11 @@ def known_levels(values: Sequence[float], comparisons: Sequence[Compared]) -> Kn
             unchanged.append(one.head)
         start = max(one.base + 1 - HISTORY_RESULTS, 0)
         zero = statistics.median((logs - levels)[start : one.base + 1].tolist())
-        for at in range(one.base + 1, one.head):
-            if abs(logs[at] - zero - after) < abs(logs[at] - zero - levels[at]):
-                levels[at] = after
+        if one.head > one.base + 1:
+            between = slice(one.base + 1, one.head)
+            apart = logs[between] - zero
+            is_nearer = np.abs(apart - after) < np.abs(apart - levels[between])
+            levels[between][is_nearer] = after
         levels[one.head :] = after
     newest = float(levels[-1]) if logs.size else math.nan
     return KnownLevels(np.exp(logs - levels + newest), tuple(unchanged))

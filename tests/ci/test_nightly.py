@@ -214,6 +214,20 @@ def test_candidates_beyond_the_budget_wait(a_night):
     assert {key for key, *_ in second.not_compared} != {key for key, *_ in first.not_compared}
 
 
+def test_rejudging_changes_no_age_and_no_waiting_candidates(a_night, database):
+    _ = [a_night(order) for order in range(1, 8)]
+    a_night(8, us=22.0, candidates=0)
+    with database.session() as session:
+        ages = {night.name: night.updated_at for night in queries.night_states(session)}
+
+    rejudge_night(database, "2025-11-07", alerting=True)
+
+    with database.session() as session:
+        assert {n.name: n.updated_at for n in queries.night_states(session)} == ages
+    [second] = a_night(9, us=22.0, candidates=0)[1]
+    assert {waited for _, waited, _ in second.not_compared} == {2}
+
+
 def test_creeping_series_is_compared_with_the_release_once(
     a_night, database, commits, sha, compared
 ):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from datetime import UTC, datetime
 
 import pytest
@@ -65,10 +66,14 @@ def test_newest_histories_do_not_read_older_results(session, build, add):
     assert queries.newest_histories(session, ids, commits=40) == whole
 
 
-@pytest.mark.parametrize("order", ["on one host", "on two hosts by turns"])
+@pytest.mark.parametrize("order", ["on one host", "on two hosts by turns", "backfilled"])
 def test_timed_histories_end_as_whole_histories(session, build, add, order, monkeypatch):
     monkeypatch.setattr("flexq_bench.db.queries.series._TIMED_COMMITS", 6)
-    for place in range(1, 31):
+    places = list(range(1, 31))
+    if order == "backfilled":
+        random.Random(0).shuffle(places)
+        add(commit=build.a_commit(None, sha="pkg-1.0.0-abc"))
+    for place in places:
         host = place % 2 if order == "on two hosts by turns" else 0
         environment = {"host": f"h{host}"}
         commit, trigger = build.a_commit(place), "sweep" if place % 11 == 0 else "nightly"
@@ -76,7 +81,11 @@ def test_timed_histories_end_as_whole_histories(session, build, add, order, monk
             run = build.a_run(f"{place} {again}", trigger=trigger)
             add(run=run, commit=commit, median_us=float(place), environment=environment)
     [series] = [one.id for one in queries.list_series(session)]
-    whole = queries.series_histories(session, [series], without_sweeps=True)[series]
+    whole = [
+        point
+        for point in queries.series_histories(session, [series], without_sweeps=True)[series]
+        if point.topo_order is not None
+    ]
 
     timed = queries.timed_histories(session, [series])[series]
 

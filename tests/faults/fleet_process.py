@@ -29,6 +29,7 @@ from flexq_bench.db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.db.tuning import ChoiceInfo
 from flexq_bench.errors import one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD
+from flexq_bench.fleet import shipping
 from flexq_bench.fleet.compare_jobs import Compared, CompareJob
 from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.ray_pool import RayPool
@@ -263,6 +264,13 @@ def serve(order: Order) -> int:
     return 0
 
 
+def load_ray() -> None:
+    """Do once what every coordinator on Ray does, before it is forked."""
+    import ray  # noqa: F401
+
+    shipping._packed_program()
+
+
 class _Stamped(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return f"{time.monotonic():.3f} {record.getMessage()}"
@@ -272,10 +280,13 @@ def main() -> None:
     for line in sys.stdin:
         message = json.loads(line)
         if "start" in message:
+            order = Order(**message["start"])
+            if order.words or order.cluster:
+                load_ray()
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                os._exit(serve(Order(**message["start"])))
+                os._exit(serve(order))
             answer = pid
         else:
             answer = os.waitstatus_to_exitcode(os.waitpid(message["wait"], 0)[1])

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tests.fleet.conftest import add_gpus, ray_cluster
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # Ray's own pipes
 KINDS = ("A100", "H200")
-CASES, CANARIES, SECONDS = 40, 34, 0.25  # three jobs on each kind
+CASES, CANARIES, SECONDS = 40, 34, 0.1  # three jobs on each kind
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,50 @@ def running_cluster() -> Iterator[Any]:
             yield opened
 
 
-@pytest.fixture
-def cluster(running_cluster: Any) -> Iterator[Any]:
-    yield running_cluster
-    for node in list(running_cluster.worker_nodes):
-        running_cluster.remove_node(node, allow_graceful=False)
+class Nodes:
+    """The nodes of a cluster, a GPU each. Those that a round leaves intact serve the next."""
+
+    def __init__(self, cluster: Any) -> None:
+        self.cluster = cluster
+        self._of_kind: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+
+    def have(self, *kinds: str) -> None:
+        """Add and remove nodes until there is one for each of these kinds."""
+        for kind, nodes in self._of_kind.items():
+            while len(nodes) > kinds.count(kind):
+                self.remove(nodes[-1])
+            while len(nodes) < kinds.count(kind):
+                nodes.append(add_gpus(self.cluster, kind, 1))
+
+    def first(self, kind: str) -> Any:
+        return self._of_kind[kind][0]
+
+    def remove(self, node: Any) -> None:
+        """Kill a node."""
+        for nodes in self._of_kind.values():
+            if node in nodes:
+                nodes.remove(node)
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    @contextmanager
+    def frozen(self, node: Any, only: str = "") -> Iterator[None]:
+        """Stop a node's processes, or those of this name, for a block; then kill the node."""
+        stopped = [pid for pid, name in processes_of(node).items() if only in name]
+        assert stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            self.remove(node)
+
+
+@pytest.fixture(scope="module")
+def nodes(running_cluster: Any) -> Nodes:
+    return Nodes(running_cluster)
 
 
 class Night:
@@ -54,10 +93,12 @@ class Night:
         return self.bench.start(words=words, environment=ray)
 
     def comparing(self) -> tuple[int, Path]:
-        """A coordinator that has stored some comparisons, by the round's seed."""
+        """A coordinator that has stored some comparisons, and compares, by the round's seed."""
         pid, log = self.start()
-        count = random.Random(f"{self.bench.fault} {self.bench.seed}").randint(1, 3)
+        draw = random.Random(f"{self.bench.fault} {self.bench.seed}")
+        count = draw.randint(1, 3)
         self.bench.until(lambda: log.read_text().count(" job ") >= count or has_ended(pid), 300)
+        time.sleep(draw.uniform(0, SECONDS * CANARIES / 3))  # of a job
         return pid, log
 
     def outcomes(self, log: Path) -> dict[str, str]:
@@ -69,9 +110,10 @@ class Night:
         assert self.bench.wait(pid) == 0, log.read_text()
         return self.outcomes(log)
 
-    def completes(self, pid: int, log: Path) -> None:
-        """Wait for its end; every kind is complete, and each comparison was judged once."""
-        assert self.end(pid, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
+    def completes(self, *coordinators: tuple[int, Path]) -> None:
+        """Wait for their ends; every kind is complete, and each comparison was judged once."""
+        for pid, log in coordinators:
+            assert self.end(pid, log) == dict.fromkeys(KINDS, "complete"), log.read_text()
         check(self.bench, kinds=len(KINDS), canaries=CANARIES)
 
 
@@ -81,8 +123,8 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.fixture
-def night(bench: Bench, cluster: Any) -> Night:
-    return Night(bench, cluster)
+def night(bench: Bench, running_cluster: Any) -> Night:
+    return Night(bench, running_cluster)
 
 
 def processes_of(node: Any) -> dict[int, str]:
@@ -91,88 +133,67 @@ def processes_of(node: Any) -> dict[int, str]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     names = {}
     for pid in found:
         with suppress(OSError):
-            names[pid] = Path(f"/proc/{pid}/cmdline").read_text()
+            names[pid] = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
     return names
 
 
-@contextmanager
-def frozen(pids: Iterable[int]) -> Iterator[None]:
-    stopped = list(pids)
-    assert stopped
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in stopped:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-
-def test_ray_node_killed(night, cluster):
-    lost, _, _ = (add_gpus(cluster, kind, 1) for kind in ("A100", "A100", "H200"))
+def test_ray_node_killed(night, nodes):
+    nodes.have("A100", "A100", "H200")
     running = night.comparing()
-    cluster.remove_node(lost, allow_graceful=False)
+    nodes.remove(nodes.first("A100"))
 
-    night.completes(*running)
+    night.completes(running)
 
 
-def test_ray_node_frozen(night, cluster):
-    node, _, _ = (add_gpus(cluster, kind, 1) for kind in ("A100", "A100", "H200"))
+def test_ray_node_frozen(night, nodes):
+    nodes.have("A100", "A100", "H200")
     running = night.comparing()
-    with frozen(processes_of(node)):
-        night.completes(*running)
+    with nodes.frozen(nodes.first("A100")):
+        night.completes(running)
 
 
-def test_ray_worker_frozen(night, cluster):
+def test_ray_worker_frozen(night, nodes):
     """Only the process that compares, so that its node stays alive."""
-    node, _ = (add_gpus(cluster, kind, 1) for kind in KINDS)
+    nodes.have(*KINDS)
     running = night.comparing()
-    comparers = [pid for pid, name in processes_of(node).items() if "SimulatedComparer" in name]
-    with frozen(comparers):
-        night.completes(*running)
+    with nodes.frozen(nodes.first("A100"), only="SimulatedComparer"):
+        night.completes(running)
 
 
-def test_ray_last_node_of_a_kind_lost_and_back(night, cluster):
-    add_gpus(cluster, "H200", 1)
-    lost = add_gpus(cluster, "A100", 1)
+def test_ray_last_node_of_a_kind_lost_and_back(night, nodes):
+    nodes.have(*KINDS)
     running = night.comparing()
-    cluster.remove_node(lost, allow_graceful=False)
+    nodes.remove(nodes.first("A100"))
 
     first = night.end(*running)
-    add_gpus(cluster, "A100", 1)
+    nodes.have(*KINDS)
 
     # With the last comparison stored before the loss, nothing is missing.
     assert first == {"A100": "incomplete", "H200": "complete"} or "incomplete" not in first.values()
-    night.completes(*night.start())
+    night.completes(night.start())
 
 
-def test_ray_coordinator_killed_another_takes_over(night, cluster):
-    for kind in KINDS:
-        add_gpus(cluster, kind, 1)
+def test_ray_coordinator_killed_another_takes_over(night, nodes):
+    nodes.have(*KINDS)
     first, _ = night.comparing()
     second = night.start()
     time.sleep(random.Random(night.bench.seed).uniform(0, 2))
     os.kill(first, signal.SIGKILL)
     night.bench.wait(first)
 
-    night.completes(*second)
+    night.completes(second)
 
 
-def test_ray_two_coordinators(night, cluster):
-    for kind in KINDS:
-        add_gpus(cluster, kind, 1)
-    running = [night.start() for _ in range(2)]
-
-    for one in running:
-        night.completes(*one)
+def test_ray_two_coordinators(night, nodes):
+    nodes.have(*KINDS)
+    night.completes(*[night.start() for _ in range(2)])
 
 
 def test_ray_head_node_restarted(bench, monkeypatch):
@@ -188,4 +209,4 @@ def test_ray_head_node_restarted(bench, monkeypatch):
         for kind in KINDS:
             add_gpus(new, kind, 1)
         again = Night(bench, new)
-        again.completes(*again.start())
+        again.completes(again.start())

@@ -86,13 +86,13 @@ class ScriptedWorkers:
 
     def _join_all(self) -> None:
         for gpu, count in self.kinds.items():
-            for index in range(count // self.gpus):
-                self._join(f"{gpu} {index}", gpu)
+            for first in range(0, count - self.gpus + 1, self.gpus):
+                self._join(*(f"{gpu} {first + index}" for index in range(self.gpus)), gpu=gpu)
 
-    def _join(self, device: str, gpu: str) -> None:
+    def _join(self, device: str, *further: str, gpu: str) -> None:
         number = next(_numbers)
         worker = Worker(DeviceInfo(device, gpu, "cuda"), {"host": "here"}, (9, 0), number)
-        member = ReadyWorker(f"w{number}", worker, "software")
+        member = ReadyWorker(f"w{number}", worker, "software", further)
         self._members[member.uuid] = member
         self._events.append(Joined(member))
 
@@ -140,7 +140,7 @@ class ScriptedWorkers:
         member = self._members.pop(uuid)
         self._events.append(Lost(uuid, reason, blameless))
         if self.replaces if replaces is None else replaces:
-            self._join(member.device, member.gpu)
+            self._join(member.device, *member.further_devices, gpu=member.gpu)
 
     def memory_obstacles(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
         if self.lost_in_memory_query:
@@ -241,11 +241,19 @@ def simulated(load_module: Callable[[Path], ModuleType]) -> ModuleType:
 
 @contextmanager
 def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
+    """A cluster whose nodes have the GPUs that they declare, and none that this machine has."""
     from flexq_bench.fleet.ray_cluster import _LOOPBACK_ONLY, _QUIET
 
     for name, value in {**_QUIET, **_LOOPBACK_ONLY}.items():
         monkeypatch.setenv(name, value)
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
     from ray.cluster_utils import Cluster
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    detected = {"num_accelerators": 0, "accelerator_type": None}
+    for name, value in detected.items():
+        finds = staticmethod(lambda value=value: value)
+        monkeypatch.setattr(NvidiaGPUAcceleratorManager, f"get_current_node_{name}", finds)
 
     cluster = Cluster(
         initialize_head=True,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import pytest
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
+from flexq_bench.db.fleet import drain
 from flexq_bench.fleet import RayPool, RayWorkers, Work
 from flexq_bench.fleet import local_pool as local
 from flexq_bench.fleet.local_pool import LocalPool
@@ -62,6 +64,23 @@ def test_a_host_with_too_few_gpus_leaves_a_reason(table, gpus, a_case):
     with table.database.session() as session:
         [job] = queries.jobs_of(session, work.run.info.uuid, states=("no-device",))
     assert job.reason == "no host with 4 H200 came within 3 s"
+
+
+def test_drained_gpu_of_two_gets_no_case(table, database, gpus):
+    pairs = [of_gpus(2, n) for n in (64, 128, 256)]
+    work, used = table.work("H200", pairs), set()
+
+    def script(member, case):
+        used.add(member.places)
+        return OK
+
+    with database.session() as session:
+        drain(session, "H200 1", reason="hot", person="Ada", at=datetime.now(UTC))
+
+    table.coordinator(gpus({"H200": 4}, script)).carry_out([work])
+
+    assert used == {("here", "H200 2", "H200 3")}
+    assert table.received(work) == sorted(case.key for case in pairs)
 
 
 @pytest.mark.parametrize(

@@ -567,7 +567,7 @@ def test_kind_is_not_given_up_while_its_workers_start(table, gpus, compare_work,
     def late(timeout_s):
         if clock.now > began + 10 and workers.arriving:  # `device` is three seconds
             workers.arriving = 0
-            workers._join("H200 0", "H200")
+            workers._join("H200 0", gpu="H200")
         return poll(timeout_s)
 
     workers.poll = late

@@ -95,7 +95,7 @@ def test_lost_node_does_not_count_against_the_case(table, gpus, a_case):
 def test_kind_that_joins_meanwhile_measures_no_case_of_others(table, gpus, a_case):
     def script(member, case):
         if len(workers.started) == 1:
-            workers._join("B200 0", "B200")
+            workers._join("B200 0", gpu="B200")
         return OK
 
     workers = gpus({"H200": 1}, script)
@@ -265,7 +265,7 @@ def test_nodes_that_join_late_are_waited_for(database, gpus, monkeypatch, joins,
     workers, clock = gpus({}), itertools.count()
     pool = RayPool(database, workers, COMMIT, Times(), gpus=asked)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(time, "sleep", lambda _: joins and workers._join(f"{joins} 0", joins))
+    monkeypatch.setattr(time, "sleep", lambda _: joins and workers._join(f"{joins} 0", gpu=joins))
 
     if says:
         with pytest.raises(FlexqError, match=re.escape(says)):
