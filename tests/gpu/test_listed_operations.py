@@ -22,10 +22,11 @@ from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import operation
 
 FILE = Path(__file__).parents[2] / "examples" / "byo" / "operations_in_triton.py"
+SHAPE = (2048, 2048)  # N and K
 LINEAR = ("bf16", "fp8-blocks", "mxfp4", "tinygemm")
 OTHERS = {
-    "grouped": ("grouped_linear", "tokens=32 experts=8 top_k=2 n=1024 k=2048"),
-    "sdpa": ("attention_decode", "batch=8 context=512 heads=32 kv_heads=8 layout=contiguous"),
+    "grouped": ("grouped_linear", "tokens=32 experts=8 top_k=2 n=512 k=1024"),
+    "sdpa": ("attention_decode", "batch=8 context=256 heads=32 kv_heads=8 layout=contiguous"),
     "norm-int8": ("norm_quantize", "tokens=64 hidden=4096"),
     "sampling": ("top_k_sampling", "tokens=8 vocabulary=32000"),
 }
@@ -76,7 +77,7 @@ def changeable() -> str:
 def case_of(spec, cache="cold"):
     name = spec.name.partition(".")[2]
     if name in LINEAR:
-        return Case(spec.name, GemmWorkload(16, 4096, 4096), stage="gemm", cache=cache)
+        return Case(spec.name, GemmWorkload(16, *SHAPE), stage="gemm", cache=cache)
     of, text = OTHERS[name]
     workload = operation(of).workload(**operation(of).parse(text))
     return Case(spec.name, workload, stage="op", cache=cache)
@@ -128,8 +129,9 @@ class Repository:
             f'caches = ["cold"]\nparameters = {{{parameters(name)}}}\n'
             for name in OTHERS
         ]
+        n, k = SHAPE
         linear = ", ".join(f'"acme.{name}"' for name in LINEAR)
-        groups.append(f'[[group]]\nkernels = [{linear}]\nm = "16"\nshapes = ["4096x4096"]\n')
+        groups.append(f'[[group]]\nkernels = [{linear}]\nm = "16"\nshapes = ["{n}x{k}"]\n')
         files = {
             "kernels.py": changeable(),
             "flexq-bench.toml": PROJECT,
