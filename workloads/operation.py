@@ -27,6 +27,7 @@ Role = Literal["weight", "activation", "state", "index"]
 ROLES: tuple[Role, ...] = ("weight", "activation", "state", "index")
 DTYPES = ("fp16", "bf16", "fp32", "fp64", "int8", "int32", "int64", "bool", "fp8", "uint8")
 DISTRIBUTIONS = ("normal", "outliers", "weight", "uniform", "ones")
+GPUS = "gpus"  # a parameter: their number, one process on each
 FORMATS = ("weight", "activation", "cache", "dtype")  # numbers that the kernel declares
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
@@ -158,6 +159,8 @@ class Operation:
         tensors = len(self.inputs) + len(self.outputs)
         if len(self._by_name) < len(self.parameters) or len(self._shapes) < tensors:
             raise WorkloadError(f"{self.name}: two parameters or two tensors have the same name")
+        if self.is_of_gpus and not all(shape[:1] == (GPUS,) for shape in self._shapes.values()):
+            raise WorkloadError(f"{self.name}: row i is of GPU i: begin all shapes with {GPUS}")
         for tensor in self.inputs:
             if tensor.role not in ROLES:
                 raise WorkloadError(f"{self.name}: {unknown('role', tensor.role, ROLES)}")
@@ -176,6 +179,11 @@ class Operation:
     def _shapes(self) -> dict[str, tuple[str, ...]]:
         inputs = {tensor.name: tensor.shape for tensor in self.inputs}
         return inputs | {tensor.name: tensor.shape for tensor in self.outputs}
+
+    @property
+    def is_of_gpus(self) -> bool:
+        """Return True if it has one process on each of several GPUs."""
+        return GPUS in self._by_name
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -274,7 +282,7 @@ class OperationWorkload:
     @property
     def gpus(self) -> int:
         """Number of GPUs: its parameter `gpus`; 1 without one."""
-        gpus = dict(self.values).get("gpus", 1)
+        gpus = dict(self.values).get(GPUS, 1)
         return gpus if isinstance(gpus, int) else 1
 
     @property

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     import torch
 
     from flexq_bench.kernels.contract import KernelSpec
+    from flexq_bench.kernels.formats import NumberFormat
 
 _OURS = "source:flexq-bench"
 _SCALES = "_scales"
-_KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or reals
-_SCALE_TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+REALS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_FLOAT_CODES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 _REFERENCE = """from {module} import {function}
 
 
@@ -40,6 +41,18 @@ def run({arguments}):
     parameters = {parameters}
     return {function}({operation!r}, parameters, {formats!r}, {tensors})
 """
+
+
+def types_of(number: NumberFormat) -> tuple[str, str] | None:
+    """Types of a format's codes, of which each row has scales of its own, and of these; "": none.
+
+    None: FlashInfer-Bench can't describe it.
+    """
+    if number.is_dense:
+        return REALS[number.dense_type], ""
+    codes = {"symmetric": "int8", "float": _FLOAT_CODES.get(number.element, "")}
+    found = codes.get(number.kind, ""), REALS.get(number.scale, "")
+    return found if all(found) and number.block_rows == 1 else None
 
 
 def definition_json(workload: OperationWorkload, spec: KernelSpec) -> dict[str, Any] | None:
@@ -51,11 +64,9 @@ def definition_json(workload: OperationWorkload, spec: KernelSpec) -> dict[str, 
     of = operation(workload.operation)
     values = of.checked(dict(workload.values))
     formats = {number: spec.formats[number] for number in _formats_of(workload.operation)}
-    for number in formats.values():
-        if number.kind not in _KINDS or number.block_rows != 1:
-            return None
-        if not number.is_dense and number.scale not in _SCALE_TYPES:
-            return None
+    types = {name: of_number for name, n in formats.items() if (of_number := types_of(n))}
+    if len(types) < len(formats):
+        return None
     named = _axis_names(of)
     present = [tensor for tensor in of.inputs if 0 not in of.shape_of(tensor.name, values)]
     variable = {text for tensor in present for text in tensor.shape} & set(of.axes)
@@ -81,8 +92,8 @@ def definition_json(workload: OperationWorkload, spec: KernelSpec) -> dict[str, 
                 continue
             groups = f"{tensor.name}_groups"
             axes[groups] = _constant(-(-sizes[-1] // (coded.group or sizes[-1])))
-            section[tensor.name] = {"shape": names, "dtype": "int8"}
-            scale = _SCALE_TYPES[coded.scale]
+            codes, scale = types[tensor.number]
+            section[tensor.name] = {"shape": names, "dtype": codes}
             section[tensor.name + _SCALES] = {"shape": [*names[:-1], groups], "dtype": scale}
         sections.append(section)
     inputs, outputs = sections
@@ -183,7 +194,10 @@ def reference_outputs(
             scales = tensors[tensor.name + _SCALES]
             rows = math.prod(shape[:-1])
             codes = given.reshape(rows, shape[-1])
-            operand = Operand(codes, scales.reshape(rows, -1), number.bits, number.group)
+            operand = Operand(
+                *(codes, scales.reshape(rows, -1), number.bits, number.group),
+                element=number.element,
+            )
             values[tensor.name] = Value(shape, number, None, (operand,))
         else:
             values[tensor.name] = Value(shape, number, given.reshape(shape).to(number))
@@ -197,9 +211,11 @@ def reference_outputs(
             y = expected[f"{result.name}.values"].y.nan_to_num()
             results.append(y.to(number))
             continue
-        codes = expected[f"{result.name}.codes"].y.nan_to_num().round()
+        codes = expected[f"{result.name}.codes"].y.nan_to_num()
         scales = expected[f"{result.name}.scales"].y.nan_to_num().to(SCALE_TYPES[number.scale])
-        results += [codes.to(torch.int8), scales.reshape(*codes.shape[:-1], -1)]
+        is_float = number.kind == "float"
+        codes = codes.to(number.float_type.dtype) if is_float else codes.round().to(torch.int8)
+        results += [codes, scales.reshape(*codes.shape[:-1], -1)]
     return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -33,7 +33,12 @@ from flexq_bench.exchange.external.result import (
     number,
 )
 from flexq_bench.exchange.flashinfer_definitions import TraceDefinition, definition_of
-from flexq_bench.exchange.flashinfer_operations import definition_json, variable_axes
+from flexq_bench.exchange.flashinfer_operations import (
+    REALS,
+    definition_json,
+    types_of,
+    variable_axes,
+)
 from flexq_bench.runs.text_files import read_text
 from flexq_bench.workloads.case import kernel_label
 from flexq_bench.workloads.errors import WorkloadError
@@ -51,7 +56,6 @@ _OP_TYPE = "gemm"
 _US_A_MS = 1e3
 _MAX_FILES = 10_000
 _MAX_NAME_CHARS = 200
-_KINDS = ("symmetric", "dense")  # of number formats: codes with one scale per group, or FP16
 _REFERENCE = """import torch
 
 
@@ -61,7 +65,7 @@ def _values(codes, scales):
 
 
 def run({arguments}):
-    return ({a} @ {b}.T).to(torch.float16)
+    return ({a} @ {b}.T).to(torch.{dtype})
 """
 
 
@@ -312,9 +316,11 @@ def _described(record: Record) -> tuple[dict[str, Any], Mapping[str, int]] | Non
         return None
     formats = (spec.activation, spec.weight)
     divisible = all(record.k % (number.group or record.k) == 0 for number in formats)
-    if not divisible or any(number.kind not in _KINDS for number in formats):
+    types = [of_number for number in formats if (of_number := types_of(number))]
+    if not divisible or len(types) < len(formats):
         return None
-    return _definition(record.n, record.k, *formats), {"M": record.m}
+    coded = [(number, *found) for number, found in zip(formats, types, strict=True)]
+    return _definition(record.n, record.k, coded, REALS[spec.output]), {"M": record.m}
 
 
 def _spec_of(record: Record) -> KernelSpec | None:
@@ -336,7 +342,11 @@ def _spec_of(record: Record) -> KernelSpec | None:
     return spec if spec.version == record.kernel_version else None
 
 
-def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, Any]:
+def _definition(
+    n: int, k: int, numbers: Sequence[tuple[NumberFormat, str, str]], output: str
+) -> dict[str, Any]:
+    """The definition of a linear layer. numbers: of activations and weights, with `types_of`."""
+    (x, *_), (w, *_) = numbers
     axes: dict[str, Any] = {
         "M": {"type": "var", "description": "tokens"},
         "N": {"type": "const", "value": n, "description": "output features"},
@@ -344,15 +354,14 @@ def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, A
     }
     inputs: dict[str, Any] = {}
     values = []
-    for name, rows, numbers in (("A", "M", x), ("B", "N", w)):
-        coded = numbers.kind != "dense"
-        inputs[name] = {"shape": [rows, "K"], "dtype": "int8" if coded else "float16"}
+    for name, rows, (of, dtype, scales) in zip("AB", "MN", numbers, strict=True):
+        inputs[name] = {"shape": [rows, "K"], "dtype": dtype}
         values.append(f"{name}.to(torch.float64)")
-        if coded:
+        if scales:
             axis = f"{name}_groups"
-            groups = k // (numbers.group or k)
+            groups = k // (of.group or k)
             axes[axis] = {"type": "const", "value": groups, "description": f"groups of {name}"}
-            inputs[f"{name}_scales"] = {"shape": [rows, axis], "dtype": "float16"}
+            inputs[f"{name}_scales"] = {"shape": [rows, axis], "dtype": scales}
             values[-1] = f"_values({name}, {name}_scales)"
     names = "_".join(fmt.name.replace("/", "g") for fmt in (w, x))
     return {
@@ -360,8 +369,10 @@ def _definition(n: int, k: int, x: NumberFormat, w: NumberFormat) -> dict[str, A
         "op_type": _OP_TYPE,
         "axes": axes,
         "inputs": inputs,
-        "outputs": {"C": {"shape": ["M", "N"], "dtype": "float16"}},
-        "reference": _REFERENCE.format(arguments=", ".join(inputs), a=values[0], b=values[1]),
+        "outputs": {"C": {"shape": ["M", "N"], "dtype": output}},
+        "reference": _REFERENCE.format(
+            arguments=", ".join(inputs), a=values[0], b=values[1], dtype=output
+        ),
         "description": f"C = A · B^T of {w.name} weights and {x.name} activations.",
     }
 

@@ -54,8 +54,9 @@ class ExternalCase:
         self._judged.worker, self._judged.waits_s = worker, []
         self._index: int | None = None  # of the placement that the worker has
         self._launches = 1
-        # What launches change is restored before each sample, which takes as long at most.
-        self._most_overhead = protocol.max_overhead + bool(kernel.spec.updates)
+        # What launches may change is restored before each sample, which takes as long at most.
+        is_restored = bool(kernel.spec.updates) or case.gpus > 1
+        self._most_overhead = protocol.max_overhead + is_restored
         self._overheads: list[float] = []
         self.copies = 0
         self.secret = 0

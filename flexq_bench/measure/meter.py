@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
@@ -19,7 +19,7 @@ from flexq_bench.db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.autotune import TuningMemory
-from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec, RankKernel
+from flexq_bench.kernels.contract import Backend, Kernel, KernelSpec
 from flexq_bench.kernels.errors import UnknownKernelError, UnsupportedError, first_line
 from flexq_bench.kernels.external.described import DescribedKernel
 from flexq_bench.measure.check import CheckResult
@@ -41,6 +41,7 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
+from flexq_bench.measure.rank_worker import COMMAND
 from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
@@ -126,7 +127,8 @@ class Meter:
     afterwards. None: drawn by the operating system. tuning: source of configurations. clock,
     sensor, resolve: how to read time and the device's state, and how to look up kernels; None: the
     device's own. external: runs kernels whose code is not in this process, which then judges them.
-    Raises DeviceError if this machine has no such device.
+    rank_command: of the processes of a case of several GPUs. Raises DeviceError if this machine has
+    no such device.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Meter:
         sensor: Sensor | None = None,
         resolve: Resolve = registry.resolve,
         external: ExternalKernels | None = None,
+        rank_command: Sequence[str] = COMMAND,
     ) -> None:
         self._device = find_device(device)
         self.backend: Backend = "cpu" if self._device.type == "cpu" else "cuda"
@@ -152,7 +155,7 @@ class Meter:
         self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
         self._external = external
-        self._ranked = RankedCases(device)
+        self._ranked = RankedCases(device, rank_command)
         finalize(self, self._ranked.end)
         self._tuning = tuning
         self._choices = tuning.memory()
@@ -243,7 +246,7 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        if isinstance(kernel, RankKernel):
+        if case.gpus > 1:
             return self._ranked.prepared(case, self.seed, self._secret)
         self._ranked.end()
         shared = self._shared if shares else SharedWeights(0)
@@ -339,10 +342,6 @@ class Meter:
                     f"it needs {case.gpus} GPUs of a host, and {self._device} is the first of "
                     f"{present}: use --cluster, or another host"
                 )
-            if spec.is_external:
-                raise UnsupportedError(
-                    f"{spec.label} is a function of one GPU, and this case needs {case.gpus}"
-                )
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         steps = Steps()
@@ -424,7 +423,7 @@ class Meter:
     def _prepared(self, kernel: Kernel, case: Case) -> Prepared:
         if isinstance(kernel, DescribedKernel) and self._external is not None:
             return self._external.prepared(kernel, case, self._device, self.protocol)
-        if isinstance(kernel, RankKernel):
+        if case.gpus > 1:
             return self._ranked.prepared(case, self.seed, self._secret)
         return self._prepare(kernel, case, self._shared, distinct=kernel.spec.is_external)
 

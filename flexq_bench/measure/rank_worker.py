@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.contract import RankKernel
+from flexq_bench.kernels.contract import OperationKernel, PackedOperand, RankKernel
 from flexq_bench.kernels.operand_tensors import Value
 from flexq_bench.kernels.runtime.graph_capture import captured_after_a_call
-from flexq_bench.kernels.runtime.ranks import ProcessRanks
+from flexq_bench.kernels.runtime.ranks import ProcessRanks, Ranks
 from flexq_bench.measure.device import describe_device, find_device
+from flexq_bench.measure.external_loader import add_kernels, add_option
 from flexq_bench.measure.given_inputs import Plain, parts_of
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.judged_work import with_elements
@@ -45,6 +46,21 @@ _CPU_LINK_BYTES = 4 << 20
 _HOT_SHARE = 4  # of the L2: vectors of a hot sample are at most 1 / so much
 
 Tensors = Mapping[str, torch.Tensor]
+
+
+class RankedFunction(RankKernel):
+    """A declared function, called with its rank's rows of the inputs and outputs."""
+
+    def __init__(self, kernel: OperationKernel, of: OperationCase) -> None:
+        self.spec, self._kernel, self._of = kernel.spec, kernel, of
+        self._outputs = of.outputs(torch.device("meta"))  # of all ranks
+
+    def launch(self, ranks: Ranks, given: Tensors) -> Tensors:
+        rows = PackedOperand({f"{name}.values": row for name, row in given.items()}, 0, 0)
+        device = next(iter(given.values())).device
+        out = {name: torch.empty_like(y[0], device=device) for name, y in self._outputs.items()}
+        made = self._kernel.launch(self._of.workload, rows, rows, out)
+        return {name.removesuffix(".values"): y for name, y in (made or out).items()}
 
 
 class RankOperations:
@@ -77,10 +93,12 @@ class RankOperations:
         """Prepare a case; returns launches of a sample, and the microseconds of its floor."""
         self._case = Case.from_key(case)
         kernel = registry.resolve(self._case.label, "cuda" if self._on_gpu else "cpu")
-        assert isinstance(kernel, RankKernel)  # only such cases come here
         assert isinstance(self._case.workload, OperationWorkload)
-        self._kernel, self._seed, self._secret = kernel, seed, secret
         self._of = OperationCase(self._case.workload, kernel.spec)
+        if isinstance(kernel, OperationKernel):
+            kernel = RankedFunction(kernel, self._of)
+        assert isinstance(kernel, RankKernel)  # no others are of operations
+        self._kernel, self._seed, self._secret = kernel, seed, secret
         self._launches, self._given = self._launch_count(), {}
         rate, floor_bytes = self._rate(), self._of.floor_bytes
         floor_us = None if floor_bytes is None else 1e6 * floor_bytes / rate
@@ -256,8 +274,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     add_rank_options(parser)
+    add_option(parser)
     options = parser.parse_args()
     requests, replies = own_pipes()
+    add_kernels(options.kernels_from)
     device = find_device(options.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

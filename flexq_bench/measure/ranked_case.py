@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +24,11 @@ _TIMEOUT_S = 300.0  # of a request
 class RankedCases:
     """The processes of the ranks, which are kept for the next case of as many GPUs.
 
-    device: of the first.
+    device: of the first. command: of each process, with the options of its kernels.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, command: Sequence[str] = COMMAND) -> None:
+        self._device, self._command = device, command
         self._ranks: RankProcesses | None = None
         self._count = 0
 
@@ -38,7 +38,7 @@ class RankedCases:
             self.end()
             devices = devices_from(self._device, case.gpus)
             self._ranks = RankProcesses(
-                "rank", program_root(), COMMAND, devices, timeout_s=_TIMEOUT_S
+                "rank", program_root(), self._command, devices, timeout_s=_TIMEOUT_S
             )
             self._count = case.gpus
         return RankedCase(self._ranks, case, seed, secret)

@@ -25,7 +25,8 @@ _COMMAND = re.compile(r"(?<!\S)::|##(?=\w*\[)")
 
 
 _MOST_CHARS = 4000  # of a text in a reply; errors have fewer
-_MOST_VALUES = 100  # of a configuration
+_MOST_VALUES = 100  # of a configuration, and of a tuple in it
+_MOST_DEPTH = 4  # of tuples in tuples
 _LARGEST = 1e18  # of any number: neither times, bytes, clocks nor versions are larger
 
 
@@ -59,11 +60,19 @@ def _is_plain(value: object) -> bool:
     return value is None or _is_number(value) or _is_text(value)
 
 
+def _is_setting(value: object, depth: int = _MOST_DEPTH) -> bool:
+    """Return True for a value of a configuration: plain, or a list, which was a tuple."""
+    if not isinstance(value, list):
+        return _is_plain(value)
+    is_small = depth > 0 and len(value) <= _MOST_VALUES
+    return is_small and all(_is_setting(of, depth - 1) for of in value)
+
+
 def _is_config(value: object) -> bool:
     return (
         isinstance(value, dict)
         and len(value) <= _MOST_VALUES
-        and all(_is_text(name) and _is_plain(of) for name, of in value.items())
+        and all(_is_text(name) and _is_setting(of) for name, of in value.items())
     )
 
 

@@ -20,10 +20,10 @@ from flexq_bench.kernels.contract import (
 from flexq_bench.kernels.errors import KernelError, ShapeError
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.formats import FP16, NumberFormat
-from flexq_bench.kernels.operand_tensors import parts_of
+from flexq_bench.kernels.operand_tensors import number_of, parts_of
 from flexq_bench.workloads.case import Stage
 from flexq_bench.workloads.gemm import GemmWorkload
-from flexq_bench.workloads.operation import Operation, OperationWorkload
+from flexq_bench.workloads.operation import Input, Operation, OperationWorkload, Output
 
 Function = Callable[..., object]
 Tensors = Any  # a tensor, or several tensors and static values
@@ -108,6 +108,8 @@ class Declaration:
         if self.is_linear:
             self._check_linear()
         self._check_updates()
+        if self.definition.is_of_gpus:
+            self._check_ranks()
         for what in ("prepare_activation", "quantize_activation"):
             if not self.is_linear and getattr(self, what) is not None:
                 raise DefinitionError(
@@ -135,6 +137,21 @@ class Declaration:
                     f"{self.name}: updates: {name} of {self.definition.name} can't be written in "
                     f"{of}: name an output, and an input of its shape and number that is not "
                     "prepared"
+                )
+
+    def _check_ranks(self) -> None:
+        unused = ("prepare_weight", "prepare_state", "configurations", "updates")
+        if given := [what for what in unused if getattr(self, what)]:
+            raise DefinitionError(
+                f"{self.name}: a function of several GPUs has no {' and no '.join(given)}"
+            )
+        spec = self.spec(self.backends[0])
+        tensors: Sequence[Input | Output] = (*self.definition.inputs, *self.definition.outputs)
+        for tensor in tensors:
+            if not isinstance(number_of(tensor.number, spec), torch.dtype):
+                raise DefinitionError(
+                    f"{self.name}: {tensor.name} of {self.definition.name} is quantized: on "
+                    "several GPUs, declare its parts as tensors of their own types"
                 )
 
     def _check_linear(self) -> None:

@@ -16,7 +16,7 @@ from flexq_bench.kernels.external.declaration import (
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.formats import DENSE_TYPES, NumberFormat
-from flexq_bench.workloads.operation import Input, Operation, Output, Parameter, declare
+from flexq_bench.workloads.operation import GPUS, Input, Operation, Output, Parameter, declare
 from flexq_bench.workloads.operation import operation as operation_of
 
 
@@ -190,4 +190,5 @@ def _parameter(declared: Parameter | str) -> Parameter:
         return declared
     name, _, default = declared.partition("=")
     value = int(default) if default.isdigit() else None
-    return Parameter(name, "", default=value, is_axis=value is None)
+    least = 2 if name == GPUS else 1
+    return Parameter(name, "", minimum=least, default=value, is_axis=value is None)

@@ -46,8 +46,8 @@ def soft_cap(x):
     return 30 * torch.tanh(x / 30)
 
 
-@kernel(soft_cap, "cap", backends=["cpu"])
-def cap(x, y):
+@kernel(soft_cap, "cap", backends=["cpu"], configurations=[{"tile": (8, 64)}])
+def cap(x, y, *, tile):
     for _ in range(TIMES):
         torch.mul(torch.tanh(x / 30), SCALE * 30, out=y)
 """

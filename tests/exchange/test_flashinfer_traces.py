@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flexq_bench.errors import UsageError
+from flexq_bench.exchange import flashinfer_traces
 from flexq_bench.exchange.flashinfer_definitions import definition_of
 from flexq_bench.exchange.flashinfer_operations import definition_json, variable_axes
 from flexq_bench.exchange.flashinfer_traces import (
@@ -326,19 +327,45 @@ SHIPPED = {
     "linear_epilogue": "m=3 n=32 k=64 bias=add function=gelu residual=none",
     "all_reduce": "elements=512 gpus=2",
 }
-INT8 = NumberFormat(8)
-WITH_FP32_SCALES = NumberFormat(8, scale="fp32")
+NUMBERS = {
+    "integers": ("int8/row", "int8/row@fp32", "int4/row", "fp16"),
+    "floats": ("fp8/row", "fp8/row@fp32", "fp8-e5m2/row", "bf16"),
+    "reals": ("bf16", "bf16", "bf16", "bf16"),
+}
 
 
-def a_spec(of):
-    """A kernel of this operation: codes of 8 bits where it may have them."""
-    return replace(
-        resolve("w8a16", "cpu").spec,
-        operation=of,
-        weight=INT8,
-        activation=WITH_FP32_SCALES,
-        cache=INT8,
-    )
+def a_spec(of, kind="integers"):
+    """A kernel of this operation with such numbers."""
+    *texts, output = NUMBERS[kind]
+    weight, activation, cache = map(NumberFormat.parse, texts)
+    spec = resolve("w8a16", "cpu").spec
+    numbers = {"weight": weight, "activation": activation, "cache": cache}
+    return replace(spec, operation=of, output=output, **numbers)
+
+
+def choices(of, text):
+    """The workload, and those with another choice of one of its parameters."""
+    values = operation(of).parse(text)
+    for parameter in operation(of).parameters:
+        for choice in parameter.choices or (values[parameter.name],):
+            yield operation(of).workload(**{**values, parameter.name: choice})
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        ("floats", ["float8_e4m3fn", "float32", "float8_e4m3fn", "float16", "bfloat16"]),
+        ("reals", ["bfloat16"] * 3),
+    ],
+)
+def test_definition_of_a_linear_layer_has_its_types(build, monkeypatch, kind, types):
+    monkeypatch.setattr(flashinfer_traces, "_spec_of", lambda _: a_spec("linear", kind))
+
+    definition, axes = flashinfer_traces._described(build.a_record())
+
+    tensors = [*definition["inputs"].values(), *definition["outputs"].values()]
+    assert [tensor["dtype"] for tensor in tensors] == types
+    assert definition_of(definition).workload(axes) == GemmWorkload(1, 4096, 4096)
 
 
 def test_every_shipped_operation_is_covered():
@@ -349,18 +376,19 @@ def test_every_shipped_operation_is_covered():
 
 @pytest.mark.parametrize(("of", "text"), SHIPPED.items())
 def test_definition_of_an_operation_is_read_unchanged(of, text):
-    workload = operation(of).workload(**operation(of).parse(text))
+    for workload in choices(of, text):
+        for kind in NUMBERS:
+            definition = definition_json(workload, a_spec(of, kind))
+            known = definition_of(json.loads(json.dumps(definition)))
 
-    definition = definition_json(workload, a_spec(of))
-    known = definition_of(json.loads(json.dumps(definition)))
-
-    assert known.is_ours
-    assert known.workload(variable_axes(definition, workload)) == workload
+            assert known.is_ours
+            assert known.workload(variable_axes(definition, workload)) == workload
 
 
+@pytest.mark.parametrize("kind", NUMBERS)
 @pytest.mark.parametrize(("of", "text"), SHIPPED.items())
-def test_reference_of_an_operation_computes_the_declared_outputs(of, text):
-    workload, spec = operation(of).workload(**operation(of).parse(text)), a_spec(of)
+def test_reference_of_an_operation_computes_the_declared_outputs(of, text, kind):
+    workload, spec = operation(of).workload(**operation(of).parse(text)), a_spec(of, kind)
     definition = definition_json(workload, spec)
     axes = definition["axes"]
     sizes = {name: axis.get("value") for name, axis in axes.items()}
@@ -383,4 +411,4 @@ def test_reference_of_an_operation_computes_the_declared_outputs(of, text):
     for output, tensor in zip(outputs, definition["outputs"].values(), strict=True):
         assert list(output.shape) == [sizes[axis] for axis in tensor["shape"]]
         assert str(output.dtype) == f"torch.{tensor['dtype']}"
-        assert output.any()
+        assert output.float().any()

@@ -22,16 +22,20 @@ from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import operation
 
 FILE = Path(__file__).parents[2] / "examples" / "byo" / "operations_in_triton.py"
+SHAPE = (2048, 2048)  # N and K
 LINEAR = ("bf16", "fp8-blocks", "mxfp4", "tinygemm")
 OTHERS = {
-    "grouped": ("grouped_linear", "tokens=32 experts=8 top_k=2 n=1024 k=2048"),
-    "sdpa": ("attention_decode", "batch=8 context=512 heads=32 kv_heads=8 layout=contiguous"),
+    "grouped": ("grouped_linear", "tokens=32 experts=8 top_k=2 n=512 k=1024"),
+    "sdpa": ("attention_decode", "batch=8 context=256 heads=32 kv_heads=8 layout=contiguous"),
     "norm-int8": ("norm_quantize", "tokens=64 hidden=4096"),
     "sampling": ("top_k_sampling", "tokens=8 vocabulary=32000"),
 }
 NAMES = (*LINEAR, *OTHERS)
-# Kernels that become slower in one commit each.
-SLOWER = (("bf16", "mxfp4", "norm-int8", "sampling"), ("fp8-blocks", "tinygemm", "grouped", "sdpa"))
+# Kernels that become slower in one commit, and in the next.
+SLOWER = {
+    "linear": (("bf16", "mxfp4"), ("fp8-blocks", "tinygemm")),
+    "others": (("norm-int8", "sampling"), ("grouped", "sdpa")),
+}
 # Functions of the file in TWICE run twice; the results of all are wrong by OFF.
 CHANGES = """
 import functools
@@ -76,7 +80,7 @@ def changeable() -> str:
 def case_of(spec, cache="cold"):
     name = spec.name.partition(".")[2]
     if name in LINEAR:
-        return Case(spec.name, GemmWorkload(16, 4096, 4096), stage="gemm", cache=cache)
+        return Case(spec.name, GemmWorkload(16, *SHAPE), stage="gemm", cache=cache)
     of, text = OTHERS[name]
     workload = operation(of).workload(**operation(of).parse(text))
     return Case(spec.name, workload, stage="op", cache=cache)
@@ -125,11 +129,14 @@ class Repository:
         git(folder, "init", "-q", "-b", "main")
         groups = [
             f'[[cases]]\noperation = "{OTHERS[name][0]}"\nkernels = ["acme.{name}"]\n'
-            f'caches = ["cold"]\nparameters = {{{parameters(name)}}}\n'
+            f'caches = ["hot"]\nparameters = {{{parameters(name)}}}\n'
             for name in OTHERS
         ]
+        n, k = SHAPE
         linear = ", ".join(f'"acme.{name}"' for name in LINEAR)
-        groups.append(f'[[group]]\nkernels = [{linear}]\nm = "16"\nshapes = ["4096x4096"]\n')
+        groups.append(
+            f'[[group]]\nkernels = [{linear}]\ncaches = ["hot"]\nm = "16"\nshapes = ["{n}x{k}"]\n'
+        )
         files = {
             "kernels.py": changeable(),
             "flexq-bench.toml": PROJECT,
@@ -205,9 +212,10 @@ def test_gate_finds_each_slower_kernel(repository, tmp_path):
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_bisect_names_slower_commit_of_each_kernel(repository, kernels):
+@pytest.mark.parametrize("commits", SLOWER.values(), ids=SLOWER)
+def test_bisect_names_slower_commit_of_each_kernel(repository, kernels, commits):
     slower = {}
-    for names in SLOWER:
+    for names in commits:
         slower |= dict.fromkeys(names, repository.slow_down(names))
     cases = {
         name: case_of(replace(kernels[0][name].spec, name=f"acme.{name}"), "hot").key
@@ -215,7 +223,7 @@ def test_bisect_names_slower_commit_of_each_kernel(repository, kernels):
     }
 
     ran = flexq_bench(
-        *("bisect", *cases.values(), "--good", f"main~{len(SLOWER)}", "--bad", "main"),
+        *("bisect", *cases.values(), "--good", f"main~{len(commits)}", "--bad", "main"),
         *("--project", str(repository.folder), "--json"),
     )
 

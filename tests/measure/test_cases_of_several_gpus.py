@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import threading
 
 import pytest
 import torch
+from thread_ranks import RankThreads
 
 from flexq_bench.kernels import registry
+from flexq_bench.kernels.external.declaration import DefinitionError
+from flexq_bench.kernels.external.declare import kernel
+from flexq_bench.kernels.external.loading import load
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.kernels.runtime.ranks import Ranks
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure import meter as meters
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.operations import WorkerOperations
-from flexq_bench.measure.rank_worker import RankOperations
+from flexq_bench.measure.external_kernels import adopt
+from flexq_bench.measure.kernel_processes import ProcessOptions
+from flexq_bench.measure.rank_worker import RankedFunction, RankOperations
 from flexq_bench.measure.ranked_case import RankedCase, RankedCases
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.repository.git import git_output
 from flexq_bench.repository.provenance import ROOT
+from flexq_bench.runs.process_meter import ProcessMeter
 from flexq_bench.workloads.case import Case
-from flexq_bench.workloads.operation import operation
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.operation import Input, Operation, Output, Parameter, operation
 
 CPU = torch.device("cpu")
 
@@ -86,14 +95,112 @@ def test_a_machine_with_too_few_gpus_is_a_stated_outcome(monkeypatch):
         meter._check_supported(registry.resolve("all-reduce", "cuda").spec, all_reduce(64))
 
 
-def test_a_function_of_one_gpu_is_not_given_two(monkeypatch):
-    meter = Meter("cpu", tuning=Tuning.NONE)
-    meter.backend, meter.capability = "cuda", (9, 0)
-    monkeypatch.setattr(meters, "device_infos", lambda name, count: [meter.device_info] * 2)
-    spec = replace(registry.resolve("all-reduce", "cuda").spec, source_hash="a" * 64)
+GATHER = '''
+import torch
+from torch import distributed
+from flexq_bench.api import Input, Output, kernel, operation
 
-    with pytest.raises(meters.UnsupportedError, match="is a function of one GPU"):
-        meter._check_supported(spec, all_reduce(64))
+@operation(
+    "gather_rows",
+    parameters=["elements", "gpus=2"],
+    inputs=[Input("x", ("gpus", "elements"), "dtype", "activation")],
+    outputs=[Output("y", ("gpus", "gpus", "elements"), "dtype")],
+)
+def gather_rows(x, gpus):
+    """The vectors of all GPUs, on each of them."""
+    return x.expand(gpus, *x.shape)
+
+@kernel(gather_rows, "gather", dtype="bf16")
+def gather(x, y, *, elements):
+    distributed.all_gather_into_tensor(y.flatten(), x)
+
+@kernel(gather_rows, "own", dtype="bf16", returns=True)
+def own(x, *, gpus):
+    return x.repeat(gpus, 1)
+
+kept = []
+
+@kernel(gather_rows, "stale", dtype="bf16")
+def stale(x, y):
+    if not kept:
+        distributed.all_gather_into_tensor(y.flatten(), x)
+        kept.append(y.clone())
+    y.copy_(kept[0])
+'''
+
+
+@pytest.fixture
+def gathering(tmp_path):
+    """Kernels of a file, for several GPUs, by name."""
+    file = tmp_path / "acme.py"
+    file.write_text(GATHER)
+    loaded = load(KernelSource.parse(str(file))).kernels
+    return {k.spec.name.partition(".")[2]: k for k in loaded if k.spec.backend == "cpu"}
+
+
+def gather_case(name, **fields):
+    workload = operation("gather_rows").workload(elements=256, gpus=2)
+    return Case(f"acme.{name}", workload, stage="op", **fields)
+
+
+@pytest.mark.parametrize("name", ["gather", "own", "stale"])
+def test_function_of_several_gpus_is_given_its_rows(gathering, monkeypatch, name):
+    here, launch = threading.local(), RankedFunction.launch
+
+    def noting(kernel, ranks, given):
+        here.ranks = ranks
+        return launch(kernel, ranks, given)
+
+    def gathered(y, x):
+        y.copy_(here.ranks.joined(x[None]).view(y.shape))
+
+    monkeypatch.setattr(RankedFunction, "launch", noting)
+    monkeypatch.setattr(torch.distributed, "all_gather_into_tensor", gathered)
+    monkeypatch.setattr(registry, "resolve", lambda *_: gathering[name])
+    case = RankedCase(RankThreads(), gather_case(name), 0, 1)
+    details = [case.check("before").detail]
+    with case.placed(0) as placed:
+        placed.rotation.sample(2)
+        details.append(placed.inspect())
+
+    assert [bool(detail) for detail in details] == [name == "own", name != "gather"]
+
+
+@pytest.mark.slow
+def test_functions_of_two_processes_are_judged_by_their_parent(tmp_path):
+    file = tmp_path / "acme.py"
+    file.write_text(GATHER)
+    kernels = adopt([KernelSource.parse(str(file))])
+    options = ProcessOptions("cpu", 0, Tuning.NONE, 100.0, 100.0)
+
+    with ProcessMeter(options, kernels) as meter:
+        results = [meter.measure(gather_case(name)) for name in ("gather", "stale")]
+
+    assert results[0].status in ("ok", "noisy"), results[0].detail
+    assert results[1].status == "incorrect"
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "error"),
+    [
+        (("elements",), {}, "begin all shapes with gpus"),
+        (("gpus", "elements"), {"dtype": "fp16", "updates": {"y": "x"}}, "has no updates"),
+        (("gpus", "elements"), {"activation": "int8/row"}, "x of mine is quantized"),
+    ],
+)
+def test_declarations_that_no_rank_can_run_are_refused(shape, options, error):
+    def declared():
+        mine = Operation(
+            "mine",
+            "",
+            (Parameter("elements", ""), Parameter("gpus", "", minimum=2)),
+            (Input("x", shape, "activation", "activation"),),
+            (Output("y", shape, "activation"),),
+        )
+        kernel(mine, "mine", **options)(lambda x, y: None)
+
+    with pytest.raises((WorkloadError, DefinitionError), match=error):
+        declared()
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ from typing import BinaryIO
 from flexq_bench.kernels.autotune import TuningMemory
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.external_kernels import OPTION
 from flexq_bench.measure.external_loader import add_kernels, add_option
 from flexq_bench.measure.process_limits import limit_memory
+from flexq_bench.measure.rank_worker import COMMAND
 from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 
 OPERATIONS = (
@@ -46,7 +48,8 @@ def main() -> None:
 def _measure(options: argparse.Namespace, requests: BinaryIO, replies: BinaryIO) -> None:
     # A separate frame, because imported code may keep the frames that call it.
     tuning = options.tuning or Tuning.REMEMBERED
-    meter = Meter(options.device, seed=options.seed, tuning=tuning)
+    ranks = (*COMMAND, *(part for source in options.kernels_from for part in (OPTION, source)))
+    meter = Meter(options.device, seed=options.seed, tuning=tuning, rank_command=ranks)
     memory = TuningMemory() if options.tuning is None else meter.choices
     with meter.device_guard():
         serve(WorkerOperations(meter, memory), requests, replies, OPERATIONS)

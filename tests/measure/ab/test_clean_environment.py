@@ -159,11 +159,15 @@ def test_worker_that_reads_no_request_is_ended(a_tree, before):
 
 
 def test_odd_values_of_a_reply_are_found():
-    usual = {"wrong": "", "config": {"tile": 8, "kind": "a"}, "binary": None, "mhz": None}
+    config = {"stages": 8, "kind": "a", "tile": [16, [64, None]]}
+    usual = {"wrong": "", "config": config, "binary": None, "mhz": None}
+    nested: object = 1
+    for _ in range(900):
+        nested = [nested]
     odd: dict[str, tuple[object, ...]] = {
         "root": (None, 7, [], "x" * 5000),
         "needed": (None, "", {}, 10**400, -math.inf),
-        "config": (True, "x", [1], {"a": [{}]}, {"a": "x" * 5000}),
+        "config": (True, "x", [1], {"a": [{}]}, {"a": "x" * 5000}, {"a": [1] * 200}, {"a": nested}),
         "binary": (7, "x" * 5000),
         "samples_us": (None, 7, [], {}, "xyz", ["1.0"], [1e300]),
         "mhz": ("", [], 1e308),
