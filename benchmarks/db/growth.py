@@ -52,7 +52,7 @@ from flexq_bench.db.writer import Writer
 from flexq_bench.repository.ancestry import read_history
 from flexq_bench.repository.git import git_output
 
-_FIRST_NIGHTS = 80  # two rounds of what kernels go through
+_FIRST_NIGHTS = 40  # a round of what kernels go through
 _CHANGED = {  # columns of a repeated measurement
     "uuid": "printf('%08x', :night) || substr(uuid, 9)",
     "run_id": ":run",
