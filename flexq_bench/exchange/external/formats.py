@@ -39,6 +39,7 @@ from flexq_bench.exchange.external.result import COLOUR, MAX_BYTES, Reading, rea
 from flexq_bench.runs.text_files import text_lines
 
 _HEAD = 200  # lines, of a file whose format is asked for
+_HEADER = 4096  # letters of its first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _text(pattern: str) -> Callable[[_Content], bool]:
 
 
 def _header(pattern: str) -> Callable[[_Content], bool]:
-    return lambda content: re.search(pattern, content.header) is not None
+    return lambda content: re.search(pattern, content.header[:_HEADER]) is not None
 
 
 def _has_commands(content: _Content) -> bool:
