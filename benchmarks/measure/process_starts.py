@@ -161,12 +161,17 @@ def interleaved(
     order = [*range(len(sides))]
     for placement in range(options.placements):
         draw.shuffle(order)
+        placed_alone: WorkerProcess | None = None
         for side, worker in (sides[at] for at in order):
             side.begin_place(worker, placement, None, is_warm=placement > 0)
-            side.end_place(worker)
             if side.launches is None:
+                side.end_place(worker)
                 for other, _ in sides:
                     other.launches = worker.ask("turn", slot=side.slot)["launches"]
+                placed_alone = worker
+        for side, worker in (sides[at] for at in order):
+            if worker is not placed_alone:
+                side.end_place(worker)
         for _ in range(options.turns):
             turn = {at: sides[at][0].sample(sides[at][1]).time_us for at in order}
             order.reverse()
@@ -313,12 +318,12 @@ def main() -> None:
                 for line in differences(counted(measured, group[0].case)):
                     out.write(f"{group[0].case}: {line}\n")
                 out.flush()
-            if options.out:
-                found = {
-                    "starts": list(map(asdict, starts)),
-                    "measured": list(map(asdict, measured)),
-                }
-                options.out.write_text(json.dumps(found))
+                if options.out:
+                    found = {
+                        "starts": list(map(asdict, starts)),
+                        "measured": list(map(asdict, measured)),
+                    }
+                    options.out.write_text(json.dumps(found))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()

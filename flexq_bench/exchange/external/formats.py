@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -184,7 +185,10 @@ def read_results(format_name: str, path: str) -> Iterator[Reading]:
     if format_name in _IN_PARTS:
         yield from _IN_PARTS[format_name][0](path)
         return
-    reading = _WHOLE[format_name][0](path)
+    try:
+        reading = _WHOLE[format_name][0](path)
+    except csv.Error as error:
+        raise UsageError(f"{path}: {error}") from None
     reasons = {entry.reason for entry in reading.refused}
     if not reading.results and len(reading.refused) > 1 and len(reasons) == 1:
         raise UsageError(
