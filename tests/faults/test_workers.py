@@ -257,7 +257,9 @@ def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> No
     )  # fmt: skip
     given = {
         "compare": ("slower~1", "slower", "--backend", "cpu"),
-        "gate perf": ("--base", "slower~1", "--head", "slower", "--device", "cpu"),
+        "gate perf": (
+            *("--base", "slower~1", "--head", "slower", "--device", "cpu", "--budget", "15s"),
+        ),
     }[verb]
     words = (*verb.split(), *given, "--project", str(project), "--processes", "1")
     own = {"PYTHONPATH": path_with_ours(), "FLEXQ_BENCH_CACHE": str(cache)}
