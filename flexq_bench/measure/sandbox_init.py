@@ -38,7 +38,7 @@ else:
 _USER = "sandbox"
 FAILED = 125  # exit code: the sandbox could not be made
 _PERIOD_S = 1.0  # of the monitor's checks
-_COUNTED = {"RssAnon:", "RssShmem:", "HugetlbPages:"}
+_COUNTED = {b"RssAnon:", b"RssShmem:", b"HugetlbPages:"}
 _BYTES_PER_FILE, _MIN_FILES = 1 << 13, 16  # of private folders: empty files take memory, too
 _REMOVALS, _REMOVAL_S = 100, 0.01  # attempts to remove a control group, and the time between two
 
@@ -250,7 +250,9 @@ def _memory(first: int) -> int:
     """Bytes of private and shared memory of a process and its descendants."""
     used = 0
     for process in (first, *_descendants(first)):
-        with suppress(OSError), open(f"/proc/{process}/status") as file:
+        # As bytes: its name, which it chooses, may be no text, or have what Python takes for the
+        # end of a line.
+        with suppress(OSError), open(f"/proc/{process}/status", "rb") as file:
             fields = [line.split() for line in file]
             used += sum(1024 * int(f[1]) for f in fields if f[0] in _COUNTED)
     return used

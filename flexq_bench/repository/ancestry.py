@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flexq_bench.db.ancestry import MAIN_NAMES, Ancestry, KnownHistory, Tip
-from flexq_bench.repository.git import GitError, git_output, parents_of, run_git
+from flexq_bench.repository.git import GitError, git_lines, git_output, parents_of, run_git
 
 _MAX_BRANCHES = 1000  # of a clone, with the newest tips
 # Variables of CI services: the source branch of a pull request, then the branch of a push.
@@ -119,7 +119,7 @@ def _tips(root: Path, remote: str) -> dict[str, Tip]:
     listing = ("for-each-ref", "--sort=-committerdate", f"--count={_MAX_BRANCHES}")
     places = [_BRANCHES, *([f"{_REMOTES}{remote}/"] if remote else [])]
     tips: dict[str, Tip] = {}
-    for line in git_output(root, *listing, f"--format={form}", *places).splitlines():
+    for line in git_lines(root, *listing, f"--format={form}", *places):
         reference, sha, seconds, *symbolic = line.split(" ")
         if "".join(symbolic) or not seconds:
             continue
@@ -133,7 +133,7 @@ def _tips(root: Path, remote: str) -> dict[str, Tip]:
 
 def _remote(root: Path) -> str:
     """Return the name of the remote whose branches count; empty: there is none."""
-    remotes = git_output(root, "remote").splitlines()
+    remotes = git_lines(root, "remote")
     return "origin" if "origin" in remotes else next(iter(remotes), "")
 
 
