@@ -1,6 +1,6 @@
 """Time and memory of the verbs that read a whole history, as the database grows.
 
-    python benchmarks/db/growth.py FOLDER [--sizes 500x40,500x400,5000x40,5000x400]
+    python benchmarks/db/growth.py FOLDER [--sizes 500x40,5000x400,5000x2000] [--verbs detect,home]
     python benchmarks/db/growth.py FOLDER --commits 1000,10000,100000
 
 A size is the number of series times the number of nights; in a night half of the GPUs, and so half
@@ -189,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", default="500x40,500x400,5000x40,5000x400")
+    parser.add_argument("--verbs", default="night,detect,home,export")
     parser.add_argument("--commits", help="numbers of commits, in place of sizes")
     options = parser.parse_args()
     out = sys.stdout.write
@@ -213,8 +214,8 @@ def main() -> None:
         }
         os.environ[ENVIRONMENT_VARIABLE] = str(path)
         costs = {}
-        for name, call in verbs.items():
-            costs[name] = measured(call)
+        for name in options.verbs.split(","):
+            costs[name] = measured(verbs[name])
             seconds, memory = costs[name]
             place = f"{series:,} | {nights} | {series * nights // 2:,}"
             out(f"| {place} | {path.stat().st_size / 1e6:.0f} | {name} | {seconds:.2f} | ")
