@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -23,6 +24,7 @@ _NO_PROGRAMS = (
 # Of a commit that is checked out: files and folders, and bytes of the files.
 _MAX_ENTRIES, _MAX_BYTES = 1 << 20, 1 << 35
 _PROMISOR = r"^remote\..*\.promisor$"
+_LAST_S = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 _ERRORS = "surrogateescape"  # a file may have any name
 _FILTERS = r"^filter\..*\.(smudge|process|required)$"
 
@@ -123,6 +125,14 @@ def without_filters(folder: Path) -> tuple[str, ...]:
         for name in filter(None, dict.fromkeys(names))
         for word in ("-c", f"{name}={'false' if name.endswith('required') else ''}")
     )
+
+
+def time_of(seconds: str) -> datetime | None:
+    """Return a time that git shows in seconds; None: what a commit says is none.
+
+    A commit may name any: those outside of what Python knows are the first or the last one there.
+    """
+    return datetime.fromtimestamp(min(int(seconds), _LAST_S), UTC) if seconds.isdecimal() else None
 
 
 def parents_of(folder: Path, sha: str) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +15,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.ancestry import measured_branch
-from flexq_bench.repository.git import GitError, git_output, parents_of
+from flexq_bench.repository.git import GitError, git_output, parents_of, time_of
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages
 # Folders of a checkout, for git. In flexq_bench they are links, which git does not follow.
@@ -24,7 +23,7 @@ PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 _NOT_MEASURING = frozenset({"ci", "dashboard"})  # parts that affect no result
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
-_FORMAT = "--format=%H %P%x00%an%x00%cI%x00%s%x00"  # names may have any character but a zero byte
+_FORMAT = "--format=%H %P%x00%an%x00%ct%x00%s%x00"  # names may have any character but a zero byte
 _MOST_LETTERS = 1000  # of a subject or name; dashboards show them
 
 _clones: dict[str, Path] = {}  # by sha of a commit that was read there
@@ -107,7 +106,8 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
 def _parsed(description: str) -> CommitInfo:
     # Authors and subjects may contain invalid UTF-8, which can be neither stored nor printed.
     text = description.encode(errors="replace").decode()
-    shas, author, committed_at, subject, _ = text.split("\0")
+    shas, author, seconds, subject, _ = text.split("\0")
+    committed_at = time_of(seconds)
     sha, *parents = shas.split()
     return CommitInfo(
         sha=sha,
@@ -116,7 +116,7 @@ def _parsed(description: str) -> CommitInfo:
         dirty=False,
         subject=subject[:_MOST_LETTERS],
         author=author[:_MOST_LETTERS],
-        committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
+        committed_at=None if committed_at is None else committed_at.isoformat(),
         parents=tuple(parents),
     )
 

@@ -186,3 +186,28 @@ def test_subject_of_a_commit_is_bounded(made):
     made.git("commit", "-q", "--allow-empty", "--file", "message")
 
     assert len(commit_at(made.path, made.git("rev-parse", "HEAD")).subject) <= 1000
+
+
+@pytest.mark.parametrize("date", ["253402300800 +0000", "1 +99999", "abc +0000", "-5 +0000"])
+def test_commit_of_any_time_is_read(made, date):
+    tree = made.git("rev-parse", "HEAD^{tree}")
+    people = f"author a <a@b> {date}\ncommitter a <a@b> {date}"
+    text = f"tree {tree}\n{people}\n\nmessage\n"
+    command = (
+        "git",
+        "-C",
+        made.path,
+        "hash-object",
+        "-t",
+        "commit",
+        "-w",
+        "--stdin",
+        "--literally",
+    )
+    head = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    made.git("branch", "other", head.strip())
+
+    commit = commit_at(made.path, head.strip())
+
+    assert (commit.author, commit.subject) == ("a", "message")
+    read_history(made.path, [head.strip()], "acme", KnownHistory("", {}, (), ()))
