@@ -74,6 +74,7 @@ IN_UNIT = {
     "placement_medians_us": "placement_values",
     "samples_us": "samples",
 }
+_MAX_LETTERS = 1 << 16  # of a text in a file of records
 _PLAIN = frozenset((str, int, float, bool, NoneType, dict))  # types of most values
 _fields: Callable[[Any], tuple[dataclasses.Field[Any], ...]] = cache(fields)  # of a class
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # type -> last input (immutable), checked copy
@@ -167,7 +168,22 @@ def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
             raise RecordError(f"{name} is not the {part} in {key}")
         values[name] = info
     values["device"] = values.pop(DEVICE_KEY, None)
+    _check_lengths(values, "a field")
     return owner(**_checked(owner, values))
+
+
+def _check_lengths(value: Any, name: str) -> None:
+    """Raise RecordError if a text in a value is longer than any that a page shows."""
+    if isinstance(value, str):
+        if len(value) > _MAX_LETTERS:
+            raise RecordError(f"{name} has {len(value):,} letters, {_MAX_LETTERS:,} are the most")
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            _check_lengths(key, f"a key of {name}")
+            _check_lengths(entry, key)
+    elif isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, Mapping)):
+        for item in value:
+            _check_lengths(item, name)
 
 
 def _record_type(kind: object) -> type[AnyRecord]:

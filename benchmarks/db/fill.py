@@ -53,8 +53,7 @@ def fill(session: Session, nights: int, series: int = SERIES, *, with_samples: b
 
     with_samples: with raw samples and a decision on each measurement, most of the time it takes.
     """
-    tokens = made_up.TOKENS if series == SERIES else range(1, series // 100 + 1)
-    places = made_up.places(tokens)
+    places = places_of(series)
     writer = Writer(session)
     machines = {gpu: Machine("cuda", made_up.device(gpu)) for gpu in made_up.GPUS}
     ids_of = {p: writer.series(machines[p.gpu].series_of(p.case)) for p in places}
@@ -69,7 +68,7 @@ def fill(session: Session, nights: int, series: int = SERIES, *, with_samples: b
         measured = made_up.measured_in(night, places)
         at = made_up.began(night)
         commit_id = writer.commit(made_up.commit(night))
-        runs.append((_run(night, measured), night))
+        runs.append((run_of(night, measured), night))
         run_id = writer.run(runs[-1][0], commit_id)
         environment = environments[2 * night // nights]
         for place in measured:
@@ -108,6 +107,10 @@ def fill(session: Session, nights: int, series: int = SERIES, *, with_samples: b
     return stored
 
 
+def places_of(series: int) -> list[Place]:
+    return made_up.places(made_up.TOKENS if series == SERIES else range(1, series // 100 + 1))
+
+
 def _environments(session: Session) -> list[int]:
     contents = [{"driver": driver, "torch": "2.13.0"} for driver in DRIVERS]
     rows = [{"content": content, "fingerprint": fingerprint(content)} for content in contents]
@@ -124,7 +127,7 @@ def _epoch(session: Session, series: int, environment: int, run: int, at: dateti
     return int(session.scalars(insert(Epoch).values(row).returning(Epoch.id)).one())
 
 
-def _run(night: int, measured: Sequence[Place]) -> RunInfo:
+def run_of(night: int, measured: Sequence[Place]) -> RunInfo:
     name = made_up.identity("run", night)
     plan = tuple(dict.fromkeys(place.case.key for place in measured))
     # One night in fifty was stopped before its last case.

@@ -1,16 +1,16 @@
 """Time and memory of the verbs that read a whole history, as the database grows.
 
-    python benchmarks/db/growth.py FOLDER [--sizes 500x40,500x400,5000x40,5000x400]
+    python benchmarks/db/growth.py FOLDER [--sizes 500x40,5000x400,5000x2000] [--verbs detect,home]
     python benchmarks/db/growth.py FOLDER --commits 1000,10000,100000
 
 A size is the number of series times the number of nights; in a night half of the GPUs, and so half
-of the series, are measured. Each database is made by fill.py in FOLDER and kept. Each verb runs in
-a process of its own:
+of the series, are measured. Each database is made by fill.py in FOLDER, without raw samples, and
+kept; later nights repeat its first ones with noise. Each verb runs in a process of its own:
 
 - `night`: what a nightly run does with the history of its series: candidates, and change points
 - `detect`: the change points of one series, as the command prints them
 - `home`: the dashboard's first page, opened for the first time
-- `export`: everything as Parquet, without raw samples
+- `export`: everything as Parquet
 
 With --commits: `clone`, what a database learns of a repository at its first result, and `commit`,
 what it learns at the result of one commit more. A tenth of the commits merge a branch.
@@ -24,39 +24,47 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import fill
 import made_up
-from pages import view
+from sqlalchemy import select
 
 from flexq_bench.__main__ import main as command
 from flexq_bench.ci.candidates import suspects_of
 from flexq_bench.ci.change_points import store_change_points
-from flexq_bench.db.engine import open_database, upgrade
+from flexq_bench.db.engine import Session, open_database, upgrade
 from flexq_bench.db.lines import known_history, store_ancestry
 from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.tables import Run
 from flexq_bench.db.urls import ENVIRONMENT_VARIABLE
 from flexq_bench.db.writer import Writer
 from flexq_bench.repository.ancestry import read_history
 from flexq_bench.repository.git import git_output
 
-_SAMPLES = 10  # of a measurement: fill.py's 100 are of another question
-_SERIES_PER_TOKENS = 100  # that a number of tokens adds
+_FIRST_NIGHTS = 40  # a round of what kernels go through
+_CHANGED = {  # columns of a repeated measurement
+    "uuid": "printf('%08x', :night) || substr(uuid, 9)",
+    "run_id": ":run",
+    "commit_id": ":commit",
+    "created_at": "datetime(created_at, :later) || '.000000'",
+    "median_us": "median_us * (1 + 1e-5 * ((7919 * id + 104729 * :night) % 1000 - 500))",
+}
 Costs = tuple[float, dict[str, tuple[float, float]]]  # size; CPU seconds and MiB by verb
 
 
 def make(path: Path, series: int, nights: int) -> None:
     """Fill a database with this history, unless it is there."""
-    made_up.SAMPLES = _SAMPLES
-    made_up.TOKENS = tuple(range(1, 1 + series // _SERIES_PER_TOKENS))
     if path.exists():
         return
     part = path.with_suffix(".part")
@@ -64,8 +72,52 @@ def make(path: Path, series: int, nights: int) -> None:
     with open_database(str(part), check_schema=False) as database:
         upgrade(database)
         with database.session() as session:
-            fill.fill(session, nights)
+            fill.fill(session, min(nights, _FIRST_NIGHTS), series, with_samples=False)
+        with database.session() as session:
+            later = list(_later_nights(session, nights, series))
+    with closing(sqlite3.connect(part)) as connection:
+        _repeat(connection, later)
     part.rename(path)
+
+
+def _later_nights(session: Session, nights: int, series: int) -> Iterator[dict[str, object]]:
+    """Store commits and runs of the nights to repeat."""
+    writer = Writer(session)
+    runs = {run.uuid: run.id for run in session.scalars(select(Run))}
+    places = fill.places_of(series)
+    for night in range(_FIRST_NIGHTS, nights):
+        commit = writer.commit(made_up.commit(night))
+        run = fill.run_of(night, made_up.measured_in(night, places))
+        again = night % _FIRST_NIGHTS
+        yield {
+            "night": night,
+            "again": runs[made_up.identity("run", again)],
+            "run": writer.run(run, commit),
+            "commit": commit,
+            "later": f"+{night - again} days",
+        }
+
+
+def _repeat(connection: sqlite3.Connection, later: Sequence[Mapping[str, object]]) -> None:
+    """Copy the measurements of first nights; indexes are made again at the end."""
+    connection.execute("PRAGMA synchronous = off")
+    found = "FROM sqlite_master WHERE tbl_name = 'measurement' AND type = 'index' AND sql <> ''"
+    indexes = connection.execute(f"SELECT name, sql {found}").fetchall()
+    rows = connection.execute("SELECT name FROM pragma_table_info('measurement')").fetchall()
+    names = [name for (name,) in rows if name != "id"]
+    values = ", ".join(_CHANGED.get(name, name) for name in names)
+    for name, _ in indexes:
+        connection.execute(f"DROP INDEX {name}")
+    connection.execute("CREATE INDEX again ON measurement (run_id)")
+    connection.executemany(
+        f"INSERT INTO measurement ({', '.join(names)}) "
+        f"SELECT {values} FROM measurement WHERE run_id = :again",
+        later,
+    )
+    connection.execute("DROP INDEX again")
+    for _, sql in indexes:
+        connection.execute(sql)
+    connection.commit()
 
 
 def night(path: Path, nights: int) -> None:
@@ -100,6 +152,12 @@ def learn(database: Path, repository: Path, *, measured: int) -> None:
         store_ancestry(session, history.ancestry, at=datetime.now(UTC))
 
 
+def home() -> None:
+    from pages import view  # its temporary folder is this process's own
+
+    view("home", {})
+
+
 def _verb(*arguments: str) -> None:
     sys.argv = ["flexq-bench", *arguments]
     command()
@@ -116,6 +174,8 @@ def measured(call: Callable[[], None]) -> tuple[float, float]:
             code = 0
         except SystemExit as error:
             code = int(error.code or 0)
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(code)
     _, status, usage = os.wait4(child, 0)
@@ -129,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sizes", default="500x40,500x400,5000x40,5000x400")
+    parser.add_argument("--verbs", default="night,detect,home,export")
     parser.add_argument("--commits", help="numbers of commits, in place of sizes")
     options = parser.parse_args()
     out = sys.stdout.write
@@ -148,13 +209,13 @@ def main() -> None:
         verbs: dict[str, Callable[[], None]] = {
             "night": partial(night, path, nights),
             "detect": partial(_verb, "detect", "1", *database),
-            "home": partial(view, "home", {}),
+            "home": home,
             "export": partial(_verb, "db", "export", str(path.with_suffix(".parquet")), *database),
         }
         os.environ[ENVIRONMENT_VARIABLE] = str(path)
         costs = {}
-        for name, call in verbs.items():
-            costs[name] = measured(call)
+        for name in options.verbs.split(","):
+            costs[name] = measured(verbs[name])
             seconds, memory = costs[name]
             place = f"{series:,} | {nights} | {series * nights // 2:,}"
             out(f"| {place} | {path.stat().st_size / 1e6:.0f} | {name} | {seconds:.2f} | ")

@@ -7,12 +7,13 @@ Kinds: `fresh` have a new interpreter; `forked` come from a server; the others f
 first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names. Some are started
 alone, as those of a comparison after its first pair: printed are the median seconds from the
 request to the first reply (device opened), to the first launch and to the first timed sample, with
-the configuration and the launches of the process before. Then rounds: some processes of
-each kind get ready at the same time, and are measured one after the other in random order; each
-round has new servers, and nothing else starts meanwhile. Printed, for each case and for each kind
-against `forked`: the difference of the mean times of processes, relative to their round, with 99 %
-bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the number of slow
-processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of forked ones.
+the configuration and the launches of the process before. Then rounds: some processes of each kind
+start together from new servers. One of each kind, a group, is placed some times, and their turns
+alternate: clocks that drift slow all of them alike. Printed, after each group and for each case,
+for each kind against `forked`: the mean difference of a group's times with 99 % bounds (Student's t
+over groups); at the end Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions, the
+number of slow processes (Fisher) for a kernel of two speeds, and Kruskal-Wallis over the servers of
+forked ones.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from flexq_bench.workloads.case import Case
 
 TREE = Path(flexq_bench.__file__).resolve().parents[1]
 TIMEOUT_S = 600.0
+CONFIDENCE = 0.98  # two-sided: each bound holds with 99 %
 MIN_GAP = 10.0  # of two speeds: their distance by the scatter about each
 FORKED = "forked"  # the kind that the others are compared with
 
@@ -59,10 +61,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The mean time of a process's samples of a case."""
+    """The mean time of a process's samples of a case. group: those whose turns alternated."""
 
     kind: str
     round: int
+    group: int
     case: str
     time_us: float
 
@@ -108,48 +111,93 @@ class Round:
     """Processes of all kinds, which import until their first request."""
 
     number: int
-    workers: Sequence[WorkerProcess]
+    groups: Sequence[Sequence[WorkerProcess]]
     resources: ExitStack
 
-    def measured(self, cases: Sequence[Case], turns: int) -> Iterator[Measured]:
-        """Measure cases in all of them, and end them."""
-        draw = random.Random(self.number)
+    def measured(
+        self, cases: Sequence[Case], options: argparse.Namespace
+    ) -> Iterator[list[Measured]]:
+        """Measure cases in one group after the other, and end all processes."""
+        workers = [worker for group in self.groups for worker in group]
+        launches: dict[str, int] = {}
         with self.resources:
-            for worker in self.workers:
+            for worker in workers:
                 worker.request_identity()
-            for worker in self.workers:
+            for worker in workers:
                 worker.check_identity()
-            for case in cases:
-                sides = [(CaseSide("base", case, config={}), worker) for worker in self.workers]
-                draw.shuffle(sides)
-                for side, worker in sides:
-                    side.begin_prepare(worker, None, check=False)
-                for side, worker in sides:
-                    side.end_prepare(worker)
-                    side.begin_place(worker, 0, None)
-                for side, worker in sides:
-                    side.end_place(worker)
-                for side, worker in sides:
-                    times = [side.sample(worker).time_us for _ in range(turns)]
-                    valid = [time_us for time_us in times if not math.isnan(time_us)]
-                    mean = statistics.fmean(valid) if valid else math.nan
-                    yield Measured(worker.name, self.number, case.key, mean)
-                for side, worker in sides:
-                    worker.ask("release", slot=side.slot)
-            for worker in self.workers:
+            for number, group in enumerate(self.groups):
+                for case in cases:
+                    sides = [
+                        (CaseSide("base", case, {}, launches=launches.get(case.key)), worker)
+                        for worker in group
+                    ]
+                    times = interleaved(sides, options, random.Random(f"{self.number} {number}"))
+                    yield [
+                        Measured(
+                            worker.name,
+                            self.number,
+                            number,
+                            case.key,
+                            statistics.fmean(mine) if mine else math.nan,
+                        )
+                        for worker, mine in zip(group, times, strict=True)
+                    ]
+                    launches[case.key] = sides[0][0].launches or 0
+            for worker in workers:
                 worker.finish()  # before any is waited for
+
+
+def interleaved(
+    sides: Sequence[tuple[CaseSide, WorkerProcess]],
+    options: argparse.Namespace,
+    draw: random.Random,
+) -> list[list[float]]:
+    """Times of the valid turns of a case in each process."""
+    times: list[list[float]] = [[] for _ in sides]
+    for side, worker in sides:
+        side.begin_prepare(worker, None, check=False)
+    for side, worker in sides:
+        side.end_prepare(worker)
+    order = [*range(len(sides))]
+    for placement in range(options.placements):
+        draw.shuffle(order)
+        placed_alone: WorkerProcess | None = None
+        for side, worker in (sides[at] for at in order):
+            side.begin_place(worker, placement, None, is_warm=placement > 0)
+            if side.launches is None:
+                side.end_place(worker)
+                for other, _ in sides:
+                    other.launches = worker.ask("turn", slot=side.slot)["launches"]
+                placed_alone = worker
+        for side, worker in (sides[at] for at in order):
+            if worker is not placed_alone:
+                side.end_place(worker)
+        for _ in range(options.turns):
+            turn = {at: sides[at][0].sample(sides[at][1]).time_us for at in order}
+            order.reverse()
+            if not any(map(math.isnan, turn.values())):
+                for at, time_us in turn.items():
+                    times[at].append(time_us)
+        for side, worker in sides:
+            side.begin_leave(worker, inspect=False)
+        for side, worker in sides:
+            side.end_leave(worker)
+    for side, worker in sides:
+        worker.ask("release", slot=side.slot)
+    return times
 
 
 def begin_round(number: int, options: argparse.Namespace) -> Round:
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(worker_of(kind, launcher, options.device))
-            for kind, launcher in stack.enter_context(
-                launchers(is_fresh=not options.no_fresh)
-            ).items()
+        kinds = stack.enter_context(launchers(is_fresh=not options.no_fresh))
+        groups = [
+            [
+                stack.enter_context(worker_of(kind, launcher, options.device))
+                for kind, launcher in kinds.items()
+            ]
             for _ in range(options.together)
         ]
-        return Round(number, workers, stack.pop_all())
+        return Round(number, groups, stack.pop_all())
 
 
 def limit_of_slow(times: Sequence[float]) -> float | None:
@@ -174,40 +222,55 @@ def starts_table(starts: Sequence[Start]) -> Iterator[str]:
         yield f"{kind:12} {len(some):4} {reply:14.2f} {launch:15.2f} {sample:15.2f}"
 
 
+def counted(measured: Sequence[Measured], case: str) -> list[Measured]:
+    """Times of a case that count."""
+    return [m for m in measured if m.case == case and not math.isnan(m.time_us)]
+
+
 def report(case: Case, measured: Sequence[Measured]) -> Iterator[str]:
     """Lines of the report on one case."""
-    mine = [m for m in measured if m.case == case.key and not math.isnan(m.time_us)]
-    level = {
-        number: statistics.fmean(m.time_us for m in mine if m.round == number)
-        for number in {m.round for m in mine}
-    }
+    mine = counted(measured, case.key)
     yield f"\n{case.key}"
     times: dict[str, list[float]] = {}
-    relative: dict[str, list[float]] = {}
     for m in mine:
         times.setdefault(m.kind, []).append(m.time_us)
-        relative.setdefault(m.kind, []).append(math.log(m.time_us / level[m.round]))
     for kind, some in times.items():
         mean, spread = np.mean(some), 100 * np.std(some) / np.mean(some)
         yield f"{kind:12} {len(some):4} processes {mean:9.3f} us, sd {spread:.2f} %"
-    yield from comparisons(times, relative)
-    by_round = [[m.time_us for m in mine if (m.kind, m.round) == (FORKED, r)] for r in level]
+    yield from differences(mine)
+    yield from comparisons(times)
+    by_round = [
+        [m.time_us for m in mine if (m.kind, m.round) == (FORKED, number)]
+        for number in dict.fromkeys(m.round for m in mine)
+    ]
     if len(by_round) > 1 and min(map(len, by_round)) > 1:
         p = stats.kruskal(*by_round).pvalue
         yield f"servers: Kruskal-Wallis p = {p:.3f} over {len(by_round)}"
 
 
-def comparisons(
-    times: Mapping[str, Sequence[float]], relative: Mapping[str, Sequence[float]]
-) -> Iterator[str]:
-    """Lines about each kind against forked processes."""
+def differences(measured: Sequence[Measured]) -> Iterator[str]:
+    """Lines about each kind against forked processes, by groups of one case."""
+    logs: dict[str, dict[tuple[int, int], float]] = {}
+    for m in measured:
+        logs.setdefault(m.kind, {})[m.round, m.group] = math.log(m.time_us)
+    forked = logs.pop(FORKED, {})
+    for kind, mine in logs.items():
+        changes = [100 * (mine[group] - forked[group]) for group in mine.keys() & forked.keys()]
+        if len(changes) > 1:
+            mean, error = statistics.fmean(changes), float(stats.sem(changes))
+            low, high = stats.t.interval(CONFIDENCE, len(changes) - 1, mean, max(error, 1e-9))
+            yield (
+                f"{kind} against {FORKED}: {mean:+.3f} % ({low:+.3f} to {high:+.3f}), "
+                f"{len(changes)} groups"
+            )
+
+
+def comparisons(times: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """Lines about the distribution of each kind against that of forked processes."""
     forked = times.get(FORKED, ())
     for kind in times.keys() - {FORKED} if len(forked) > 1 else ():
-        welch = stats.ttest_ind(relative[kind], relative[FORKED], equal_var=False)
-        change = 100 * (np.mean(relative[kind]) - np.mean(relative[FORKED]))
-        low, high = (100 * bound for bound in welch.confidence_interval(0.98))
         yield (
-            f"{kind} against {FORKED}: {change:+.3f} % ({low:+.3f} to {high:+.3f}), "
+            f"{kind} against {FORKED}: "
             f"Kolmogorov-Smirnov p = {stats.ks_2samp(times[kind], forked).pvalue:.3f}, "
             f"Mann-Whitney p = {stats.mannwhitneyu(times[kind], forked).pvalue:.3f}"
         )
@@ -225,7 +288,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--processes", type=int, default=60, help="of each kind")
     parser.add_argument("--together", type=int, default=4, help="of each kind in a round")
-    parser.add_argument("--turns", type=int, default=6, help="of a process and case")
+    parser.add_argument("--placements", type=int, default=2, help="of a process and case")
+    parser.add_argument("--turns", type=int, default=6, help="of a placement")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
     parser.add_argument("--no-fresh", action="store_true", help="leave out fresh processes")
@@ -249,13 +313,17 @@ def main() -> None:
         for number in range(-(-options.processes // options.together)):
             if number and time.monotonic() >= until:
                 break
-            measured += begin_round(number, options).measured(cases, options.turns)
-            if options.out:
-                found = {
-                    "starts": list(map(asdict, starts)),
-                    "measured": list(map(asdict, measured)),
-                }
-                options.out.write_text(json.dumps(found))
+            for group in begin_round(number, options).measured(cases, options):
+                measured += group
+                for line in differences(counted(measured, group[0].case)):
+                    out.write(f"{group[0].case}: {line}\n")
+                out.flush()
+                if options.out:
+                    found = {
+                        "starts": list(map(asdict, starts)),
+                        "measured": list(map(asdict, measured)),
+                    }
+                    options.out.write_text(json.dumps(found))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()

@@ -51,7 +51,7 @@ def read_requests(path: Path) -> list[ServingRequest]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"can't read {path}: {error}") from error
     requests = []
     for number, row in enumerate(rows, start=1):

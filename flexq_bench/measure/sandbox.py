@@ -8,7 +8,7 @@ read-only, and the devices of GPUs; they write to private memory of a limited si
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import random
 import re
@@ -356,7 +356,10 @@ def _is_code(entry: os.DirEntry[str]) -> bool:
 
 
 def _init(plan: Mapping[str, Any]) -> tuple[str, ...]:
-    return (sys.executable, "-I", "-S", str(_INIT), json.dumps(plan))
+    # Imported, so that it is compiled once.
+    code = f"import sys; sys.path.append({str(_INIT.parent)!r}); import {_INIT.stem} as i; i.main()"
+    options = ("-I", "-S", *(["-B"] if sys.dont_write_bytecode else []))
+    return (sys.executable, *options, "-c", code, marshal.dumps({**plan}).hex())
 
 
 def _interpreter() -> Iterator[Path]:

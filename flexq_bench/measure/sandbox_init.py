@@ -1,32 +1,35 @@
 """Inside a sandbox: enter namespaces, mount what is visible, give up rights, run a command.
 
-    python -I -S sandbox_init.py PLAN FOLDER COMMAND...
-
-PLAN is JSON written by `flexq_bench.measure.sandbox`; FOLDER is the command's, if it is visible.
+Arguments: PLAN FOLDER COMMAND..., as `flexq_bench.measure.sandbox` gives them; FOLDER is the
+command's, if it is visible.
 The first process stays outside as a monitor: it ends as the command ends, and ends everything
 inside if the memory limit is exceeded, or if its own parent is gone. The command is process 1 of a
 PID namespace: all others end with it.
 
-This file imports nothing but the standard library, so that it starts in milliseconds.
+It starts in milliseconds: it is imported, not run, because Python keeps only what it compiled of an
+import, and it imports little of the standard library: not the modules that load enum, re or
+collections.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
-import json
+import fcntl
+import marshal
 import os
-import platform
 import resource
-import signal
 import struct
 import sys
 import time
-from contextlib import suppress
 
-TYPE_CHECKING = False  # typing takes milliseconds to import
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if not TYPE_CHECKING:
+    import _signal as signal
+    import _socket as socket
+else:
+    import signal
+    import socket
     from collections.abc import Callable, Iterator
     from typing import Any, NoReturn
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 _USER = "sandbox"
 FAILED = 125  # exit code: the sandbox could not be made
 _PERIOD_S = 1.0  # of the monitor's checks
-_COUNTED = {"RssAnon:", "RssShmem:", "HugetlbPages:"}
+_COUNTED = {b"RssAnon:", b"RssShmem:", b"HugetlbPages:"}
 _BYTES_PER_FILE, _MIN_FILES = 1 << 13, 16  # of private folders: empty files take memory, too
 _REMOVALS, _REMOVAL_S = 100, 0.01  # attempts to remove a control group, and the time between two
 
@@ -77,11 +80,23 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # <linux/sockios.h>, <linux/if.h>
 _AF_VSOCK = 40  # sockets of virtual machines, which network namespaces don't separate
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_machine = platform.machine()
+_machine = os.uname().machine
+
+
+class suppress:  # noqa: N801  as contextlib's
+    def __init__(self, *errors: type[Exception]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> bool:
+        return kind is not None and issubclass(kind, self._errors)
 
 
 def main() -> None:
-    plan, folder, command = json.loads(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3:]
+    plan: Plan = marshal.loads(bytes.fromhex(sys.argv[1]))
+    folder, command = os.path.abspath(sys.argv[2]), sys.argv[3:]
     if plan["stage"] == "inside":
         confine(plan)
         # Again: the change of the user has undone what bubblewrap set.
@@ -142,7 +157,7 @@ def _monitor(child: int, parent: int, alive: int, plan: Plan, group: str) -> NoR
             os.write(2, reason.encode())
             # Also those of bubblewrap, which the end of its first process leaves.
             for pid in (*_descendants(child), child):
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     if group:
         _leave(group)
@@ -199,7 +214,7 @@ def _descendants(first: int) -> list[int]:
     while waiting:
         process = waiting.pop()
         # It may have ended, and not every kernel lists children.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):
                 with open(f"/proc/{process}/task/{thread}/children") as file:
                     children = [int(pid) for pid in file.read().split()]
@@ -235,7 +250,9 @@ def _memory(first: int) -> int:
     """Bytes of private and shared memory of a process and its descendants."""
     used = 0
     for process in (first, *_descendants(first)):
-        with contextlib.suppress(OSError), open(f"/proc/{process}/status") as file:
+        # As bytes: its name, which it chooses, may be no text, or have what Python takes for the
+        # end of a line.
+        with suppress(OSError), open(f"/proc/{process}/status", "rb") as file:
             fields = [line.split() for line in file]
             used += sum(1024 * int(f[1]) for f in fields if f[0] in _COUNTED)
     return used
@@ -257,11 +274,10 @@ def _unshare(plan: Plan) -> None:
 
 def _start_loopback() -> None:
     """Let the processes inside reach each other by TCP, as ranks of several devices do."""
-    import fcntl
-    import socket
-
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with suppress(OSError):
+        any_socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
+        any_socket.close()
 
 
 def _die_with_monitor(alive: int) -> None:
@@ -467,7 +483,3 @@ def _fail(reason: str) -> NoReturn:
     sys.stderr.write(f"no sandbox: {reason}\n")
     sys.stderr.flush()
     os._exit(FAILED)
-
-
-if __name__ == "__main__":
-    main()

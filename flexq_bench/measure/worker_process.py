@@ -74,16 +74,17 @@ def _worker_in(pid: int) -> int:
 
 def _namespaces(pid: int) -> int:
     """Number of nested namespaces of processes that a process is in."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(len(line.split()) - 1 for line in lines if line.startswith("NSpid:"))
+    # Bytes: a process chooses its name, which may be no text or have ends of lines.
+    lines = Path(f"/proc/{pid}/status").read_bytes().split(b"\n")
+    return next(len(line.split()) - 1 for line in lines if line.startswith(b"NSpid:"))
 
 
 def _is_stopped(pid: int | None) -> bool:
     """Return True if a process, or the first one of its sandbox, was stopped by a signal."""
     with suppress(OSError):
         if pid is not None:
-            stat = Path(f"/proc/{_worker_in(pid)}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
+            stat = Path(f"/proc/{_worker_in(pid)}/stat").read_bytes()
+            return stat.rpartition(b")")[2].split()[0] == b"T"
     return False
 
 

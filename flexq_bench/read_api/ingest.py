@@ -7,18 +7,19 @@ after a lost answer changes nothing; with an `Idempotency-Key` it gets the first
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 import re
 import tempfile
-import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ _MAX_LISTED = 100  # refused results in an answer
 _MAX_PAGE = 1000
 _MAX_DAYS = 3650
 _MAX_GRACE_H = 24 * 30
+_AT_ONCE = 2  # requests of a token; further ones are not read yet
 _MAX_OBJECT = 1 << 14  # bytes of a request about tokens
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,99}$"
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -182,8 +184,10 @@ class Ingest:
         self._database, self._judge = database, judge
         self._limits = limits or Limits()
         self._rate = _Rate(self._limits.per_minute)
-        self._lock = threading.Lock()  # one import at a time: they would wait for each other anyway
-
+        # One import at a time: they would wait for each other anyway. Those that wait hold neither
+        # a thread, which readers need, nor more contents of a token than these.
+        self._turn = asyncio.Semaphore(1)
+        self._received = defaultdict[int, asyncio.Semaphore](partial(asyncio.Semaphore, _AT_ONCE))
         self._operations = (
             _Operation(
                 *("POST", _RESULTS, "write", "postResults", self._store),
@@ -245,12 +249,14 @@ class Ingest:
             request.scope["flexq_bench.route"] = path
             try:
                 token = await run_in_threadpool(self._bearer, request, operation.right)
-                with tempfile.TemporaryDirectory(prefix="flexq-ingest-") as folder:
-                    # Two levels: readers look for other files of a tool in the folder above.
-                    inner = Path(folder) / "content"
-                    inner.mkdir()
-                    call = await _received(request, token, inner / _file_name(request), most)
-                    return await run_in_threadpool(self._answer, call, operation)
+                async with self._received[token.id]:
+                    with tempfile.TemporaryDirectory(prefix="flexq-ingest-") as folder:
+                        # Two levels: readers look for other files of a tool in the folder above.
+                        inner = Path(folder) / "content"
+                        inner.mkdir()
+                        call = await _received(request, token, inner / _file_name(request), most)
+                        async with nullcontext() if call.is_safe else self._turn:
+                            return await run_in_threadpool(self._answer, call, operation)
             except _Refusal as error:
                 return _refused(error)
             except ClientDisconnect:
@@ -310,8 +316,7 @@ class Ingest:
         status = 200
         try:
             call = replace(call, parameters=read_parameters(operation.parameters, call.query))
-            with self._lock:
-                answer = dict(operation.respond(call))
+            answer = dict(operation.respond(call))
         except NotFoundError as error:
             status, answer = 404, {"detail": str(error)}
         except _Refusal as error:

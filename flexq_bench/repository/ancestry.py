@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from flexq_bench.db.ancestry import MAIN_NAMES, Ancestry, KnownHistory, Tip
-from flexq_bench.repository.git import GitError, git_output, parents_of, run_git
+from flexq_bench.repository.git import GitError, git_lines, git_output, parents_of, run_git, time_of
 
 _MAX_BRANCHES = 1000  # of a clone, with the newest tips
 # Variables of CI services: the source branch of a pull request, then the branch of a push.
@@ -115,16 +114,22 @@ def _listed(root: Path, revisions: Collection[str]) -> list[str]:
 
 def _tips(root: Path, remote: str) -> dict[str, Tip]:
     """Return the tips of branches, of the newer of a local and a remote one, newest first."""
-    form = "%(refname) %(objectname) %(committerdate:unix) %(symref)"
-    listing = ("for-each-ref", "--sort=-committerdate", f"--count={_MAX_BRANCHES}")
+    form = "%(refname) %(objectname) {time} %(symref)"
+    listing = ("for-each-ref", f"--count={_MAX_BRANCHES}")
     places = [_BRANCHES, *([f"{_REMOTES}{remote}/"] if remote else [])]
+    shown = f"--format={form.format(time='%(committerdate:unix)')}"
+    try:
+        lines = git_lines(root, *listing, "--sort=-committerdate", shown, *places)
+    except GitError:  # git ends at a commit whose time it can't show
+        lines = git_lines(root, *listing, f"--format={form.format(time=0)}", *places)
     tips: dict[str, Tip] = {}
-    for line in git_output(root, *listing, f"--format={form}", *places).splitlines():
+    for line in lines:
         reference, sha, seconds, *symbolic = line.split(" ")
-        if "".join(symbolic) or not seconds:
+        at = time_of(seconds)
+        if "".join(symbolic) or at is None:
             continue
         prefix = next(place for place in places if reference.startswith(place))
-        tip = Tip(sha, datetime.fromtimestamp(int(seconds), UTC))
+        tip = Tip(sha, at)
         name = reference.removeprefix(prefix)
         if name not in tips or (prefix == _BRANCHES and tips[name].at == tip.at):
             tips[name] = tip
@@ -133,7 +138,7 @@ def _tips(root: Path, remote: str) -> dict[str, Tip]:
 
 def _remote(root: Path) -> str:
     """Return the name of the remote whose branches count; empty: there is none."""
-    remotes = git_output(root, "remote").splitlines()
+    remotes = git_lines(root, "remote")
     return "origin" if "origin" in remotes else next(iter(remotes), "")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
@@ -22,6 +24,8 @@ _NO_PROGRAMS = (
 # Of a commit that is checked out: files and folders, and bytes of the files.
 _MAX_ENTRIES, _MAX_BYTES = 1 << 20, 1 << 35
 _PROMISOR = r"^remote\..*\.promisor$"
+_LAST_S = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
+_ERRORS = "surrogateescape"  # a file may have any name
 _FILTERS = r"^filter\..*\.(smudge|process|required)$"
 
 
@@ -40,18 +44,19 @@ def run_git(
     input_text: its stdin. Raises GitError if git can't be run.
     """
     try:
-        return subprocess.run(
+        done = subprocess.run(
             _command(folder, *arguments),
             capture_output=True,
-            encoding="utf-8",
-            errors="surrogateescape",  # a file may have any name
             timeout=_TIMEOUT_S,
-            input=input_text or "",
+            input=(input_text or "").encode(errors=_ERRORS),
             env={**_variables(), **(environment or {})},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(f"git {arguments[0]} does not run: {error}") from error
+    # As it is: a name of a person may have a carriage return, which Python would make a line of.
+    texts = [part.decode(errors=_ERRORS) for part in (done.stdout, done.stderr)]
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
 def _command(folder: Path, *arguments: str) -> list[str]:
@@ -74,7 +79,12 @@ def git_output(
     if done.returncode != 0:
         messages = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise GitError(f"git {arguments[0]}: {messages[-1]}")
-    return done.stdout.strip()
+    return done.stdout.rstrip("\n")
+
+
+def git_lines(folder: Path, *arguments: str) -> list[str]:
+    """Return the lines of `git_output`, which names in them can't end, unlike those of Python."""
+    return [line for line in git_output(folder, *arguments).split("\n") if line]
 
 
 @lru_cache(maxsize=256)
@@ -117,23 +127,30 @@ def without_filters(folder: Path) -> tuple[str, ...]:
     )
 
 
+def time_of(seconds: str) -> datetime | None:
+    """Return a time that git shows in seconds; None: what a commit says is none.
+
+    A commit may name any: those outside of what Python knows are the first or the last one there.
+    """
+    return datetime.fromtimestamp(min(int(seconds), _LAST_S), UTC) if seconds.isdecimal() else None
+
+
 def parents_of(folder: Path, sha: str) -> tuple[str, ...]:
     """Return the parents that a commit names, whether the clone has them or not.
 
     Raises GitError if the clone lacks the commit.
     """
-    header = git_output(folder, "cat-file", "commit", sha).partition("\n\n")[0]
-    lines = (line.split(" ") for line in header.splitlines())
-    return tuple(words[1] for words in lines if words[0] == "parent")
+    _tree, *lines = git_output(folder, "cat-file", "commit", sha).split("\n")
+    parents = takewhile(lambda words: words[0] == "parent", (line.split(" ") for line in lines))
+    return tuple(words[1] for words in parents)
 
 
 def commits_of_tags(folder: Path) -> dict[str, str]:
     """Return the full sha of the commit of each tag, by name. Raises GitError outside of git."""
     # The last field is the target of an annotated tag; it is empty for a lightweight one.
     form = "%(refname:short)%09%(objecttype)%09%(objectname)%09%(*objecttype)%09%(*objectname)"
-    lines = git_output(folder, "for-each-ref", "refs/tags", f"--format={form}").splitlines()
     tags = {}
-    for line in lines:
+    for line in git_lines(folder, "for-each-ref", "refs/tags", f"--format={form}"):
         name, *objects = line.split("\t")
         kind, sha = objects[2:] if objects[0] == "tag" else objects[:2]
         if kind == "commit":

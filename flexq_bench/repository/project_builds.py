@@ -40,6 +40,8 @@ _CACHE = "FLEXQ_BENCH_CACHE"
 _DONE = "built.json"  # written last: without it, a build is started again
 _OUTPUT = "build.log"
 _PACKING_S = 120.0  # for a build to be packed, and sent to other machines
+_MAX_OUTPUT_BYTES = 1 << 24  # of a build that failed; the rest is not shown
+_MAX_LINE_LENGTH = 2000  # characters of a line in which a reason is searched
 _MAX_REASON_LENGTH = 200  # maximum characters of the reason of a failure
 # Lines that give a reason, and lines that only wrap another error.
 _REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
@@ -427,7 +429,7 @@ def _run(
                     os.killpg(process.pid, signal.SIGKILL)
                 end_marked(mark)  # also those in other sessions
         written.seek(0)
-        output = written.read().decode("utf-8", "replace")
+        output = written.read(_MAX_OUTPUT_BYTES).decode("utf-8", "replace")
     if process.returncode:
         where = ""
         if build.output is not None:
@@ -440,6 +442,6 @@ def _run(
 
 def _reason(output: str, code: int) -> str:
     """Return the first line of a build's output that gives a reason, or else the last line."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    lines = [line.strip()[:_MAX_LINE_LENGTH] for line in output.splitlines() if line.strip()]
     reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
     return next(reasons, lines[-1] if lines else f"exit code {code}")[:_MAX_REASON_LENGTH]

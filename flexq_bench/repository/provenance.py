@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +15,7 @@ from flexq_bench.db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.packages import PACKAGE
 from flexq_bench.repository.ancestry import measured_branch
-from flexq_bench.repository.git import GitError, git_output, parents_of
+from flexq_bench.repository.git import GitError, git_output, parents_of, time_of
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the packages
 # Folders of a checkout, for git. In flexq_bench they are links, which git does not follow.
@@ -24,8 +23,8 @@ PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 _NOT_MEASURING = frozenset({"ci", "dashboard"})  # parts that affect no result
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
-_FIELD_SEPARATOR = "\x1f"
-_DESCRIPTION = ("%H %P", "%an", "%cI", "%s", ".")  # of a commit; the point keeps an empty subject
+_FORMAT = "--format=%H %P%x00%an%x00%ct%x00%s%x00"  # names may have any character but a zero byte
+_MOST_LETTERS = 1000  # of a subject or name; dashboards show them
 
 _clones: dict[str, Path] = {}  # by sha of a commit that was read there
 
@@ -69,12 +68,11 @@ def commits_at(root: Path, shas: Collection[str]) -> dict[str, CommitInfo]:
     """
     asked = "\n".join(f"{sha}^{{commit}}" for sha in shas)
     objects = git_output(root, "cat-file", "--batch-check=%(objectname)", input_text=asked)
-    pairs = zip(shas, objects.splitlines(), strict=False)
+    pairs = zip(shas, objects.split("\n"), strict=False)
     full = {sha: name for sha, name in pairs if " " not in name}
     if not full:
         return {}
-    form = f"--format={_FIELD_SEPARATOR.join(_DESCRIPTION)}"
-    listing = ("log", "--no-walk=unsorted", "--stdin", form)
+    listing = ("log", "--no-walk=unsorted", "--stdin", _FORMAT)
     lines = git_output(root, *listing, input_text="\n".join(full.values())).split("\n")
     described = {commit.sha: commit for commit in map(_parsed, lines)}
     for commit in described.values():
@@ -90,8 +88,7 @@ def _git_commit(root: Path) -> CommitInfo | None:
 
 
 def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
-    form = f"--format={_FIELD_SEPARATOR.join(_DESCRIPTION)}"
-    described = _git(root, "log", "-1", form, revision)
+    described = _git(root, "log", "-1", _FORMAT, revision)
     if not described:
         return None
     commit = _parsed(described)
@@ -109,17 +106,17 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
 def _parsed(description: str) -> CommitInfo:
     # Authors and subjects may contain invalid UTF-8, which can be neither stored nor printed.
     text = description.encode(errors="replace").decode()
-    shas, author, committed_at, rest = text.split(_FIELD_SEPARATOR, 3)
-    subject = rest.rpartition(_FIELD_SEPARATOR)[0]
+    shas, author, seconds, subject, _ = text.split("\0")
+    committed_at = time_of(seconds)
     sha, *parents = shas.split()
     return CommitInfo(
         sha=sha,
         parent=parents[0] if parents else None,
         topo_order=None,
         dirty=False,
-        subject=subject,
-        author=author,
-        committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
+        subject=subject[:_MOST_LETTERS],
+        author=author[:_MOST_LETTERS],
+        committed_at=None if committed_at is None else committed_at.isoformat(),
         parents=tuple(parents),
     )
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from flexq_bench.repository.git import git_output, run_git
+from flexq_bench.repository.git import git_lines, git_output, run_git
 from flexq_bench.repository.worktrees import resolve_revision
 
 WORKING_TREE = "."  # the working tree, where a revision is expected
@@ -47,7 +47,7 @@ def snapshot(root: Path, folders: Sequence[str] = ()) -> Snapshot:
     finished, or git can't add a file.
     """
     head = resolve_revision(root, "HEAD")
-    unmerged = git_output(root, "diff", "--name-only", "--diff-filter=U").splitlines()
+    unmerged = git_lines(root, "diff", "--name-only", "--diff-filter=U")
     if unmerged:
         raise UsageError(
             f"{root} has conflicts of a merge, in {unmerged[0]}: resolve and git add them first, "

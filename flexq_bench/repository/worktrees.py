@@ -16,7 +16,13 @@ from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.kernels.runtime.files import cache_folder, in_cache
-from flexq_bench.repository.git import git_output, refuse_large_tree, run_git, without_filters
+from flexq_bench.repository.git import (
+    git_lines,
+    git_output,
+    refuse_large_tree,
+    run_git,
+    without_filters,
+)
 from flexq_bench.repository.provenance import is_dirty
 
 _MAX_NAMES = 8  # maximum number of similar names in an error
@@ -57,7 +63,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
         )
     if revision == os.curdir:
         raise UsageError("this takes commits, not the working tree: commit first, and give HEAD")
-    names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    names = git_lines(repository, "for-each-ref", "--format=%(refname:short)")
     if not names and find_revision(repository, "HEAD") is None:
         raise UsageError(f"{repository} has no commit yet: git commit first")
     near = difflib.get_close_matches(revision, names, n=_MAX_NAMES, cutoff=0.0)
@@ -111,7 +117,8 @@ def is_published(repository: Path, sha: str) -> bool:
         return True
     places = ("refs/heads", "refs/tags", "refs/remotes")
     done = run_git(repository, "for-each-ref", "--format=%(refname)", f"--contains={sha}", *places)
-    return any(not name.startswith("refs/remotes/pull/") for name in done.stdout.split())
+    names = filter(None, done.stdout.split("\n"))
+    return any(not name.startswith("refs/remotes/pull/") for name in names)
 
 
 def refuse_local_changes(repository: Path, sha: str) -> None:

@@ -400,3 +400,31 @@ def test_gate_runs_nothing_of_a_checkout_outside_its_sandbox(tmp_path, git):
     assert ran.returncode == 3, ran.stderr
     assert "the budget of 1 s ended" in " ".join(ran.stdout.split())
     assert not list(marks.iterdir())
+
+
+OVERWRITES = """
+import pathlib
+for _other in pathlib.Path({cache!r}).rglob("torch_kernels.py"):
+    try:
+        _other.write_bytes(pathlib.Path(__file__).read_bytes())
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(all(map(obstacle, KINDS)), reason="a gate needs a sandbox")
+@pytest.mark.parametrize("options", [(), ("--no-sandbox",)], ids=["sandbox", "none"])
+def test_slower_head_that_overwrites_base_does_not_pass(cli, tmp_path, git, options):
+    acme = Path(made_repository(tmp_path / "acme", (200, 100)))
+    git(acme, "checkout", "-q", "-b", "evil", "slower")
+    with (acme / "kernels" / "torch_kernels.py").open("a") as source:
+        source.write(OVERWRITES.format(cache=os.environ["FLEXQ_BENCH_CACHE"]))
+    git(acme, "commit", "-q", "-a", "-m", "evil")
+
+    ran = cli(
+        *("gate", "perf", "--project", str(acme), "--base", "slower~1", "--head", "evil"),
+        *("--device", "cpu", *options),
+    )
+
+    assert ran.code == 1, ran.out + ran.err

@@ -276,6 +276,8 @@ def test_invalid_line_is_named_and_its_file_is_not_stored(session, tmp_path, thr
         ({"pct_of_floor": -5.0}, "pct_of_floor is -5.0, out of range"),
         ({"max_rel_error": -0.1}, "max_rel_error is -0.1, out of range"),
         ({"ci_low_us": 9.0, "ci_high_us": 8.0}, "ci_low_us is 9.0 and ci_high_us is 8.0"),
+        ({"detail": "a" * 70_000}, "detail has 70,000 letters, 65,536 are the most"),
+        ({"extra": {"a": [{"b": "c" * 70_000}]}}, "b has 70,000 letters"),
     ],
 )
 def test_line_that_is_no_record_is_refused_with_its_reason(tmp_path, build, change, message):

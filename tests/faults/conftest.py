@@ -91,7 +91,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    rounds = [*map(json.loads, Path(FIGURES).read_text().splitlines())] if FIGURES else _ROUNDS
+    has_file = FIGURES and Path(FIGURES).exists()
+    rounds = [*map(json.loads, Path(FIGURES).read_text().splitlines())] if has_file else _ROUNDS
     for value in rounds:
         _FIGURES[value.pop("fault"), value.pop("kind")].add(**value)
     for (fault, kind), figures in sorted(_FIGURES.items()):

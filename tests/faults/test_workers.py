@@ -257,7 +257,9 @@ def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> No
     )  # fmt: skip
     given = {
         "compare": ("slower~1", "slower", "--backend", "cpu"),
-        "gate perf": ("--base", "slower~1", "--head", "slower", "--device", "cpu"),
+        "gate perf": (
+            *("--base", "slower~1", "--head", "slower", "--device", "cpu", "--budget", "15s"),
+        ),
     }[verb]
     words = (*verb.split(), *given, "--project", str(project), "--processes", "1")
     own = {"PYTHONPATH": path_with_ours(), "FLEXQ_BENCH_CACHE": str(cache)}
@@ -277,4 +279,4 @@ def test_worktrees_are_deleted(verb: str, round_seed: int, tmp_path: Path) -> No
     said = process.communicate()[0]
 
     assert "Traceback" not in said, said
-    assert process.returncode in {0, 1, 4, 5}, said
+    assert process.returncode in {0, 1, 3, 4, 5}, said

@@ -303,6 +303,17 @@ def test_sandbox_ends_before_memory_or_a_disk_is_full(victim, kind, what):
     assert b"GB of " + left in done.stderr
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"\rRssAnon: -9999"], ids=ascii)
+def test_memory_of_a_process_of_any_name_is_counted(victim, name):
+    sandbox = Sandbox(victim.environment, WORKING[0], limits=SandboxLimits(memory_bytes=20 << 20))
+    code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, {name}); a = b'a' * (20 << 20)"
+    command = sandbox.wrap([sys.executable, "-S", "-c", f"{code}; time.sleep(9)"])
+
+    done = subprocess.run(command, env=victim.environment, capture_output=True, check=False)
+
+    assert b"its processes use" in done.stderr
+
+
 def _output_of(launcher, code, environment) -> tuple[int, str]:
     with tempfile.TemporaryFile("w+") as err:
         process = launcher.start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -9,12 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from made_results import records_of
 from posting import Poster
+from starlette.concurrency import run_in_threadpool
 
 from flexq_bench.db import queries, tokens
 from flexq_bench.db.engine import open_database
@@ -186,6 +189,40 @@ def test_limits_of_size_and_rate_are_kept(tmp_path):
         assert small.post(CSV, other).status == 200
         another = Poster(database, per_minute=2)  # a second server of this database
         assert [another.post(CSV, secret).status for _ in range(2)] == [200, 429]
+
+
+def test_imports_that_wait_leave_threads_to_readers(poster, monkeypatch):
+    _, secret = poster.token()
+    read = threading.Event()
+    monkeypatch.setattr(poster, "judged", Held(read))
+
+    async def many():
+        headers = {"authorization": f"Bearer {secret}"}
+        posts = [
+            asyncio.create_task(
+                poster._post(CSV, headers, "/v1/results", "POST", {"occasion": number})
+            )
+            for number in range(45)
+        ]
+        while not read.is_set():
+            await asyncio.wait_for(run_in_threadpool(poster.judged.begun.wait), 5)
+            await asyncio.wait_for(run_in_threadpool(read.set), 5)
+        return [answer.status for answer in await asyncio.gather(*posts)]
+
+    assert asyncio.run(many()) == [200] * 45
+
+
+class Held(list):
+    """Results that are judged only after somebody has read."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.begun, self._read = threading.Event(), read
+
+    def append(self, judged):
+        self.begun.set()
+        assert self._read.wait(20)
+        super().append(judged)
 
 
 def test_gzip_content_is_stored_as_what_it_packs(poster):

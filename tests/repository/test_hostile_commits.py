@@ -7,12 +7,15 @@ import subprocess
 
 import pytest
 
+from flexq_bench.db.lines import KnownHistory
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.repository import git
+from flexq_bench.repository.ancestry import read_history
 from flexq_bench.repository.benchmark_files import write_benchmarks
 from flexq_bench.repository.git import GitError
 from flexq_bench.repository.project import BenchmarkFiles, open_project
 from flexq_bench.repository.project_builds import built_tree
+from flexq_bench.repository.provenance import commit_at, commits_at
 from flexq_bench.repository.worktrees import worktree
 from tests.repository.conftest import FILE, TOML
 
@@ -145,3 +148,66 @@ def _tree(made, entries):
     return subprocess.run(
         command, input=entries, capture_output=True, text=True, check=True
     ).stdout.strip()
+
+
+# Of the ends of a line, git keeps all but the newline in names.
+ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029")
+
+
+@pytest.mark.parametrize("end", ENDS, ids=ascii)
+def test_author_is_neither_a_parent_nor_a_time(made, end):
+    first = made.git("rev-parse", "HEAD")
+    lines = f"a{end}parent {'f' * 40}{end}2001-01-01T00:00:00+00:00{end}b"
+    made.git("-c", f"user.name={lines}", "commit", "-q", "--allow-empty", "-m", f"x{end}parent y")
+    head = made.git("rev-parse", "HEAD")
+
+    commit = commit_at(made.path, head)
+
+    assert git.parents_of(made.path, head) == commit.parents == (first,)
+    assert commit.author == lines
+    assert not commit.committed_at.startswith("2001")
+    assert commits_at(made.path, [head])[head].author == lines
+
+
+@pytest.mark.parametrize("end", ENDS[-3:], ids=ascii)
+def test_any_name_of_a_branch_and_a_tag_is_read(made, end):
+    head = made.git("rev-parse", "HEAD")
+    for words in (("branch",), ("tag",), ("tag", "-m", "annotated")):
+        made.git(*words, f"{words[-1]}{end}2 {head}".replace(" ", ""))
+
+    history = read_history(made.path, [head], "acme", KnownHistory("", {}, (), ()))
+
+    assert f"branch{end}2{head}" in history.ancestry.tips
+    assert {f"tag{end}2{head}", f"annotated{end}2{head}"} == git.commits_of_tags(made.path).keys()
+
+
+def test_subject_of_a_commit_is_bounded(made):
+    (made.path / "message").write_text("a" * 1_000_000)
+    made.git("commit", "-q", "--allow-empty", "--file", "message")
+
+    assert len(commit_at(made.path, made.git("rev-parse", "HEAD")).subject) <= 1000
+
+
+@pytest.mark.parametrize("date", ["253402300800 +0000", "1 +99999", "abc +0000", "-5 +0000"])
+def test_commit_of_any_time_is_read(made, date):
+    tree = made.git("rev-parse", "HEAD^{tree}")
+    people = f"author a <a@b> {date}\ncommitter a <a@b> {date}"
+    text = f"tree {tree}\n{people}\n\nmessage\n"
+    command = (
+        "git",
+        "-C",
+        made.path,
+        "hash-object",
+        "-t",
+        "commit",
+        "-w",
+        "--stdin",
+        "--literally",
+    )
+    head = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    made.git("branch", "other", head.strip())
+
+    commit = commit_at(made.path, head.strip())
+
+    assert (commit.author, commit.subject) == ("a", "message")
+    read_history(made.path, [head.strip()], "acme", KnownHistory("", {}, (), ()))

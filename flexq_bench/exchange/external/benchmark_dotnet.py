@@ -6,7 +6,6 @@ The tool (benchmarkdotnet.org) writes `HostEnvironmentInfo` and `Benchmarks` wit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -28,8 +27,6 @@ from flexq_bench.exchange.external.result import (
 
 _WHAT = "a file of BenchmarkDotNet: --exporters fulljson"
 
-_JOB = re.compile(r"[^:]*: (?!DefaultJob)(.*?)(?: \[.*\])?")
-
 
 def read(path: str) -> Reading:
     """Read the median of iterations, and what diagnosers measured.
@@ -45,14 +42,14 @@ def read(path: str) -> Reading:
 def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[ExternalResult]:
     pairs = (pair.partition("=") for pair in str(benchmark.get("Parameters") or "").split("&"))
     shape, variant = split_parameters({key: value for key, sign, value in pairs if sign})
-    job = _JOB.fullmatch(str(benchmark.get("DisplayInfo") or ""))
+    job = _job(str(benchmark.get("DisplayInfo") or ""))
     names = (benchmark.get("Namespace"), benchmark["Type"], benchmark["Method"])
     remarks = ["a debugger was attached"] if host.get("HasAttachedDebugger") else []
     if str(host.get("Configuration", "")).upper() == "DEBUG":
         remarks.append("it is a debug build")
     common: dict[str, Any] = {
         "name": ".".join(filter(None, names)),
-        "variant": ",".join(filter(None, (variant, job and f"job={job[1]}"))),
+        "variant": ",".join(filter(None, (variant, job and f"job={job}"))),
         "shape": shape,
         "device": cleaned(host.get("ProcessorName") or ""),
         "remarks": tuple(remarks),
@@ -80,3 +77,10 @@ def _results(benchmark: Mapping[str, Any], host: Mapping[str, Any]) -> Iterator[
         of_diagnoser = cleaned(about["Id"]), metric.get("Value"), about.get("Unit")
         for fields in beside(*of_diagnoser, higher=bool(about.get("TheGreaterTheBetter"))):
             yield ExternalResult(**common, **fields)
+
+
+def _job(shown: str) -> str:
+    """Return the job of `Type.Method: Job(Count=3) [Parameter=1]`; empty: the default one."""
+    job = shown.partition(": ")[2]
+    job = job.partition(" [")[0] if job.endswith("]") else job
+    return "" if job.startswith("DefaultJob") else job

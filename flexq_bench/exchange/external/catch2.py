@@ -26,7 +26,7 @@ from flexq_bench.exchange.external.result import (
 
 _WHAT = "the output of a Catch2 test with benchmarks, or its XML: -r xml"
 _VALUE = r"([\d.e+-]+) (ns|us|µs|ms|s|m)"
-_HEAD = re.compile(rf"(\S.*?)\s+(\d+)\s+(\d+)\s+{_VALUE}\s*")
+_HEAD = re.compile(rf"(\S.*?)(?<!\s)\s++(\d++)\s++(\d++)\s++{_VALUE}\s*")
 _THREE = re.compile(rf"\s+{_VALUE}\s+{_VALUE}\s+{_VALUE}\s*")
 _PART = re.compile(r"(?!-{9}|\.{9}|={9}|benchmark name )\S.*")
 _MINUTES = {"m": "min"}  # as Catch2 writes them

@@ -33,9 +33,9 @@ from flexq_bench.exchange.external.result import (
 
 _WHAT = "the output of cargo bench, or of cargo criterion as JSON, or the folder target/criterion"
 _VALUE = r"([\d.]+) (\S+)"
-_ESTIMATE = re.compile(rf"(.*?)\s*(time|thrpt): +\[{_VALUE} {_VALUE} {_VALUE}\]\s*")
+_ESTIMATE = re.compile(rf"(.*?)(time|thrpt): ++\[{_VALUE} {_VALUE} {_VALUE}\]\s*")
 _HARNESS = re.compile(
-    r"test (\S.*?) +\.\.\. bench: +([\d,.]+) (\w+)/iter(?: \(\+/- ([\d,.]+)\))?.*"
+    r"test (\S.*?)(?<! ) ++\.\.\. bench: ++([\d,.]+) (\w+)/iter(?: \(\+/- ([\d,.]+)\))?.*"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ from flexq_bench.exchange.external.result import COLOUR, MAX_BYTES, Reading, rea
 from flexq_bench.runs.text_files import text_lines
 
 _HEAD = 200  # lines, of a file whose format is asked for
+_HEADER = 4096  # letters of its first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def _text(pattern: str) -> Callable[[_Content], bool]:
 
 
 def _header(pattern: str) -> Callable[[_Content], bool]:
-    return lambda content: re.search(pattern, content.header) is not None
+    return lambda content: re.search(pattern, content.header[:_HEADER]) is not None
 
 
 def _has_commands(content: _Content) -> bool:
@@ -183,7 +185,10 @@ def read_results(format_name: str, path: str) -> Iterator[Reading]:
     if format_name in _IN_PARTS:
         yield from _IN_PARTS[format_name][0](path)
         return
-    reading = _WHOLE[format_name][0](path)
+    try:
+        reading = _WHOLE[format_name][0](path)
+    except csv.Error as error:
+        raise UsageError(f"{path}: {error}") from None
     reasons = {entry.reason for entry in reading.refused}
     if not reading.results and len(reading.refused) > 1 and len(reasons) == 1:
         raise UsageError(

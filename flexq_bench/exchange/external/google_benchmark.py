@@ -34,6 +34,7 @@ _FIELDS = {
     "repetition_index", "threads", "iterations", "real_time", "cpu_time", "time_unit", "label",
     "aggregate_name", "aggregate_unit",
 }  # of a run; others are counters  # fmt: skip
+_SLASH = "\0"  # in place of one that separates nothing
 _CENTRES = ("median", "mean")  # aggregates that are times, in order of preference
 
 
@@ -175,7 +176,10 @@ def _split(name: str) -> tuple[str, dict[str, object]]:
 
     Slashes within template arguments are part of the stem.
     """
-    stem, *parts = re.split(r"/(?![^<]*>)", name)
+    *before, last = name.split(">")
+    inner = [f"{head}{sign}{tail.replace('/', _SLASH)}"
+             for head, sign, tail in (part.rpartition("<") for part in before)]  # fmt: skip
+    stem, *parts = (part.replace(_SLASH, "/") for part in ">".join([*inner, last]).split("/"))
     parameters: dict[str, object] = {}
     for position, part in enumerate(parts):
         key, colon, value = part.partition(":")

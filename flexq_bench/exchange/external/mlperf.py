@@ -25,7 +25,6 @@ from flexq_bench.runs.text_files import read_text
 _WHAT = "an mlperf_log_summary.txt of LoadGen"
 TITLE = "MLPerf Results Summary"
 _PARAMETERS = "Test Parameters Used"
-_LINE = re.compile(r"\s*(\S.*?)\s*:\s*(\S.*?)\s*")
 _NUMBER = re.compile(r"[\d.]+(?:e[+-]?\d+)?")
 _PER_SECOND = re.compile(r"(?:QPS|.*\b(samples|queries|tokens) per second)\b.*", re.IGNORECASE)
 _RULES = " satisfied"
@@ -40,8 +39,7 @@ def read(path: str) -> Reading:
     if TITLE not in text:
         raise UsageError(f"{path} has no {TITLE!r}: name {_WHAT}")
     head, _, tail = text.partition(_PARAMETERS)
-    fields = {match[1]: match[2] for line in head.splitlines() if (match := _LINE.fullmatch(line))}
-    parameters = {m[1]: m[2] for line in tail.splitlines() if (m := _LINE.fullmatch(line))}
+    fields, parameters = _pairs(head), _pairs(tail)
     broken = [
         name.removesuffix(_RULES)
         for name, value in fields.items()
@@ -74,3 +72,8 @@ def _values(fields: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
         elif rate is not None and "Scheduled" not in name:  # scheduled: a setting
             thing = (rate[1] or "queries").lower()
             yield name, by_unit(value, f"{thing}/s", metric=name, higher=True) | {"metric": name}
+
+
+def _pairs(text: str) -> dict[str, str]:
+    parts = ([part.strip() for part in line.partition(":")] for line in text.splitlines())
+    return {name: value for name, _, value in parts if name and value}

@@ -26,8 +26,8 @@ from flexq_bench.exchange.external.result import (
 from flexq_bench.runs.text_files import read_text
 
 _WHAT = "a CSV of triton.testing.perf_report, with the unit in its columns: Triton (TFLOPS)"
-COLUMN = re.compile(r"(.+?)(-min|-max)? \((.+)\)")
-_UNIT = re.compile(r".*?\(?([^\s()]+)\)?")  # the last word: ms of Latency (ms)
+COLUMN = re.compile(r"(?=.*\)\Z)(.+?)(-min|-max)? \((.+)\)")
+_UNIT = re.compile(r"(?<![^\s()])([^\s()]++)\)?\Z")  # the last word: ms of Latency (ms)
 
 
 def read(path: str) -> Reading:
@@ -67,7 +67,7 @@ def _result(
     n_parameters = next(index for index, column in enumerate(columns) if column)
     values = {header[index].strip(): _plain(row[index]) for index in range(n_parameters)}
     shape, variant = split_parameters(values)
-    words = _UNIT.fullmatch(column[3])
+    words = _UNIT.search(column[3])
     unit = words[1] if words else column[3]
     ends = {
         other[2]: by_unit(row[index], unit)["median"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+from contextlib import suppress
 
 import pytest
 
 from flexq_bench.db.units import is_rate, scale_of
 from flexq_bench.errors import UsageError
-from flexq_bench.exchange.external.formats import detect_format, read_results
+from flexq_bench.exchange.external.formats import FORMATS, detect_format, read_results
 
 COLOURED = "\x1b[32mfib 20\x1b[0m   time:   [\x1b[2m1.5 ms\x1b[0m \x1b[1m1.6 ms\x1b[0m 1.7 ms]\n"
 CATCH2 = """benchmark name            samples       iterations    est run time
@@ -258,3 +260,31 @@ def test_parameters_of_julia_are_no_results(tmp_path):
 
     with pytest.raises(UsageError, match="has no trial, perhaps parameters only"):
         list(read_results("julia", str(path)))
+
+
+LONG = 20_000
+# One line each, of which an expression that tries each of its parts again takes seconds.
+LONG_LINES = {
+    "spaces": f"test x{' ' * LONG}",
+    "tabs": "Benchmark 1" + "\t" * LONG,
+    "brackets": "M," + "x (" * LONG,
+    "slashes": json.dumps(
+        {"context": {}, "benchmarks": [{"name": "/" * 5 * LONG, "real_time": 1}]}
+    ),
+    "jobs": json.dumps(
+        {"HostEnvironmentInfo": {}, "Benchmarks": [{"DisplayInfo": "J: x" + " [" * 5 * LONG}]}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LONG_LINES)
+def test_long_line_is_refused_at_once(name, tmp_path):
+    path = tmp_path / "results"
+    path.write_text(f"{LONG_LINES[name]}\n1,2\n")
+    began = time.process_time()
+
+    for format_name in FORMATS:
+        with suppress(UsageError):
+            list(read_results(format_name, str(path)))
+
+    assert time.process_time() - began < 1

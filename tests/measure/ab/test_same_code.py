@@ -108,6 +108,7 @@ def test_change_of_code_on_the_host_counts_for_all_cases(same_after, files):
         ("// A copy.", "// A copy. \\"),
         ("// A copy.", "// A copy. \\ "),  # one line for some compilers
         ("// A copy.", "// A copy.\r#undef NDEBUG"),
+        ("// A copy.\n", "// A copy.\r"),  # what follows is its comment, for some compilers
         ("// A copy.", "/*" * 100_000),
         ("// A copy.", '"' + r"\"" * 100_000),
         ("// A copy.", "int line = __LINE__; // A copy."),
