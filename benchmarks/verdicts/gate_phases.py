@@ -148,9 +148,11 @@ def run() -> None:
     from flexq_bench.cli.app import main
 
     try:
-        sys.exit(main())
+        code = main()
     finally:
         report()
+    sys.stdout.flush()
+    os._exit(code)  # as flexq_bench.__main__ ends: torch's cleanup takes a second
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ import signal
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 
 _PROC = "/proc"
 _READ_BYTES = 1 << 16
 _PREFIX = "FLEXQ_BENCH_STARTED_"
+_START = b"\0" + _PREFIX.encode()
+_MOST_KNOWN = 1 << 14  # processes of other programs
 _ROUNDS = 20  # a process may start another one between the search and the signal
 
 
@@ -51,12 +52,12 @@ def end_marked(mark: str) -> None:
 def stop_marked(marks: Sequence[str], besides: Iterable[int] = ()) -> set[int]:
     """Stop (SIGSTOP) the processes that `end_marked` would kill, and return their ids.
 
-    marks: any of them. besides: ids of processes to leave running. As long as no process starts or
-    ends, environments are not read again: a turn of a comparison waits for this.
+    marks: any of them. besides: ids of processes to leave running. Other programs' processes are
+    looked at once: a turn of a comparison waits for this.
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _known_marked(tuple(marks), _processes()) - stopped - set(besides)
+        pids = _marked(tuple(marks), _processes(), _others) - stopped - set(besides)
         if not pids:
             break
         _signal(pids, signal.SIGSTOP)
@@ -81,27 +82,49 @@ def _processes() -> frozenset[tuple[str, int]]:
         return frozenset((e.name, e.inode()) for e in entries if e.name.isdecimal())
 
 
-def _marked(marks: tuple[str, ...], processes: frozenset[tuple[str, int]]) -> set[int]:
+def _marked(
+    marks: tuple[str, ...],
+    processes: frozenset[tuple[str, int]],
+    others: dict[tuple[str, int], int] | None = None,
+) -> set[int]:
+    """Ids of those that have a mark, and of their children.
+
+    others: parents of processes that no program with marks started, which are not read again.
+    """
     # A variable's name is at the start, or after the end of another one.
     starts = [b"\0" + mark.encode() + b"=" for mark in marks]
+    own = os.getpid()
+    known = {} if others is None else others
     parents: dict[int, int] = {}
     pids: set[int] = set()
-    for name, _ in processes:
+    for process in processes:
+        pid = int(process[0])
+        if process in known:
+            parents[pid] = known[process]
+            continue
         with suppress(OSError):  # the process has ended, or belongs to another user
             # The name of the program, in brackets, may contain any bytes.
-            state, parent = _content(f"{_PROC}/{name}/stat").rpartition(b")")[2].split(None, 2)[:2]
+            stat = _content(f"{_PROC}/{pid}/stat").rpartition(b")")[2]
+            state, parent = stat.split(None, 2)[:2]
             if state in (b"Z", b"X"):
                 continue
-            parents[int(name)] = int(parent)
-            environment = b"\0" + _content(f"{_PROC}/{name}/environ")
+            parents[pid] = int(parent)
+            environment = b"\0" + _content(f"{_PROC}/{pid}/environ")
             if any(start in environment for start in starts):
-                pids.add(int(name))
+                pids.add(pid)
+            # One that this process starts has our environment until it executes its program.
+            elif (
+                others is not None and own not in (pid, parents[pid]) and _START not in environment
+            ):
+                others[process] = parents[pid]
+    if len(known) > _MOST_KNOWN:
+        known.clear()
     while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
         pids |= more
-    return pids - {os.getpid()}
+    return pids - {own}
 
 
-_known_marked = lru_cache(maxsize=32)(_marked)
+_others: dict[tuple[str, int], int] = {}
 
 
 def _content(path: str) -> bytes:

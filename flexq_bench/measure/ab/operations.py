@@ -209,7 +209,8 @@ class WorkerOperations:
             # The verdict compares the clocks of both sides, so a lower one still gives data.
             mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
         else:
-            warmed = warm_up(placed.rotation, phase, protocol.batch_s, now)
+            # Half of the least time, so that it can settle then.
+            warmed = warm_up(placed.rotation, phase, min(protocol.batch_s, phase.min_s / 2), now)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         return placed
