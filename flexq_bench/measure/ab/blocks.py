@@ -251,6 +251,7 @@ def measure_blocks(
     side_by_side: bool = False,
     shares: bool = False,
     is_warm: bool = False,
+    idle: Sequence[Worker] = (),
 ) -> None:
     """Measure a case in pairs of processes; add blocks and errors to `pair`.
 
@@ -259,8 +260,9 @@ def measure_blocks(
     first pair. The side that is placed first, and the side that starts a block, alternate.
     side_by_side: the workers allocate a placement before they warm it up, so that they can do so at
     the same time, and can leave out the check of a result; True for more than one pair. shares:
-    they can share weights among the cases of a layer. is_warm: the device was just busy. Raises
-    RefusedError if a side refuses the case, WorkerError if a worker broke.
+    they can share weights among the cases of a layer. is_warm: the device was just busy. idle:
+    workers that wait for their own turn. Raises RefusedError if a side refuses the case,
+    WorkerError if a worker broke.
     """
     groups = [[(pair.base, base), (pair.head, head)] for base, head in workers]
     sides = [each for group in groups for each in group]
@@ -271,6 +273,7 @@ def measure_blocks(
             if len(groups) == 1:
                 raise
             for number, each in enumerate(workers):
+                beside = [other for both in workers if both is not each for other in both]
                 measure_blocks(
                     *(pair, [each], process + number),
                     placements=placements,
@@ -279,6 +282,7 @@ def measure_blocks(
                     side_by_side=side_by_side,
                     shares=shares,
                     is_warm=is_warm,
+                    idle=[*beside, *idle],
                 )
             return
         # Results are inspected after each placement, too.
@@ -302,10 +306,10 @@ def measure_blocks(
             ]
             every = [each for group in ordered for each in group]
             _place(every, placement, side_by_side=side_by_side, is_warm=is_warm)
-            on_device = [worker for _, worker in sides]
+            there = [*(worker for _, worker in sides), *idle]
             for number, group in enumerate(ordered):
                 place = process + number, placement
-                _measure_placement(pair, group, on_device, place, blocks, on_block)
+                _measure_placement(pair, group, there, place, blocks, on_block)
         pair.processes = process + len(groups)
 
 
@@ -319,7 +323,7 @@ def _measure_placement(
 ) -> None:
     """Measure the blocks of a placement, and free it.
 
-    ordered: the side that starts comes first. workers: all on the device. place: numbers of the
+    ordered: the side that starts comes first. workers: all there are. place: numbers of the
     process and the placement.
     """
     for side, worker in ordered:

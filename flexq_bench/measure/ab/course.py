@@ -37,7 +37,7 @@ from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 CasesOfBoth = Sequence[tuple[Case, Case]]  # base's and head's
-_MOST_AT_ONCE = 4  # pairs of processes that are on a device together
+_MOST_AT_ONCE = 4  # pairs of processes that get ready together
 
 
 def compare_cases(
@@ -180,6 +180,9 @@ class _Course:
             if pair.head.wrong and self._rules.stops_at_wrong:
                 self._wrong = pair.head.case.key
                 break
+            if position == 0 and len(self._lanes) == 1:
+                # Those that measure first import while the other results are checked.
+                lane.workers.start_ahead(self._pairs_at_once(pairs, 0, min(self._rules.stages)))
         return ()
 
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
@@ -264,16 +267,18 @@ class _Course:
         return list(pairs[:count])
 
     def _pairs_at_once(self, pairs: Sequence[CasePair], process: int, processes: int) -> int:
-        """Number of pairs of processes to get ready together, up to so many `processes`.
+        """Number of pairs of processes to start together, up to so many `processes`.
 
-        The first one chooses the configurations. Those of a CPU would disturb each other.
+        The first one chooses the configurations, before the others get ready. Those of a CPU would
+        disturb each other.
         """
         experiment, gpus = self._lanes[0].experiment, max(pair.base.case.gpus for pair in pairs)
-        if process == 0 or gpus > 1 or experiment.one_process or _is_on_cpu(experiment):
+        if gpus > 1 or experiment.one_process or _is_on_cpu(experiment):
             return 1
         ends = [processes, *(p.processes for p in pairs if p.processes > process)]
-        left, most = min(ends) - process, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
-        return -(-left // -(-left // most))
+        first = int(process == 0)
+        left, most = min(ends) - process - first, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
+        return first + (-(-left // -(-left // most)) if left else 0)
 
     def _pairs_of_processes(
         self, lane: _Lane, pairs: Sequence[CasePair], process: int, count: int, *, is_last: bool
@@ -287,7 +292,7 @@ class _Course:
             began = time.monotonic()
             # Ends after the workers: a thread may wait for one of them.
             threads = stack.enter_context(ThreadPoolExecutor(count))
-            workers = [lane.workers.take(stack) for _ in range(count)]
+            workers = lane.workers.take(stack, count)
             identities = [
                 identity
                 for both in threads.map(lambda each: experiment.identities(*each), workers)
@@ -306,7 +311,8 @@ class _Course:
             shares = all(identity.get("shares_weights", False) for identity in identities)
             kernels = {identity.get("kernels", "") for identity in identities}
             same_kernels = len(kernels) == 1 and "" not in kernels
-            groups = [workers] if side_by_side else [[each] for each in workers]
+            alone = int(process == 0) if side_by_side else count
+            groups = [*([each] for each in workers[:alone]), workers[alone:]]
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
@@ -315,7 +321,7 @@ class _Course:
                 pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()
                 try:
-                    for group in groups:
+                    for group in filter(None, groups):
                         measure_blocks(
                             pair,
                             group,
@@ -326,6 +332,7 @@ class _Course:
                             side_by_side=side_by_side,
                             shares=shares,
                             is_warm=time.monotonic() - self._measured_at < WARM_S,
+                            idle=[w for each in workers if each not in group for w in each],
                         )
                         self._measured_at = time.monotonic()
                         if pair.problem:

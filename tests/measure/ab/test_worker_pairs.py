@@ -132,12 +132,14 @@ def test_worker_that_dies_while_waiting_is_an_error(
 
 @pytest.mark.parametrize("warms", [True, False])
 @pytest.mark.parametrize("needed", [1, 40])
-def test_pairs_get_ready_together_after_the_first(counted, requests, monkeypatch, warms, needed):
+def test_pairs_start_together_and_the_first_measures_alone(
+    counted, requests, monkeypatch, warms, needed
+):
     monkeypatch.setattr(course, "available_cpus", lambda: 4)
     monkeypatch.setattr(course, "_is_on_cpu", lambda _experiment: False)
     behaviour = {"warms": warms, "needed": needed}
 
-    assert counted(behaviour, behaviour, starts_ahead=False) == [2, 6, 6, 10, 10]
+    assert counted(behaviour, behaviour, starts_ahead=False) == [6, 6, 6, 10, 10]
 
     asked = [request["do"] for request in requests("head")]
     assert asked.count("place") == 5
