@@ -209,8 +209,9 @@ class WorkerOperations:
             # The verdict compares the clocks of both sides, so a lower one still gives data.
             mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
         else:
-            # Half of the least time, so that it can settle then.
-            warmed = warm_up(placed.rotation, phase, min(protocol.batch_s, phase.min_s / 2), now)
+            # Three batches that agree fit into the least time.
+            batch_s = min(protocol.batch_s, phase.max_s / 4)
+            warmed = warm_up(placed.rotation, phase, batch_s, now)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         return placed

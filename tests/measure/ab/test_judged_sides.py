@@ -292,7 +292,7 @@ def test_integer_kernels_must_be_exact_on_timed_buffers(judged):
 
 # This machine may be busy: what is missing must be more than what other programs take.
 in_long_turns = pytest.mark.parametrize(
-    "protocol", [replace(FAST, batch_s=0.03)], ids=["long turns"]
+    "protocol", [replace(FAST, turn_s=0.015)], ids=["long turns"]
 )
 
 
