@@ -28,7 +28,12 @@ from flexq_bench.measure.ab.blocks import (
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
-from flexq_bench.measure.ab.worker_pairs import WorkerPairs, available_cpus, can_start_beside
+from flexq_bench.measure.ab.worker_pairs import (
+    WorkerPairs,
+    Workers,
+    available_cpus,
+    can_start_beside,
+)
 from flexq_bench.measure.device import device_infos
 from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.meter import WARM_S
@@ -38,6 +43,7 @@ from flexq_bench.workloads.case import Case
 
 CasesOfBoth = Sequence[tuple[Case, Case]]  # base's and head's
 _MOST_AT_ONCE = 4  # pairs of processes that get ready together
+_FAR = 0.05  # ln
 
 
 def compare_cases(
@@ -182,7 +188,9 @@ class _Course:
                 break
             if position == 0 and len(self._lanes) == 1:
                 # Those that measure first import while the other results are checked.
-                lane.workers.start_ahead(self._pairs_at_once(pairs, 0, min(self._rules.stages)))
+                stage = min(self._rules.stages)
+                count = self._pairs_at_once(pairs, 0, stage)
+                lane.workers.start_ahead(count + self._spare_pairs(0, count, stage))
         return ()
 
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
@@ -191,6 +199,7 @@ class _Course:
         process = min((pair.processes for pair in open_pairs), default=processes)
         while process < processes:
             count = self._pairs_at_once(open_pairs, process, processes)
+            spare = self._spare_pairs(process, count, processes)
             for lane in self._lanes:
                 waiting: Sequence[CasePair] = [
                     pair
@@ -205,7 +214,8 @@ class _Course:
                 while waiting and not self._is_over():
                     self._current = process + count
                     waiting = self._pairs_of_processes(
-                        lane, waiting, process, count, is_last=process + count == processes
+                        *(lane, waiting, process, count, spare),
+                        is_last=process + count == processes,
                     )
             self._update_expected(open_pairs, processes)
             process += count
@@ -280,19 +290,35 @@ class _Course:
         left, most = min(ends) - process - first, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
         return first + (-(-left // -(-left // most)) if left else 0)
 
+    def _spare_pairs(self, process: int, count: int, processes: int) -> int:
+        """Number of pairs to start with the first ones, for cases that don't end before the look.
+
+        process, count, processes: see _pairs_at_once.
+        """
+        whole = count > 1 and process == 0 and count == processes
+        return max(0, min(self._rules.processes - processes, _MOST_AT_ONCE)) if whole else 0
+
     def _pairs_of_processes(
-        self, lane: _Lane, pairs: Sequence[CasePair], process: int, count: int, *, is_last: bool
+        self,
+        lane: _Lane,
+        pairs: Sequence[CasePair],
+        process: int,
+        count: int,
+        spare: int,
+        *,
+        is_last: bool,
     ) -> Sequence[CasePair]:
         """Measure cases in `count` fresh pairs of processes; return those left if a process broke.
 
-        is_last: no other pair of processes follows, unless one of these breaks.
+        spare: number of pairs besides, for cases that will need them. is_last: no other pair of
+        processes follows, unless one of these breaks.
         """
         experiment, rules = lane.experiment, self._rules
         with ExitStack() as stack:
             began = time.monotonic()
             # Ends after the workers: a thread may wait for one of them.
             threads = stack.enter_context(ThreadPoolExecutor(count))
-            workers = lane.workers.take(stack, count)
+            workers = lane.workers.take(stack, count + spare)
             identities = [
                 identity
                 for both in threads.map(lambda each: experiment.identities(*each), workers)
@@ -301,7 +327,8 @@ class _Course:
             for each in workers:
                 for worker in each:
                     stack.callback(worker.finish)  # before any is waited for
-            self._durations.start_s += [(time.monotonic() - began) / count] * count
+            each_s = (time.monotonic() - began) / len(workers)
+            self._durations.start_s += [each_s] * len(workers)
             # Those of older commits open the device as they start, whatever measures there.
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
@@ -312,7 +339,11 @@ class _Course:
             kernels = {identity.get("kernels", "") for identity in identities}
             same_kernels = len(kernels) == 1 and "" not in kernels
             alone = int(process == 0) if side_by_side else count
-            groups = [*([each] for each in workers[:alone]), workers[alone:]]
+
+            def groups(pair: CasePair) -> Iterator[Sequence[Workers]]:
+                yield from ([each] for each in workers[:alone])
+                yield workers[alone : len(workers) if _is_far(pair) else count]
+
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
@@ -321,7 +352,7 @@ class _Course:
                 pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()
                 try:
-                    for group in filter(None, groups):
+                    for group in filter(None, groups(pair)):
                         measure_blocks(
                             pair,
                             group,
@@ -342,7 +373,8 @@ class _Course:
                 except WorkerError as error:
                     pair.failure = str(error)
                     return pairs[position + 1 :]
-                self._durations.case_s += [(time.monotonic() - began) / count] * count
+                case_s = (time.monotonic() - began) / max(1, pair.processes - process)
+                self._durations.case_s += [case_s] * count
                 self._show_progress()
         return ()
 
@@ -420,6 +452,12 @@ class _Course:
                 left_s=left_s,
             )
         )
+
+
+def _is_far(pair: CasePair) -> bool:
+    """Return True if a case won't end before a look, because its sides differ by too much."""
+    times = [(block.base_us, block.head_us) for block in pair.blocks]
+    return bool(times) and abs(math.log(times[0][1] / times[0][0])) > _FAR
 
 
 def _is_on_cpu(experiment: ABExperiment) -> bool:
