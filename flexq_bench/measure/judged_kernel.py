@@ -124,7 +124,7 @@ class JudgedKernel:
     ) -> None:
         self._case, self._slot = case, slot
         self._exchange, self._device = exchange, device
-        self._streamed: Parts | None = None  # those that the worker has
+        self._streamed: dict[Worker, Parts] = {}  # those that workers have
         self.worker: Worker | None = None
         self.wrong = ""
         self.waits_s: list[float] | None = None
@@ -146,6 +146,24 @@ class JudgedKernel:
     def forget_weights(self) -> None:
         """Draw new weights, and whatever else is streamed, with the next inputs."""
         self._work.forget()
+        self._streamed.clear()
+
+    def give_weights(self, workers: Sequence[Worker]) -> bool:
+        """Give the weights to several workers at once, unless they are drawn with other inputs.
+
+        They hold them until they are given others.
+        """
+        streamed = self._work.streamed()
+        if streamed is None:
+            return False
+        tensors, plain = named_tensors(streamed)
+        layout, path = self._exchange.give(tensors), str(self._exchange.inputs)
+        for worker in workers:
+            worker.send("hold", slot=self._slot, path=path, layout=layout, plain=plain)
+        for worker in workers:
+            worker.receive()
+        self._streamed = dict.fromkeys(workers, streamed)
+        return True
 
     def give_inputs(self, meanwhile: Callable[[], None] = lambda: None) -> Given:
         """Give inputs that no worker can predict: new fresh ones, and streamed ones if it has none.
@@ -170,7 +188,7 @@ class JudgedKernel:
 
     def _fill(self, given: Given, meanwhile: Callable[[], None] = lambda: None) -> None:
         assert self.worker is not None  # it was prepared
-        is_new = given.streamed is not self._streamed
+        is_new = given.streamed is not self._streamed.get(self.worker)
         tensors, plain = named_tensors({**given.fresh, **(given.streamed if is_new else {})})
         layout = self._exchange.give(tensors)
         path = str(self._exchange.inputs)
@@ -182,7 +200,7 @@ class JudgedKernel:
                 meanwhile()
             finally:
                 self.worker.receive()
-        self._streamed = given.streamed
+        self._streamed[self.worker] = given.streamed
 
     def turn(self, **arguments: Any) -> Turn:
         """Let the worker take samples. Raises WorkerError if it reports no times."""

@@ -150,6 +150,9 @@ class CaseSide:
     def end_place(self, worker: Worker) -> None:
         worker.receive()
 
+    def give_weights(self, workers: Sequence[Worker]) -> None:
+        """Give weights to these workers, which were placed at the same time."""
+
     def use(self, worker: Worker, others: Sequence[Worker]) -> None:
         """Take samples in this worker from now on. others: those that are on the device, too."""
 
@@ -251,6 +254,7 @@ def measure_blocks(
     side_by_side: bool = False,
     shares: bool = False,
     is_warm: bool = False,
+    holds: bool = False,
     idle: Sequence[Worker] = (),
 ) -> None:
     """Measure a case in pairs of processes; add blocks and errors to `pair`.
@@ -260,9 +264,9 @@ def measure_blocks(
     first pair. The side that is placed first, and the side that starts a block, alternate.
     side_by_side: the workers allocate a placement before they warm it up, so that they can do so at
     the same time, and can leave out the check of a result; True for more than one pair. shares:
-    they can share weights among the cases of a layer. is_warm: the device was just busy. idle:
-    workers that wait for their own turn. Raises RefusedError if a side refuses the case,
-    WorkerError if a worker broke.
+    they can share weights among the cases of a layer. is_warm: the device was just busy. holds:
+    they can be given weights before their turn. idle: workers that wait for their own turn. Raises
+    RefusedError if a side refuses the case, WorkerError if a worker broke.
     """
     groups = [[(pair.base, base), (pair.head, head)] for base, head in workers]
     sides = [each for group in groups for each in group]
@@ -282,6 +286,7 @@ def measure_blocks(
                     side_by_side=side_by_side,
                     shares=shares,
                     is_warm=is_warm,
+                    holds=holds,
                     idle=[*beside, *idle],
                 )
             return
@@ -306,6 +311,9 @@ def measure_blocks(
             ]
             every = [each for group in ordered for each in group]
             _place(every, placement, side_by_side=side_by_side, is_warm=is_warm)
+            if holds and len(groups) > 1:
+                for at, side in enumerate((pair.base, pair.head)):
+                    side.give_weights([both[at] for both in workers])
             there = [*(worker for _, worker in sides), *idle]
             for number, group in enumerate(ordered):
                 place = process + number, placement

@@ -336,6 +336,7 @@ class _Course:
             repeats = all(identity.get("repeats_contents", False) for identity in identities)
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
+            holds = all(identity.get("holds_inputs", False) for identity in identities)
             kernels = {identity.get("kernels", "") for identity in identities}
             same_kernels = len(kernels) == 1 and "" not in kernels
             alone = int(process == 0) if side_by_side else count
@@ -362,6 +363,7 @@ class _Course:
                             on_block=partial(_report, experiment, pair.base.case),
                             side_by_side=side_by_side,
                             shares=shares,
+                            holds=holds,
                             is_warm=time.monotonic() - self._measured_at < WARM_S,
                             idle=[w for each in workers if each not in group for w in each],
                         )

@@ -113,6 +113,7 @@ class JudgedSide(CaseSide):
     others: Sequence[Worker] = field(default=(), kw_only=True, repr=False, compare=False)
     _is_checked: bool = field(default=False, init=False)  # True after the first placement
     _is_drawn: bool = field(default=True, init=False)  # True if the current one is checked
+    _has_weights: bool = field(default=False, init=False)  # True if workers hold those to use
 
     @cached_property
     def kernel(self) -> JudgedKernel:
@@ -146,10 +147,15 @@ class JudgedSide(CaseSide):
     ) -> None:
         super().begin_place(worker, index, beside, is_warm=is_warm)
         self.kernel.forget_weights()
+        self._has_weights = False
+
+    def give_weights(self, workers: Sequence[Worker]) -> None:
+        self._has_weights = self.kernel.give_weights(workers)
 
     def use(self, worker: Worker, others: Sequence[Worker]) -> None:
         self.kernel.worker, self.others = worker, others
-        self.kernel.forget_weights()
+        if not self._has_weights:
+            self.kernel.forget_weights()
 
     def sample(self, worker: Worker) -> SampleBatch:
         inputs = self.kernel.give_inputs(self.judge.catch_up)

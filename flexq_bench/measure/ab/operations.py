@@ -97,7 +97,8 @@ class WorkerOperations:
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
         check. shares_weights: `prepare` may keep the weights of a layer. repeats_contents: it may
-        give copies of the weights the same contents. root: the source folder.
+        give copies of the weights the same contents. holds_inputs: it can `hold` them. root: the
+        source folder.
         kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
         cover.
         """
@@ -109,6 +110,7 @@ class WorkerOperations:
             "warms_when_used": True,
             "shares_weights": True,
             "repeats_contents": True,
+            "holds_inputs": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -215,6 +217,12 @@ class WorkerOperations:
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         return placed
+
+    def hold(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
+        """Keep inputs from shared memory, which the placement gets with the next `fill`."""
+        tensors = read_tensors(Path(path), layout, self._meter.torch_device)
+        self._slots[slot].given |= parts_of(tensors, plain)
+        return {}
 
     def fill(
         self, slot: str, path: str, layout: list[list[Any]], plain: Plain, weights: bool

@@ -138,6 +138,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
                 blocks=2,
                 on_block=lambda _: None,
                 side_by_side=together > 1,
+                holds=together > 1,
             )
         return match
 
