@@ -9,10 +9,11 @@ alone, as those of a comparison after its first pair: printed are the median sec
 request to the first reply (device opened), to the first launch and to the first timed sample, with
 the configuration and the launches of the process before. Then rounds: some processes of
 each kind get ready at the same time, and are measured one after the other in random order; each
-round has new servers, and nothing else starts meanwhile. Printed, for each case and for each kind
-against `forked`: the difference of the mean times of processes, relative to their round, with 99 %
-bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions; the number of slow
-processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis over the servers of forked ones.
+round has new servers, and nothing else starts meanwhile (with --after, all start before). Printed,
+for each case and for each kind against `forked`: the difference of the mean times of processes,
+relative to their round, with 99 % bounds; Kolmogorov-Smirnov and Mann-Whitney tests of equal
+distributions; the number of slow processes (Fisher) for a kernel of two speeds; and Kruskal-Wallis
+over the servers of forked ones.
 """
 
 from __future__ import annotations
@@ -35,8 +36,13 @@ from scipy import stats
 import flexq_bench
 from flexq_bench.measure.ab.blocks import CaseSide
 from flexq_bench.measure.ab.worker_command import worker_command
-from flexq_bench.measure.external_kernels import sandbox_of
-from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
+from flexq_bench.measure.launcher import (
+    OWN_LIBRARIES,
+    FreshProcesses,
+    Launcher,
+    forking_launcher,
+)
+from flexq_bench.measure.program import sandbox_of
 from flexq_bench.measure.sandbox import available_kind
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.case import Case
@@ -45,6 +51,7 @@ TREE = Path(flexq_bench.__file__).resolve().parents[1]
 TIMEOUT_S = 600.0
 MIN_GAP = 10.0  # of two speeds: their distance by the scatter about each
 FORKED = "forked"  # the kind that the others are compared with
+KINDS = ("fresh", FORKED, "sandbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +75,18 @@ class Measured:
 
 
 @contextmanager
-def launchers(*, is_fresh: bool) -> Iterator[dict[str, Launcher]]:
-    """A way to start processes of each kind, with new servers. is_fresh: fresh ones, too."""
+def launchers(kinds: Sequence[str]) -> Iterator[dict[str, Launcher]]:
+    """A way to start processes of each of these kinds, with new servers."""
     sandbox = replace(sandbox_of([], None, [TREE]), kind=available_kind())
+    made: dict[str, Launcher] = {"fresh": FreshProcesses()} if "fresh" in kinds else {}
     with ExitStack() as stack:
-        forking = {FORKED: stack.enter_context(forking_launcher(TREE))}
-        if sandbox.kind != "none":
-            forking[sandbox.kind] = stack.enter_context(forking_launcher(TREE, sandbox.wrap))
-        yield {"fresh": FreshProcesses(), **forking} if is_fresh else forking
+        if FORKED in kinds:
+            own = forking_launcher(TREE, libraries=OWN_LIBRARIES)
+            made[FORKED] = stack.enter_context(own)
+        if "sandbox" in kinds and sandbox.kind != "none":
+            inside = forking_launcher(TREE, sandbox.wrap, libraries=OWN_LIBRARIES)
+            made[sandbox.kind] = stack.enter_context(inside)
+        yield made
 
 
 def worker_of(kind: str, launcher: Launcher, device: str) -> WorkerProcess:
@@ -126,7 +137,7 @@ class Round:
                     side.begin_prepare(worker, None, check=False)
                 for side, worker in sides:
                     side.end_prepare(worker)
-                    side.begin_place(worker, 0, None)
+                    side.begin_place(worker, 0, None, is_warm=side is not sides[0][0])
                 for side, worker in sides:
                     side.end_place(worker)
                 for side, worker in sides:
@@ -140,13 +151,15 @@ class Round:
                 worker.finish()  # before any is waited for
 
 
+def kinds_of(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def begin_round(number: int, options: argparse.Namespace) -> Round:
     with ExitStack() as stack:
         workers = [
             stack.enter_context(worker_of(kind, launcher, options.device))
-            for kind, launcher in stack.enter_context(
-                launchers(is_fresh=not options.no_fresh)
-            ).items()
+            for kind, launcher in stack.enter_context(launchers(options.kinds)).items()
             for _ in range(options.together)
         ]
         return Round(number, workers, stack.pop_all())
@@ -228,34 +241,49 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="of a process and case")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
-    parser.add_argument("--no-fresh", action="store_true", help="leave out fresh processes")
+    parser.add_argument(
+        "--kinds", type=kinds_of, default=KINDS, help="default: fresh,forked,sandbox"
+    )
+    parser.add_argument(
+        "--after",
+        type=Path,
+        metavar="FILE",
+        help="start the processes of all rounds now, and measure when this file exists",
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
-    with launchers(is_fresh=not options.no_fresh) as kinds:
+    starts: list[Start] = []
+    with launchers(options.kinds) as kinds, suppress(KeyboardInterrupt):
         sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
-        # The first of a kind, which waits for imports and compiles, is left out.
-        starts = [
-            start(kind, launcher, sides[kind], options.device)
-            for _ in range(options.starts + 1 if options.starts else 0)
-            for kind, launcher in kinds.items()
-        ][len(kinds) :]
+        for number in range(options.starts + 1 if options.starts else 0):
+            for kind, launcher in kinds.items():
+                found = start(kind, launcher, sides[kind], options.device)
+                # The first of a kind, which waits for imports and compiles, is left out.
+                starts += [found] if number else []
     out.write("\n".join(starts_table(starts)) + "\n")
     out.flush()
     measured: list[Measured] = []
+    numbers = range(-(-options.processes // options.together))
+    rounds = (begin_round(number, options) for number in numbers)
+    if options.after:
+        begun = list(rounds)
+        rounds = (each for each in begun)
+        while not options.after.exists():
+            time.sleep(0.1)
     until = time.monotonic() + options.seconds
     with suppress(KeyboardInterrupt):  # what was measured until then is reported
-        for number in range(-(-options.processes // options.together)):
-            if number and time.monotonic() >= until:
+        for each in rounds:
+            if each.number and time.monotonic() >= until:
                 break
-            measured += begin_round(number, options).measured(cases, options.turns)
+            measured += each.measured(cases, options.turns)
             if options.out:
-                found = {
+                known = {
                     "starts": list(map(asdict, starts)),
                     "measured": list(map(asdict, measured)),
                 }
-                options.out.write_text(json.dumps(found))
+                options.out.write_text(json.dumps(known))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()
