@@ -110,7 +110,7 @@ def start(kind: str, launcher: Launcher, side: CaseSide, device: str) -> Start:
         side.begin_place(worker, 0, None, is_warm=not is_first)
         side.end_place(worker)
         launch_s = time.perf_counter() - begun
-        side.launches = worker.ask("turn", slot=side.slot)["launches"]
+        side.sample(worker)
         return Start(kind, reply_s, launch_s, time.perf_counter() - begun)
 
 
@@ -256,7 +256,7 @@ def main() -> None:
     out = sys.stdout
     starts: list[Start] = []
     with launchers(options.kinds) as kinds, suppress(KeyboardInterrupt):
-        sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
+        sides = {kind: CaseSide("base", cases[0], learns=True) for kind in kinds}
         for number in range(options.starts + 1 if options.starts else 0):
             for kind, launcher in kinds.items():
                 found = start(kind, launcher, sides[kind], options.device)

@@ -86,9 +86,11 @@ class CaseSide:
     """One side of a case, and its results over all processes so far.
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
-    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample,
-    which further workers take from the first; None: each determines it. repeats: copies of the
-    weights may have the same contents; True only for trusted workers that can.
+    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample, and
+    device_mhz: the device's clock without load, which further workers take from the first; None:
+    each determines them. learns: they are learned here; True only for workers that can take them.
+    repeats: copies of the weights may have the same contents; True only for trusted workers that
+    can.
     """
 
     slot: str
@@ -97,6 +99,8 @@ class CaseSide:
     binary: str | None = None
     wrong: str = ""
     launches: int | None = None
+    device_mhz: float | None = None
+    learns: bool = False
     repeats: bool = False
 
     def begin_prepare(
@@ -143,8 +147,8 @@ class CaseSide:
         is_warm: the device was just busy; True only for workers that take it into account.
         """
         more: dict[str, Any] = {"is_warm": True} if is_warm else {}
-        if self.launches is not None:
-            more["launches"] = self.launches
+        known = {"launches": self.launches, "device_mhz": self.device_mhz}
+        more |= {name: value for name, value in known.items() if value is not None}
         worker.send("place", slot=self.slot, index=index, beside=beside, **more)
 
     def end_place(self, worker: Worker) -> None:
@@ -160,6 +164,8 @@ class CaseSide:
         reply = worker.ask("turn", slot=self.slot)
         # Workers of commits before protocol 4 don't name a trim: a batch was its median.
         samples, trim = tuple(reply["samples_us"]), reply.get("trim")
+        if self.learns:
+            self.launches, self.device_mhz = reply["launches"], reply["device_mhz"]
         return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
     def check_placement(self) -> None:

@@ -337,6 +337,7 @@ class _Course:
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
             holds = all(identity.get("holds_inputs", False) for identity in identities)
+            learns = all(identity.get("takes_findings", False) for identity in identities)
             kernels = {identity.get("kernels", "") for identity in identities}
             same_kernels = len(kernels) == 1 and "" not in kernels
             alone = int(process == 0) if side_by_side else count
@@ -348,7 +349,8 @@ class _Course:
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
-                pair.base.repeats = pair.head.repeats = repeats
+                for side in (pair.base, pair.head):
+                    side.repeats, side.learns = repeats, learns
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
                 pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()

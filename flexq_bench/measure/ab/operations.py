@@ -97,8 +97,9 @@ class WorkerOperations:
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
         check. shares_weights: `prepare` may keep the weights of a layer. repeats_contents: it may
-        give copies of the weights the same contents. holds_inputs: it can `hold` them. root: the
-        source folder.
+        give copies of the weights the same contents. holds_inputs: it can `hold` them.
+        takes_findings: `place` takes what `turn` found in an earlier process. root: the source
+        folder.
         kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
         cover.
         """
@@ -111,6 +112,7 @@ class WorkerOperations:
             "shares_weights": True,
             "repeats_contents": True,
             "holds_inputs": True,
+            "takes_findings": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -168,6 +170,7 @@ class WorkerOperations:
         is_warm: bool = False,
         warm_up: bool = True,
         launches: int | None = None,
+        device_mhz: float | None = None,
     ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
@@ -175,6 +178,7 @@ class WorkerOperations:
         device was just busy, in another process. warm_up: False leaves it to a judge, who then says
         how many samples a turn has. launches: of a sample, as in an earlier process, so that they
         are captured now, which takes no measurement; None: their number is determined by timing.
+        device_mhz: the device's clock without load, from there as well.
         """
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
@@ -189,6 +193,8 @@ class WorkerOperations:
         shared = beside is not None and mine.buffers.weights is weights
         if mine.shares:
             self._copies[slot] = mine.buffers.weights
+        if device_mhz is not None:
+            mine.free = FreeClocks(device_mhz)
         reply = {"copies": mine.prepared.copies, "shared": shared}
         if launches is not None:
             mine.prepared.assume_launches(launches)
@@ -328,6 +334,7 @@ class WorkerOperations:
         return {
             "samples_us": batch.times_us,
             "launches": placed.rotation.launches,
+            "device_mhz": None if mine.free is None else mine.free.device_mhz,
             "sm_mhz": batch.sm_mhz,
             "mhz": mhz,
             "trim": self._meter.protocol.trim,

@@ -146,6 +146,15 @@ def test_pairs_start_together_and_the_first_measures_alone(
     assert ("place", "place") in itertools.pairwise(asked) or not warms or needed > 25
 
 
+@pytest.mark.parametrize("both", [True, False])
+def test_later_processes_take_what_the_first_one_found(counted, requests, both):
+    counted({"learns": True}, {"learns": both}, starts_ahead=False)
+
+    placed = [request for request in requests("base") if request["do"] == "place"]
+    known = [(request.get("launches"), request.get("device_mhz")) for request in placed]
+    assert known == [(None, None), *[(7, 1500.0) if both else (None, None)] * 4]
+
+
 @pytest.mark.parametrize(("us", "pairs"), [(150.0, 6), (100.0, 5)], ids=["slower", "same"])
 def test_pair_for_the_look_starts_with_those_before_it(counted, monkeypatch, us, pairs):
     monkeypatch.setattr(course, "available_cpus", lambda: 8)
