@@ -87,7 +87,7 @@ def _processes() -> frozenset[tuple[str, int]]:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of a process, by its first reads.
+    """Facts about a process, by its first reads.
 
     marks: in its environment. settles: time (of `time.monotonic`) from which it is not read again:
     one that starts has another environment until it executes its program, or takes its own mark.

@@ -42,7 +42,7 @@ class WorkerPairs:
         self._unused.pop_all().close()
 
     def take(self, stack: ExitStack, count: int = 1) -> list[Workers]:
-        """So many pairs, first those that wait; `stack` ends them, and all that wait."""
+        """Return so many pairs, first those that wait; `stack` ends them, and all that wait."""
         workers, self._waiting = self._waiting, []
         stack.enter_context(self._unused.pop_all())
         workers += [self._start(stack) for _ in range(count - len(workers))]
