@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 
-from flexq_bench.db import queries
-from flexq_bench.db.engine import open_database
 from flexq_bench.errors import BrokenRevisionError, InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime.files import cache_folder, write_atomically
@@ -20,13 +18,7 @@ from flexq_bench.measure.ab import InterleaveRules, Suffices
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
 from flexq_bench.verdicts.alert_rule import CONFIDENCE
-from flexq_bench.workloads.case import (
-    SERVING,
-    Case,
-    kernel_label,
-    stored_case,
-    workload_of,
-)
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 
 # Of each bound of a step, at each stage.
@@ -207,27 +199,6 @@ def search_case(
 
     location = yield from search(good, commits, measure, steps, prepare)
     return BisectReport(case, good, bad, ends, location, total_change)
-
-
-def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
-    """Return the case and the GPU of a stored series, or of a case's key (GPU None: any).
-
-    Raises UsageError if there is no such series, WorkloadError if the key is malformed, and
-    errors of opening the database `db`.
-    """
-    if not series.isdecimal():
-        return Case.from_key(series), None
-    with open_database(db, read_only=True) as database, database.session() as session:
-        rows = [row for row in queries.list_series(session) if row.id == int(series)]
-    if not rows:
-        raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
-    (row,) = rows
-    label = kernel_label(row.kernel, row.variant)
-    if row.operation == SERVING:
-        workload = workload_of(SERVING, f"{row.parameters} metric={row.metric}")
-        return Case(row.kernel, workload, stage="op", cache="hot"), row.gpu
-    key = stored_case(label, row.stage, row.cache, row.operation, row.parameters)
-    return Case.from_key(key), row.gpu
 
 
 def device_uuid(device: str, gpu: str | None) -> str:

@@ -14,8 +14,8 @@ from flexq_bench.db.engine import Database
 from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.runs.commit_history import store_history
 from flexq_bench.runs.machine import Machine
-from flexq_bench.verdicts import CaseComparison, Cause, Comparer, Confirmation, Judged, Verdict
-from flexq_bench.verdicts.limits import is_enough, is_within
+from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
+from flexq_bench.verdicts.limits import is_within
 from flexq_bench.verdicts.nightly import record_night
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.probes import calibrates
@@ -136,12 +136,6 @@ def outcome_of(confirmation: Confirmation, limit: float, *, is_worse: bool) -> G
     if confirmation.verdict is Verdict.AMBIGUOUS and not is_within(confirmation, limit):
         return GateOutcome.AMBIGUOUS
     return GateOutcome.PASS
-
-
-def suffices(policy: Policy, result: CaseComparison, decided: bool) -> bool:
-    """Return True if the gate needs no more placements of a case (verdicts.limits.is_enough)."""
-    limit = policy.limit_of(result.case).slower_percent
-    return is_enough(result.confirmation, limit, decided=decided)
 
 
 def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str]:

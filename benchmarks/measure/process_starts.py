@@ -8,7 +8,7 @@ first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names
 alone, as those of a comparison after its first pair: printed are the median seconds from the
 request to the first reply (device opened), to the first launch and to the first timed sample, with
 the configuration and the launches of the process before. Then rounds: some processes of each kind
-start together from new servers. One of each kind, a group, is placed some times, and their turns
+start together from new servers (with --after, those of all rounds at first). One of each kind, a group, is placed some times, and their turns
 alternate: clocks that drift slow all of them alike. Printed, after each group and for each case,
 for each kind against `forked`: the mean difference of a group's times with 99 % bounds (Student's t
 over groups); at the end Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions, the
@@ -36,8 +36,13 @@ from scipy import stats
 import flexq_bench
 from flexq_bench.measure.ab.blocks import CaseSide
 from flexq_bench.measure.ab.worker_command import worker_command
-from flexq_bench.measure.external_kernels import sandbox_of
-from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
+from flexq_bench.measure.launcher import (
+    OWN_LIBRARIES,
+    FreshProcesses,
+    Launcher,
+    forking_launcher,
+)
+from flexq_bench.measure.program import sandbox_of
 from flexq_bench.measure.sandbox import available_kind
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.case import Case
@@ -47,6 +52,7 @@ TIMEOUT_S = 600.0
 CONFIDENCE = 0.98  # two-sided: each bound holds with 99 %
 MIN_GAP = 10.0  # of two speeds: their distance by the scatter about each
 FORKED = "forked"  # the kind that the others are compared with
+KINDS = ("fresh", FORKED, "sandbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +77,18 @@ class Measured:
 
 
 @contextmanager
-def launchers(*, is_fresh: bool) -> Iterator[dict[str, Launcher]]:
-    """A way to start processes of each kind, with new servers. is_fresh: fresh ones, too."""
+def launchers(kinds: Sequence[str]) -> Iterator[dict[str, Launcher]]:
+    """A way to start processes of each of these kinds, with new servers."""
     sandbox = replace(sandbox_of([], None, [TREE]), kind=available_kind())
+    made: dict[str, Launcher] = {"fresh": FreshProcesses()} if "fresh" in kinds else {}
     with ExitStack() as stack:
-        forking = {FORKED: stack.enter_context(forking_launcher(TREE))}
-        if sandbox.kind != "none":
-            forking[sandbox.kind] = stack.enter_context(forking_launcher(TREE, sandbox.wrap))
-        yield {"fresh": FreshProcesses(), **forking} if is_fresh else forking
+        if FORKED in kinds:
+            own = forking_launcher(TREE, libraries=OWN_LIBRARIES)
+            made[FORKED] = stack.enter_context(own)
+        if "sandbox" in kinds and sandbox.kind != "none":
+            inside = forking_launcher(TREE, sandbox.wrap, libraries=OWN_LIBRARIES)
+            made[sandbox.kind] = stack.enter_context(inside)
+        yield made
 
 
 def worker_of(kind: str, launcher: Launcher, device: str) -> WorkerProcess:
@@ -102,7 +112,7 @@ def start(kind: str, launcher: Launcher, side: CaseSide, device: str) -> Start:
         side.begin_place(worker, 0, None, is_warm=not is_first)
         side.end_place(worker)
         launch_s = time.perf_counter() - begun
-        side.launches = worker.ask("turn", slot=side.slot)["launches"]
+        side.sample(worker)
         return Start(kind, reply_s, launch_s, time.perf_counter() - begun)
 
 
@@ -189,7 +199,7 @@ def interleaved(
 
 def begin_round(number: int, options: argparse.Namespace) -> Round:
     with ExitStack() as stack:
-        kinds = stack.enter_context(launchers(is_fresh=not options.no_fresh))
+        kinds = stack.enter_context(launchers(options.kinds))
         groups = [
             [
                 stack.enter_context(worker_of(kind, launcher, options.device))
@@ -292,28 +302,43 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6, help="of a placement")
     parser.add_argument("--starts", type=int, default=5, help="alone, of each kind")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which no round begins")
-    parser.add_argument("--no-fresh", action="store_true", help="leave out fresh processes")
+    parser.add_argument(
+        "--kinds", type=kinds_of, default=KINDS, help="default: fresh,forked,sandbox"
+    )
+    parser.add_argument(
+        "--after",
+        type=Path,
+        metavar="FILE",
+        help="start the processes of all rounds now, and measure when this file exists",
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     cases = [Case.from_key(key) for key in options.cases]
     out = sys.stdout
-    with launchers(is_fresh=not options.no_fresh) as kinds:
-        sides = {kind: CaseSide("base", cases[0]) for kind in kinds}
-        # The first of a kind, which waits for imports and compiles, is left out.
-        starts = [
-            start(kind, launcher, sides[kind], options.device)
-            for _ in range(options.starts + 1 if options.starts else 0)
-            for kind, launcher in kinds.items()
-        ][len(kinds) :]
+    starts: list[Start] = []
+    with launchers(options.kinds) as kinds, suppress(KeyboardInterrupt):
+        sides = {kind: CaseSide("base", cases[0], learns=True) for kind in kinds}
+        for number in range(options.starts + 1 if options.starts else 0):
+            for kind, launcher in kinds.items():
+                found = start(kind, launcher, sides[kind], options.device)
+                # The first of a kind, which waits for imports and compiles, is left out.
+                starts += [found] if number else []
     out.write("\n".join(starts_table(starts)) + "\n")
     out.flush()
     measured: list[Measured] = []
+    numbers = range(-(-options.processes // options.together))
+    rounds = (begin_round(number, options) for number in numbers)
+    if options.after:
+        begun = list(rounds)
+        rounds = (each for each in begun)
+        while not options.after.exists():
+            time.sleep(0.1)
     until = time.monotonic() + options.seconds
     with suppress(KeyboardInterrupt):  # what was measured until then is reported
-        for number in range(-(-options.processes // options.together)):
-            if number and time.monotonic() >= until:
+        for each in rounds:
+            if each.number and time.monotonic() >= until:
                 break
-            for group in begin_round(number, options).measured(cases, options):
+            for group in each.measured(cases, options):
                 measured += group
                 for line in differences(counted(measured, group[0].case)):
                     out.write(f"{group[0].case}: {line}\n")

@@ -77,7 +77,7 @@ WATCHED: dict[str, dict[str, Sequence[str]]] = {
     "measure.launcher": {"ForkServer": ("reset", "start", "end")},
     "measure.ab.judged_sides": {"JudgedSide": ("_timed",)},
     "measure.judged_kernel": {
-        "JudgedKernel": ("give_inputs", "_fill", "_outputs", "check_turn", "check_result")
+        "JudgedKernel": ("give_inputs", "_fill", "_outputs", "check_of_turn", "check_result")
     },
     "measure.telemetry": {"Telemetry": ("__enter__", "__exit__")},
     "measure.ab.experiment": {"": ("confirm", "comparison_of")},
@@ -148,9 +148,11 @@ def run() -> None:
     from flexq_bench.cli.app import main
 
     try:
-        sys.exit(main())
+        code = main()
     finally:
         report()
+    sys.stdout.flush()
+    os._exit(code)  # as flexq_bench.__main__ ends: torch's cleanup takes a second
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from in_processes import in_processes
 from noise import Floats
 from simulate import Candidate, candidate_of, decide, generator, most_pairs
 
-from flexq_bench.ci.gate_perf import suffices
+from flexq_bench.ci.gate_inputs import suffices
 from flexq_bench.ci.policy import Limit, Policy
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import CaseComparison, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,17 +25,21 @@ from flexq_bench.cli.options import (
     RepositoryOption,
 )
 from flexq_bench.cli.output import console, print_json, say, say_interrupted
+from flexq_bench.db import queries
 from flexq_bench.db.engine import open_database
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import worst_exit_code
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.repository.worktrees import commits_after, repository_of
-from flexq_bench.workloads.case import Case
+from flexq_bench.workloads.case import SERVING, Case, kernel_label, stored_case, workload_of
 
 if TYPE_CHECKING:
+    # A server of a search imports as long as this process, so it starts before this imports these.
     from flexq_bench.ci.bisect import BisectionStep, Search
     from flexq_bench.measure.ab import InterleaveRules, Suffices
+    from flexq_bench.measure.launcher import Launcher
     from flexq_bench.repository.project import Project
+    from flexq_bench.repository.project_builds import BuiltTree
     from flexq_bench.verdicts import CaseComparison
 
 
@@ -70,23 +74,23 @@ def bisect(
     it is one of several, or GOOD and BAD can't be told apart; 4: BAD or GOOD has no data; 130:
     interrupted.
     """
-    from flexq_bench.ci.bisect import Journal, search_case
-    from flexq_bench.ci.bisect import bisect as find_changes
-    from flexq_bench.ci.reports import bisect as reports
-
-    searched = _searched(series, good, bad, place, repository, sources, db)
-    cases, commits = searched.cases, searched.commits
-    rules, seed = interleaving.rules, interleaving.seed
     out = console(stderr=as_json)
     try:
-        with (
-            search_progress(len(commits), rules.processes if place.is_local else 1) as shown,
-            (
+        with ExitStack() as stack:
+            searched = _searched(stack, series, good, bad, place, repository, sources, db)
+            from flexq_bench.ci.bisect import Journal, search_case
+            from flexq_bench.ci.bisect import bisect as find_changes
+            from flexq_bench.ci.reports import bisect as reports
+
+            cases, commits = searched.cases, searched.commits
+            rules, seed = interleaving.rules, interleaving.seed
+            processes = rules.processes if place.is_local else 1
+            shown = stack.enter_context(search_progress(len(commits), processes))
+            searching = stack.enter_context(
                 _opened_place(place, seed, searched, db)
                 if searched.engines is None
                 else _place_of_engines(place, seed, searched.engines, searched.gpu)
-            ) as searching,
-        ):
+            )
 
             def compare(
                 commit: str, asked: Mapping[Case, Suffices | None]
@@ -154,12 +158,34 @@ def bisect(
     raise typer.Exit(worst_exit_code(report.exit_code for report in found.values()))
 
 
+def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
+    """Return the case and the GPU of a stored series, or of a case's key (GPU None: any).
+
+    Raises UsageError if there is no such series, WorkloadError if the key is malformed, and
+    errors of opening the database `db`.
+    """
+    if not series.isdecimal():
+        return Case.from_key(series), None
+    with open_database(db, read_only=True) as database, database.session() as session:
+        rows = [row for row in queries.list_series(session) if row.id == int(series)]
+    if not rows:
+        raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
+    (row,) = rows
+    label = kernel_label(row.kernel, row.variant)
+    if row.operation == SERVING:
+        workload = workload_of(SERVING, f"{row.parameters} metric={row.metric}")
+        return Case(row.kernel, workload, stage="op", cache="hot"), row.gpu
+    key = stored_case(label, row.stage, row.cache, row.operation, row.parameters)
+    return Case.from_key(key), row.gpu
+
+
 @dataclass(frozen=True, slots=True)
 class _Searched:
     """Cases to search, and the commits after good up to bad, oldest first.
 
-    folder: of the repository. opened: the project of the commits; engines: that of engines; both
-    None: this repository. gpu: the kind of device; None: any.
+    folder: of the repository. opened: the project of the commits, and launcher of the processes
+    that compare them, if they are on this machine; engines: the project of engines; all None: this
+    repository. gpu: the kind of device; None: any.
     """
 
     cases: Sequence[Case]
@@ -168,11 +194,13 @@ class _Searched:
     bad: str
     commits: Sequence[str]
     opened: OpenedProject | None
+    launcher: Launcher | None
     engines: Project | None
     gpu: str | None
 
 
 def _searched(
+    stack: ExitStack,
     series: Sequence[str],
     good: str,
     bad: str,
@@ -181,11 +209,11 @@ def _searched(
     sources: HistorySourceOptions,
     db: str | None,
 ) -> _Searched:
-    """Resolve the arguments. Raises UsageError if there is nothing to search, and others."""
-    from flexq_bench.ci.bisect import case_of_series
-    from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
+    """Resolve the arguments. Raises UsageError if there is nothing to search, and others.
+
+    stack: ends the launcher.
+    """
     from flexq_bench.repository import project as projects
-    from flexq_bench.workloads.case import SERVING
 
     gpu_of = dict(case_of_series(text, db) for text in series)
     kinds = {gpu for gpu in gpu_of.values() if gpu is not None}
@@ -193,6 +221,7 @@ def _searched(
     if len(kinds) > 1 or (serves and len(gpu_of) > 1):
         raise UsageError("series of several GPUs, or of engines, are searched one by one")
     opened: OpenedProject | None = None
+    launcher: Launcher | None = None
     engines: Project | None = None
     if serves:
         if sources.project is None:
@@ -203,11 +232,19 @@ def _searched(
         commits = commits_after(folder, first, last)
     elif sources.project is not None:
         sources.use_kernels()
-        opened = sources.open_project(good, builds=place.is_local)
+
+        def launching(built: BuiltTree) -> Launcher:
+            nonlocal launcher
+            launcher = stack.enter_context(_server_of(built))
+            return launcher
+
+        opened = sources.open_project(good, builds=place.is_local, launching=launching)
         folder, first = opened.project.root, opened.revision.commit.sha
         last = projects.revision(opened.project, bad).commit.sha
         commits = commits_after(folder, first, last)
     else:
+        from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
+
         sources.use_kernels()
         folder = repository_of(Path(repository))
         first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
@@ -218,7 +255,25 @@ def _searched(
         origin = opened.project.benchmarks.origin
         say(console(stderr=True), f"kernels of {origin}, at every commit")
     gpu = next(iter(kinds), None)
-    return _Searched(list(gpu_of), folder, first, last, commits, opened, engines, gpu)
+    return _Searched(list(gpu_of), folder, first, last, commits, opened, launcher, engines, gpu)
+
+
+@contextmanager
+def _server_of(built: BuiltTree) -> Iterator[Launcher]:
+    """The launcher of all comparisons in a project, which starts before this process imports torch.
+
+    built: any of its commits, whose sandbox reads the builds of all.
+    """
+    from flexq_bench.measure.launcher import forking_launcher
+    from flexq_bench.measure.program import WORKER, program_root, sandbox_of
+    from flexq_bench.measure.worker_process import variables_in
+    from flexq_bench.repository.project_builds import folder_of_builds
+
+    environment, program = built.environment(), program_root()
+    wrap = sandbox_of(built.sources, environment, [folder_of_builds()]).wrap
+    begin = WORKER, variables_in(program, environment)
+    with forking_launcher(program, wrap, begin=begin) as launcher:
+        yield launcher
 
 
 def _suffices(
@@ -284,27 +339,21 @@ def _opened_place(
     from flexq_bench.ci.bisect import device_uuid
     from flexq_bench.measure.ab import compare_commits
     from flexq_bench.measure.ab.worker_pairs import can_start_beside
-    from flexq_bench.measure.external_kernels import adopted, sandbox_of
     from flexq_bench.measure.launcher import OWN_LIBRARIES, forking_launcher
-    from flexq_bench.measure.program import program_root
-    from flexq_bench.repository.project_builds import folder_of_builds
 
     name = place.device_name()
     uuid = device_uuid(name, searched.gpu)
-    # The commits of this program need no build, and each has its own program.
-    compare: Callable[..., Iterable[CaseComparison]] = partial(compare_commits, folder)
-    build, program = None, None
-    libraries: Sequence[str] = OWN_LIBRARIES
-    wrap: Callable[[Sequence[str]], Sequence[str]] = tuple
-    if opened is not None:
-        compare = partial(_compared_in_project, opened.project)
-        program = program_root()
-        libraries = ()
-        kernels = adopted()
-        wrap = sandbox_of(kernels.sources, kernels.environment, [folder_of_builds()]).wrap
-        build = partial(_build, opened.project) if can_start_beside(name) else None
-    forking = forking_launcher(program, wrap, libraries=libraries)
-    with forking as launcher, built_ahead(build) as prepare:
+    build = None
+    compare: Callable[..., Iterable[CaseComparison]]
+    with ExitStack() as stack:
+        if opened is not None:
+            compare = partial(_compared_in_project, opened.project)
+            launcher = searched.launcher
+            build = partial(_build, opened.project) if can_start_beside(name) else None
+        else:  # the commits of this program need no build, and each has its own program
+            compare = partial(compare_commits, folder)
+            launcher = stack.enter_context(forking_launcher(libraries=OWN_LIBRARIES))
+        prepare = stack.enter_context(built_ahead(build))
         measure = partial(compare, device=name, seed=seed, launcher=launcher)
         yield _Place(uuid, measure, prepare)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from flexq_bench.kernels.external.sources import KernelSource
     from flexq_bench.measure.ab import JudgedProject
     from flexq_bench.measure.external_kernels import Adopted
+    from flexq_bench.measure.launcher import Launcher
     from flexq_bench.measure.worker_process import WorkerProcess
     from flexq_bench.repository.project import Project, ProjectRevision
+    from flexq_bench.repository.project_builds import BuiltTree
+
+    Launching = Callable[[BuiltTree], Launcher]
     from flexq_bench.workloads.suite import Suite
 
 _STATE_MODULE = "flexq_bench.measure.external_kernels"
@@ -82,10 +86,15 @@ class HistorySourceOptions(KernelSourceOptions):
                 raise UsageError("--project-file is for another repository: add --project DIR")
             super().use_kernels(only=only)
 
-    def open_project(self, revision: str = ".", *, builds: bool = True) -> OpenedProject:
+    def open_project(
+        self, revision: str = ".", *, builds: bool = True, launching: Launching | None = None
+    ) -> OpenedProject:
         """Open the project at a revision, as `use_project`."""
         assert self.project is not None
-        return use_project(self.project, revision, builds=builds, benchmarks=self._benchmarks())
+        benchmarks = self._benchmarks()
+        return use_project(
+            self.project, revision, builds=builds, benchmarks=benchmarks, launching=launching
+        )
 
     def _benchmarks(self) -> Project | None:
         """The project with files that are not each commit's own; None: they are."""
@@ -161,15 +170,16 @@ def use_project(
     *,
     builds: bool = True,
     benchmarks: Project | None = None,
+    launching: Launching | None = None,
 ) -> OpenedProject:
     """Build a revision of a project, and register its kernels and no others.
 
     The project file is that of the revision, or of `benchmarks`. builds: False for a cluster, whose
     nodes build it: it is only checked out here, and `check_loaded` follows when its workers are
-    there. Raises UsageError, WorkloadError and BuildError; MissingResultsError if none of its
+    there. launching: gives the launcher that starts the processes of the build; None: each is a
+    fresh one. Raises UsageError, WorkloadError and BuildError; MissingResultsError if none of its
     kernels loads.
     """
-    from flexq_bench.measure import external_kernels
     from flexq_bench.repository import project as projects
     from flexq_bench.repository.project import BuildTable
     from flexq_bench.repository.project_builds import built_tree
@@ -177,13 +187,20 @@ def use_project(
     opened = benchmarks or projects.open_project(folder)
     project_revision = projects.revision(opened, revision)
     project = opened.at(project_revision.checkout)
-    external_kernels.forget()
     if not builds:
+        from flexq_bench.measure import external_kernels
+
+        external_kernels.forget()
         unbuilt = replace(project, file=project.file.model_copy(update={"build": BuildTable()}))
         checked_out = built_tree(unbuilt, project_revision.checkout)
         return OpenedProject(project, project_revision, checked_out.folder)
     built = built_tree(project, project_revision.checkout)
-    external_kernels.adopt(built.sources, environment=built.environment())
+    launcher = None if launching is None else launching(built)
+    # This imports torch, which takes as long as the imports of a server that starts above.
+    from flexq_bench.measure import external_kernels
+
+    external_kernels.forget()
+    external_kernels.adopt(built.sources, environment=built.environment(), launcher=launcher)
     used = OpenedProject(project, project_revision, built.folder)
     used.check_loaded()
     return used

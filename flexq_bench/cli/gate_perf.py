@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from flexq_bench.ci.report_data import GateReport
     from flexq_bench.db.engine import Database
     from flexq_bench.db.records import CommitInfo, DeviceInfo
+    from flexq_bench.measure.ab.rules import OnProgress, ShownProgress
     from flexq_bench.measure.sandbox import Kind
     from flexq_bench.repository.project import Project, ProjectRevision
     from flexq_bench.runs.machine import Machine
@@ -118,26 +120,29 @@ def perf(
             )
         # This imports torch, which takes as long as the imports of servers that start above.
         rules = spending.applied_to(interleaving.rules)
-        from flexq_bench.ci.gate_perf import gate_perf, suffices
-        from flexq_bench.ci.reports import perf as reports
-        from flexq_bench.db.engine import open_database
+        from flexq_bench.ci.gate_inputs import suffices
 
         if no_sandbox and not trust_head:
             judged = replace(judged, notes=(_NO_SANDBOX, *judged.notes))
-        database = stack.enter_context(open_database(db))
-        on_progress = stack.enter_context(progress())
+        opening = stack.enter_context(_opened_meanwhile(db))
+        on_progress = _failing_with(opening, stack.enter_context(progress()))
         opened = stack.enter_context(
-            _opened_place(database, place, interleaving.seed, judged, trust_head=trust_head)
+            _opened_place(opening, place, interleaving.seed, judged, trust_head=trust_head)
         )
         machine, plan = opened.machine, opened.plan
         if sources.project is not None:  # probes are this program's on both sides
             machine = replace(machine, project=judged.base.project)
             plan = tuple(case for case in plan if not is_probe(case.kernel))
         rules = replace(rules, suffices=partial(suffices, judged.policy.on(machine.device.sku)))
+        compared = list(opened.compare(plan, rules=rules, on_progress=on_progress))
+        database = opening.result()
+        from flexq_bench.ci.gate_perf import gate_perf
+        from flexq_bench.ci.reports import perf as reports
+
         report = gate_perf(
             judged.policy,
             plan,
-            partial(opened.compare, rules=rules, on_progress=on_progress),
+            lambda _cases: iter(compared),
             database,
             machine,
             judged.base,
@@ -158,6 +163,35 @@ def perf(
     raise typer.Exit(code_with_failures(int(report.exit_code)))
 
 
+@contextmanager
+def _opened_meanwhile(db: str | None) -> Iterator[Future[Database]]:
+    """A database that a thread opens, while this one waits for the first results.
+
+    To import what stores and reports verdicts, and to create a file, takes more than a second.
+    """
+
+    def opened() -> Database:
+        for module in ("gate_perf", "reports.perf"):
+            import_module(f"flexq_bench.ci.{module}")
+        from flexq_bench.db.engine import open_database
+
+        return resources.enter_context(open_database(db))
+
+    with ExitStack() as resources, ThreadPoolExecutor(1) as thread:
+        yield thread.submit(opened)
+
+
+def _failing_with(opening: Future[Database], on_progress: OnProgress) -> OnProgress:
+    """A function that shows progress, and raises the error of a database that does not open."""
+
+    def shown(progress: ShownProgress) -> None:
+        if opening.done():
+            opening.result()
+        on_progress(progress)
+
+    return shown
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenedPlace:
     """A device of this process, or those of a kind of a cluster, and the cases of the gate on it.
@@ -174,7 +208,12 @@ class _OpenedPlace:
 
 @contextmanager
 def _opened_place(
-    database: Database, place: ClusterOptions, seed: int, judged: _GateInput, *, trust_head: bool
+    opening: Future[Database],
+    place: ClusterOptions,
+    seed: int,
+    judged: _GateInput,
+    *,
+    trust_head: bool,
 ) -> Iterator[_OpenedPlace]:
     from flexq_bench.ci.gate_inputs import local_machine, planned_cases
 
@@ -188,7 +227,7 @@ def _opened_place(
     from flexq_bench.cli.on_cluster import Comparing, cluster_comparer
 
     comparing = Comparing("gate", judged.head, judged.repository, judged.opened)
-    with cluster_comparer(database, place, seed, comparing) as cluster:
+    with cluster_comparer(opening.result(), place, seed, comparing) as cluster:
         ends, kind = (judged.base.sha, judged.head.sha), cluster.kind
         plan = planned_cases(suite, kind.backend, kind.capability)
         compare = partial(cluster.compare, *ends, judged=not trust_head)
@@ -279,7 +318,7 @@ def _input_of_judged_project(
     second = revision(project, head)
     _refuse_changes(project, first, second)
     places = stack.enter_context(judged_places(project.file.variables, sandbox))
-    with _importing("flexq_bench.measure.ab", "flexq_bench.ci.gate_perf"):
+    with _importing("flexq_bench.measure.ab", "flexq_bench.ci.gate_inputs"):
         built = trees_built_in(places, project, (first, second))
         where = places["base"]
         load = partial(

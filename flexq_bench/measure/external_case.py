@@ -140,7 +140,7 @@ class JudgedRotation(Rotation):
         inputs = None if is_steady and self._turns else self._judged.give_inputs()
         turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
         if inputs is not None:
-            self._judged.check_turn(inputs)
+            self._judged.check_of_turn(inputs)()
         gaps = 0 if self._device.type == "cpu" else count + turn.kept
         self._turns.append((turn, gaps * (gap_us or 0.0) / 1e6))
         return Batch(turn.samples_us, turn.sm_mhz)

@@ -6,11 +6,8 @@ kernels; this process never runs its code.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,18 +19,21 @@ from flexq_bench.kernels.contract import Backend, LinearKernel
 from flexq_bench.kernels.errors import KernelError
 from flexq_bench.kernels.external.described import DescribedKernel, described_by
 from flexq_bench.kernels.external.loading import ENTRY_POINTS, refuse_taken
-from flexq_bench.kernels.external.sources import KernelSource, top_of_package
-from flexq_bench.kernels.runtime.files import cache_folder
+from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
 from flexq_bench.measure.own_quantization import plain_description
-from flexq_bench.measure.program import LOAD_TIMEOUT_S, LOADER, loading, program_root
-from flexq_bench.measure.sandbox import Sandbox, available_kind
-from flexq_bench.measure.shared_tensors import Exchange
+from flexq_bench.measure.program import (
+    LOAD_TIMEOUT_S,
+    LOADER,
+    loading,
+    program_root,
+    sandbox_of,
+)
+from flexq_bench.measure.sandbox import Sandbox
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.workloads.errors import WorkloadError
 
-_TRITON_CACHE = Path(".triton", "cache")  # in a home
 OPTION = "--kernels-from"
 _MAX_SHOWN_CHARS = 80  # characters of a file's output
 
@@ -147,45 +147,9 @@ def adopt_descriptions(described: KernelDescriptions) -> Adopted:
     return _state
 
 
-def sandbox_of(
-    sources: Sequence[KernelSource],
-    environment: Mapping[str, str] | None = None,
-    folders: Sequence[Path] = (),
-    exchange: Exchange | None = None,
-) -> Sandbox:
-    """The sandbox of processes that load these sources, where this machine allows one.
-
-    environment: of the processes; None: ours. folders: that they read, too. exchange: of inputs and
-    outputs with them.
-    """
-    variables = os.environ if environment is None else environment
-    kind = available_kind() if sources else "none"
-    read = [*folders, program_root(), *map(_folder_of, sources)]
-    caches = [cache_folder() / "cubin", cache_folder() / "tuning", Path.home() / _TRITON_CACHE]
-    write = []
-    if exchange is not None:
-        read.append(exchange.inputs)
-        write.append(exchange.outputs)
-    return Sandbox(dict(variables), kind, read=read, write=write, prefilled=caches)
-
-
 def sandbox_of_adopted(tree: Path) -> Sandbox:
     """The sandbox of processes that run a tree's program with the adopted sources."""
     return sandbox_of(_state.sources, _state.environment, [tree])
-
-
-def _folder_of(source: KernelSource) -> Path:
-    """The folder that a source's modules are in, without running any of its code.
-
-    A file in a package may import from all of it, by its full name.
-    """
-    if source.is_file:
-        return top_of_package(Path(source.place))
-    with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(source.place.partition(".")[0])
-        if spec is not None and spec.origin is not None:
-            return Path(spec.origin).parent
-    return program_root()  # nothing more to see
 
 
 def log_failures() -> None:

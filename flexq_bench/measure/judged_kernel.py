@@ -124,7 +124,7 @@ class JudgedKernel:
     ) -> None:
         self._case, self._slot = case, slot
         self._exchange, self._device = exchange, device
-        self._streamed: Parts | None = None  # those that the worker has
+        self._streamed: dict[Worker, Parts] = {}  # those that workers have
         self.worker: Worker | None = None
         self.wrong = ""
         self.waits_s: list[float] | None = None
@@ -146,15 +146,33 @@ class JudgedKernel:
     def forget_weights(self) -> None:
         """Draw new weights, and whatever else is streamed, with the next inputs."""
         self._work.forget()
+        self._streamed.clear()
 
-    def give_inputs(self) -> Given:
+    def give_weights(self, workers: Sequence[Worker]) -> bool:
+        """Give the weights to several workers at once, unless they are drawn with other inputs.
+
+        They hold them until they are given others.
+        """
+        streamed = self._work.streamed()
+        if streamed is None:
+            return False
+        tensors, plain = named_tensors(streamed)
+        layout, path = self._exchange.give(tensors), str(self._exchange.inputs)
+        for worker in workers:
+            worker.send("hold", slot=self._slot, path=path, layout=layout, plain=plain)
+        for worker in workers:
+            worker.receive()
+        self._streamed = dict.fromkeys(workers, streamed)
+        return True
+
+    def give_inputs(self, meanwhile: Callable[[], None] = lambda: None) -> Given:
         """Give inputs that no worker can predict: new fresh ones, and streamed ones if it has none.
 
-        Raises WorkerError if the worker takes none.
+        meanwhile: called while the worker takes them. Raises WorkerError if it takes none.
         """
         given = self._work.draw()
         self.note(given.wrong)
-        self._fill(given)
+        self._fill(given, meanwhile)
         return given
 
     def _quantized(self, operand: str, real: torch.Tensor) -> Operand:
@@ -168,14 +186,21 @@ class JudgedKernel:
             raise WorkerError(f"{self._case.label}: what a worker quantized is no operand")
         return part
 
-    def _fill(self, given: Given) -> None:
-        is_new = given.streamed is not self._streamed
+    def _fill(self, given: Given, meanwhile: Callable[[], None] = lambda: None) -> None:
+        assert self.worker is not None  # it was prepared
+        is_new = given.streamed is not self._streamed.get(self.worker)
         tensors, plain = named_tensors({**given.fresh, **(given.streamed if is_new else {})})
         layout = self._exchange.give(tensors)
         path = str(self._exchange.inputs)
         with self._noting_waits():
-            self.ask("fill", path=path, layout=layout, plain=plain, weights=is_new)
-        self._streamed = given.streamed
+            self.worker.send(
+                "fill", slot=self._slot, path=path, layout=layout, plain=plain, weights=is_new
+            )
+            try:
+                meanwhile()
+            finally:
+                self.worker.receive()
+        self._streamed[self.worker] = given.streamed
 
     def turn(self, **arguments: Any) -> Turn:
         """Let the worker take samples. Raises WorkerError if it reports no times."""
@@ -207,12 +232,18 @@ class JudgedKernel:
             raise WorkerError(f"{self._case.label}: a worker reported no times for its turn")
         return Turn(samples, launches, clocks, kept, began, ended)
 
-    def check_turn(self, given: Given) -> None:
-        """Check outputs of the latest launch, which had these inputs."""
-        if self._work.is_checked():
-            wrong = self._work.wrong(given, self._outputs())
+    def check_of_turn(self, given: Given) -> Callable[[], None]:
+        """Take outputs of the latest launch, which had these inputs; return what checks them."""
+        if not self._work.is_checked():
+            return lambda: None
+        outputs = self._outputs()
+
+        def check() -> None:
+            wrong = self._work.wrong(given, outputs)
             if wrong:
                 self.note(f"wrong in a timed turn: {wrong}")
+
+        return check
 
     def check_result(self) -> CheckResult:
         """Check whole results on the timed buffers, bit for bit where required."""

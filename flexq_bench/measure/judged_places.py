@@ -14,14 +14,13 @@ from functools import partial
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.launcher import ForkServer, Launcher, forking_launcher
 from flexq_bench.measure.own_secrets import hidden_secrets
-from flexq_bench.measure.program import program_root
+from flexq_bench.measure.program import WORKER, program_root
 from flexq_bench.measure.sandbox import Kind, Sandbox, building, required_kind
 from flexq_bench.measure.shared_tensors import Exchange, exchanges
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import BuiltTree, built_tree, folder_of_builds
 
 SLOTS = ("base", "head")
-_WORKER = "flexq_bench.measure.ab.worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ def judged_places(
             read = [folder_of_builds(own), program_root(), exchange.inputs]
             sandbox = Sandbox(environment, kind, read, [exchange.outputs])
             launcher = stack.enter_context(
-                forking_launcher(program_root(), sandbox.wrap, begin=(_WORKER, environment))
+                forking_launcher(program_root(), sandbox.wrap, begin=(WORKER, environment))
             )
             places[slot] = JudgedPlace(own, sandbox, launcher, exchange)
         yield places

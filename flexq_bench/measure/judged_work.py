@@ -64,6 +64,10 @@ class JudgedWork(ABC):
     def forget(self) -> None:
         """Draw new streamed inputs with the next fresh ones."""
 
+    def streamed(self) -> Parts | None:
+        """Streamed inputs that `draw` gives, drawn now or before; None: only `draw` draws them."""
+        return None
+
     @abstractmethod
     def draw(self) -> Given:
         """New fresh inputs, and streamed ones."""
@@ -105,18 +109,24 @@ class JudgedLinear(JudgedWork):
     def forget(self) -> None:
         self._streamed = None
 
-    def draw(self) -> Given:
-        gemm, kernel, device = self._case.gemm, self._kernel, self._device
+    def streamed(self) -> Parts:
+        gemm = self._case.gemm
         if self._streamed is None:
             self._seed = new_seed()
-            self._streamed = {WEIGHT: realistic_weight(kernel, gemm.n, gemm.k, device, self._seed)}
-        w: Any = self._streamed[WEIGHT]
+            w = realistic_weight(self._kernel, gemm.n, gemm.k, self._device, self._seed)
+            self._streamed = {WEIGHT: w}
+        return self._streamed
+
+    def draw(self) -> Given:
+        gemm, kernel, device = self._case.gemm, self._kernel, self._device
+        streamed = self.streamed()
+        w: Any = streamed[WEIGHT]
         inputs = realistic_inputs(kernel, gemm, device, new_seed(), w=w)
         wrong = ""
         if has_own_rule(kernel):
             w_real = real_weight(gemm.n, gemm.k, device, self._seed)
             wrong = own_quantization_error(kernel, inputs, w_real, new_seed())
-        return Given(linear_parts(inputs), self._streamed, inputs, wrong)
+        return Given(linear_parts(inputs), streamed, inputs, wrong)
 
     def is_checked(self) -> bool:
         return True

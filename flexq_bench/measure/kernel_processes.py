@@ -13,18 +13,16 @@ import torch
 from flexq_bench.kernels.contract import LinearKernel
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure.external_case import ExternalCase
-from flexq_bench.measure.external_kernels import Adopted, options_of, sandbox_of
+from flexq_bench.measure.external_kernels import Adopted, options_of
 from flexq_bench.measure.judged_kernel import is_defined_elsewhere
 from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
-from flexq_bench.measure.program import program_root
+from flexq_bench.measure.program import WORKER, program_root, sandbox_of
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.sandbox import Kind
 from flexq_bench.measure.shared_tensors import Exchange, exchanges
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.measure.worker_process import WorkerProcess
 from flexq_bench.workloads.case import Case
-
-WORKER = "flexq_bench.measure.ab.worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class WorkerProcess:
         self._process = (launcher or FreshProcesses()).start(
             command,
             folder=tree,
-            environment=_variables(tree, environment) | {self._mark: "1"},
+            environment=variables_in(tree, environment) | {self._mark: "1"},
             stderr=self._log,
         )
 
@@ -378,7 +378,8 @@ class WorkerProcess:
         return os.fstat(self._log.fileno()).st_size
 
 
-def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
+def variables_in(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
+    """All variables of a worker in a tree. environment: see WorkerProcess."""
     from flexq_bench.db.urls import (
         ENVIRONMENT_VARIABLE,  # here, because a worker needs no SQLAlchemy
     )

@@ -12,16 +12,20 @@ of the process that started it, and kills what has the mark.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from dataclasses import dataclass
 
 _PROC = "/proc"
 _READ_BYTES = 1 << 16
 _PREFIX = "FLEXQ_BENCH_STARTED_"
+_MARK = re.compile(rb"\0(" + _PREFIX.encode() + rb"[0-9a-f]+)=")  # also at the start
+_SETTLES_S = 1.0
 _ROUNDS = 20  # a process may start another one between the search and the signal
 
 
@@ -51,12 +55,12 @@ def end_marked(mark: str) -> None:
 def stop_marked(marks: Sequence[str], besides: Iterable[int] = ()) -> set[int]:
     """Stop (SIGSTOP) the processes that `end_marked` would kill, and return their ids.
 
-    marks: any of them. besides: ids of processes to leave running. As long as no process starts or
-    ends, environments are not read again: a turn of a comparison waits for this.
+    marks: any of them. besides: ids of processes to leave running. A process is read in its first
+    second only: a turn of a comparison waits for this.
     """
     stopped: set[int] = set()
     for _ in range(_ROUNDS):
-        pids = _known_marked(tuple(marks), _processes()) - stopped - set(besides)
+        pids = _marked(marks, _processes(), _known) - stopped - set(besides)
         if not pids:
             break
         _signal(pids, signal.SIGSTOP)
@@ -81,27 +85,57 @@ def _processes() -> frozenset[tuple[str, int]]:
         return frozenset((e.name, e.inode()) for e in entries if e.name.isdecimal())
 
 
-def _marked(marks: tuple[str, ...], processes: frozenset[tuple[str, int]]) -> set[int]:
-    # A variable's name is at the start, or after the end of another one.
-    starts = [b"\0" + mark.encode() + b"=" for mark in marks]
+@dataclass(slots=True)
+class _Seen:
+    """Facts about a process, by its first reads.
+
+    marks: in its environment. settles: time (of `time.monotonic`) from which it is not read again:
+    one that starts has another environment until it executes its program, or takes its own mark.
+    """
+
+    settles: float
+    parent: int = 0
+    marks: frozenset[bytes] = frozenset()
+
+
+_Known = dict[tuple[str, int], _Seen]
+_known: _Known = {}
+
+
+def _marked(
+    marks: Iterable[str], processes: frozenset[tuple[str, int]], known: _Known | None = None
+) -> set[int]:
+    """Ids of those that have a mark, and of their children. known: of earlier calls."""
+    wanted = {mark.encode() for mark in marks}
+    known = {} if known is None else known
+    for process in known.keys() - processes:
+        del known[process]
+    now = time.monotonic()
     parents: dict[int, int] = {}
     pids: set[int] = set()
-    for name, _ in processes:
-        with suppress(OSError):  # the process has ended, or belongs to another user
-            # The name of the program, in brackets, may contain any bytes.
-            state, parent = _content(f"{_PROC}/{name}/stat").rpartition(b")")[2].split(None, 2)[:2]
-            if state in (b"Z", b"X"):
-                continue
-            parents[int(name)] = int(parent)
-            environment = b"\0" + _content(f"{_PROC}/{name}/environ")
-            if any(start in environment for start in starts):
-                pids.add(int(name))
+    for process in processes:
+        seen = known.setdefault(process, _Seen(now + _SETTLES_S))
+        if now >= seen.settles or _is_read(process[0], seen):
+            pid = int(process[0])
+            parents[pid] = seen.parent
+            if not wanted.isdisjoint(seen.marks):
+                pids.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
         pids |= more
     return pids - {os.getpid()}
 
 
-_known_marked = lru_cache(maxsize=32)(_marked)
+def _is_read(name: str, seen: _Seen) -> bool:
+    """Add what there is to know of a process. Return False if it ended."""
+    try:
+        # The name of the program, in brackets, may contain any bytes.
+        state, parent = _content(f"{_PROC}/{name}/stat").rpartition(b")")[2].split(None, 2)[:2]
+    except OSError:
+        return False
+    seen.parent = int(parent)
+    with suppress(OSError):  # it belongs to another user
+        seen.marks |= frozenset(_MARK.findall(b"\0" + _content(f"{_PROC}/{name}/environ")))
+    return state not in (b"Z", b"X")
 
 
 def _content(path: str) -> bytes:

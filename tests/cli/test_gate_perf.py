@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flexq_bench.cli.gate_perf import _failing_with
+from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import ab as interleave
 from flexq_bench.workloads.probes import is_probe
@@ -248,22 +251,37 @@ def test_budget_that_is_no_time_is_refused(gate, budget):
     assert gate(1.0, "--budget", budget).code == ExitCode.USAGE
 
 
-# Servers and the judge import as long: one after the other, a gate's start takes twice as long.
+def test_error_of_the_database_comes_with_the_next_progress():
+    opening, shown = Future(), []
+    show = _failing_with(opening, shown.append)
+    show("checking")
+    opening.set_exception(UsageError("no such folder"))
+
+    with pytest.raises(UsageError, match="no such folder"):
+        show("comparing")
+
+    assert shown == ["checking"]
+
+
+# Servers and the judge import as long: one after the other, a start takes twice as long.
 IMPORTS_AT_START = """
 import os, sys
 from flexq_bench.cli.app import main
-from flexq_bench.measure import judged_places
+from flexq_bench.measure.launcher import ForkServer
 
-def opened(*arguments):
-    print("imported:", sys.modules.keys() & {"torch", "sqlalchemy", "numpy"}, flush=True)
+def begun(*arguments):
+    print("imported:", sys.modules.keys() & {"torch", "numpy"}, flush=True)
     os._exit(0)
 
-judged_places.judged_places = opened
-sys.exit(main(["gate", "perf", "--base", "HEAD~1", "--project", sys.argv[1], "--device", "cpu"]))
+ForkServer.begin = begun
+sys.exit(main([*sys.argv[2:], "--project", sys.argv[1], "--device", "cpu"]))
 """
+GATE = ("gate", "perf", "--base", "HEAD~1")
+BISECTION = ("bisect", "acme.fast gemm cold m1n64k64", "--good", "HEAD~1", "--bad", "HEAD")
 
 
-def test_servers_of_a_gate_start_before_its_judge_imports_torch(tmp_path, git):
+@pytest.mark.parametrize("arguments", [GATE, BISECTION], ids=["gate", "bisection"])
+def test_servers_start_before_the_judge_imports_torch(tmp_path, git, arguments):
     git(tmp_path, "init", "--quiet")
     (tmp_path / "fast.py").touch()
     file = 'version = 1\nname = "acme"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
@@ -272,7 +290,7 @@ def test_servers_of_a_gate_start_before_its_judge_imports_torch(tmp_path, git):
     for message in ("base", "head"):
         git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", message)
 
-    command = [sys.executable, "-c", IMPORTS_AT_START, str(tmp_path)]
+    command = [sys.executable, "-c", IMPORTS_AT_START, str(tmp_path), *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert ran.stdout == "imported: set()\n", ran.stderr

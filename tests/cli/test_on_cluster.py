@@ -192,7 +192,7 @@ def test_bisection_skips_commits_that_do_not_build(cli, cluster, commits, databa
 
 def test_bisection_of_a_series_uses_its_kind(cli, cluster, commits, monkeypatch):
     monkeypatch.setattr(
-        "flexq_bench.ci.bisect.case_of_series",
+        "flexq_bench.cli.bisect.case_of_series",
         lambda *_: (Case.from_key(CASE), "B CPU"),
     )
     cluster.gpus = ("A CPU", "B CPU")

@@ -20,7 +20,7 @@ from sqlalchemy import create_engine, text
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.kernels.runtime import nvrtc
 from flexq_bench.kernels.runtime.nvrtc import Build, compile_build
-from flexq_bench.measure.kernel_processes import WORKER as MODULE
+from flexq_bench.measure.program import WORKER as MODULE
 from tests.faults.conftest import OURS, ROOT, path_with_ours
 
 pytestmark = pytest.mark.timeout(300)

@@ -86,9 +86,11 @@ class CaseSide:
     """One side of a case, and its results over all processes so far.
 
     slot: base or head. config: chosen by the first process; None: not chosen yet. binary: hash of
-    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample,
-    which further workers take from the first; None: each determines it. repeats: copies of the
-    weights may have the same contents; True only for trusted workers that can.
+    its machine code. wrong: description of a wrong result; empty: none. launches: of a sample, and
+    device_mhz: the device's clock without load, which further workers take from the first; None:
+    each determines them. learns: they are learned here; True only for workers that can take them.
+    repeats: copies of the weights may have the same contents; True only for trusted workers that
+    can.
     """
 
     slot: str
@@ -97,6 +99,8 @@ class CaseSide:
     binary: str | None = None
     wrong: str = ""
     launches: int | None = None
+    device_mhz: float | None = None
+    learns: bool = False
     repeats: bool = False
 
     def begin_prepare(
@@ -143,12 +147,15 @@ class CaseSide:
         is_warm: the device was just busy; True only for workers that take it into account.
         """
         more: dict[str, Any] = {"is_warm": True} if is_warm else {}
-        if self.launches is not None:
-            more["launches"] = self.launches
+        known = {"launches": self.launches, "device_mhz": self.device_mhz}
+        more |= {name: value for name, value in known.items() if value is not None}
         worker.send("place", slot=self.slot, index=index, beside=beside, **more)
 
     def end_place(self, worker: Worker) -> None:
         worker.receive()
+
+    def give_weights(self, workers: Sequence[Worker]) -> None:
+        """Give weights to these workers, which were placed at the same time."""
 
     def use(self, worker: Worker, others: Sequence[Worker]) -> None:
         """Take samples in this worker from now on. others: those that are on the device, too."""
@@ -157,6 +164,8 @@ class CaseSide:
         reply = worker.ask("turn", slot=self.slot)
         # Workers of commits before protocol 4 don't name a trim: a batch was its median.
         samples, trim = tuple(reply["samples_us"]), reply.get("trim")
+        if self.learns:
+            self.launches, self.device_mhz = reply["launches"], reply["device_mhz"]
         return SampleBatch(samples, reply["mhz"], reply["valid"], trim)
 
     def check_placement(self) -> None:
@@ -251,6 +260,8 @@ def measure_blocks(
     side_by_side: bool = False,
     shares: bool = False,
     is_warm: bool = False,
+    holds: bool = False,
+    idle: Sequence[Worker] = (),
 ) -> None:
     """Measure a case in pairs of processes; add blocks and errors to `pair`.
 
@@ -259,7 +270,8 @@ def measure_blocks(
     first pair. The side that is placed first, and the side that starts a block, alternate.
     side_by_side: the workers allocate a placement before they warm it up, so that they can do so at
     the same time, and can leave out the check of a result; True for more than one pair. shares:
-    they can share weights among the cases of a layer. is_warm: the device was just busy. Raises
+    they can share weights among the cases of a layer. is_warm: the device was just busy. holds:
+    they can be given weights before their turn. idle: workers that wait for their own turn. Raises
     RefusedError if a side refuses the case, WorkerError if a worker broke.
     """
     groups = [[(pair.base, base), (pair.head, head)] for base, head in workers]
@@ -271,6 +283,7 @@ def measure_blocks(
             if len(groups) == 1:
                 raise
             for number, each in enumerate(workers):
+                beside = [other for both in workers if both is not each for other in both]
                 measure_blocks(
                     *(pair, [each], process + number),
                     placements=placements,
@@ -279,6 +292,8 @@ def measure_blocks(
                     side_by_side=side_by_side,
                     shares=shares,
                     is_warm=is_warm,
+                    holds=holds,
+                    idle=[*beside, *idle],
                 )
             return
         # Results are inspected after each placement, too.
@@ -302,10 +317,13 @@ def measure_blocks(
             ]
             every = [each for group in ordered for each in group]
             _place(every, placement, side_by_side=side_by_side, is_warm=is_warm)
-            on_device = [worker for _, worker in sides]
+            if holds and len(groups) > 1:
+                for at, side in enumerate((pair.base, pair.head)):
+                    side.give_weights([both[at] for both in workers])
+            there = [*(worker for _, worker in sides), *idle]
             for number, group in enumerate(ordered):
                 place = process + number, placement
-                _measure_placement(pair, group, on_device, place, blocks, on_block)
+                _measure_placement(pair, group, there, place, blocks, on_block)
         pair.processes = process + len(groups)
 
 
@@ -319,7 +337,7 @@ def _measure_placement(
 ) -> None:
     """Measure the blocks of a placement, and free it.
 
-    ordered: the side that starts comes first. workers: all on the device. place: numbers of the
+    ordered: the side that starts comes first. workers: all there are. place: numbers of the
     process and the placement.
     """
     for side, worker in ordered:

@@ -28,7 +28,12 @@ from flexq_bench.measure.ab.blocks import (
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.measure.ab.rules import ComparisonProgress, OnProgress
-from flexq_bench.measure.ab.worker_pairs import WorkerPairs, available_cpus, can_start_beside
+from flexq_bench.measure.ab.worker_pairs import (
+    WorkerPairs,
+    Workers,
+    available_cpus,
+    can_start_beside,
+)
 from flexq_bench.measure.device import device_infos
 from flexq_bench.measure.device_lock import devices_alone
 from flexq_bench.measure.meter import WARM_S
@@ -37,7 +42,8 @@ from flexq_bench.verdicts import CaseComparison, Verdict
 from flexq_bench.workloads.case import Case
 
 CasesOfBoth = Sequence[tuple[Case, Case]]  # base's and head's
-_MOST_AT_ONCE = 4  # pairs of processes that are on a device together
+_MOST_AT_ONCE = 4  # pairs of processes that get ready together
+_FAR = 0.05  # ln
 
 
 def compare_cases(
@@ -180,6 +186,11 @@ class _Course:
             if pair.head.wrong and self._rules.stops_at_wrong:
                 self._wrong = pair.head.case.key
                 break
+            if position == 0 and len(self._lanes) == 1:
+                # Those that measure first import while the other results are checked.
+                stage = min(self._rules.stages)
+                count = self._pairs_at_once(pairs, 0, stage)
+                lane.workers.start_ahead(count + self._spare_pairs(0, count, stage))
         return ()
 
     def _measure(self, pairs: Sequence[CasePair], processes: int) -> None:
@@ -188,6 +199,7 @@ class _Course:
         process = min((pair.processes for pair in open_pairs), default=processes)
         while process < processes:
             count = self._pairs_at_once(open_pairs, process, processes)
+            spare = self._spare_pairs(process, count, processes)
             for lane in self._lanes:
                 waiting: Sequence[CasePair] = [
                     pair
@@ -202,7 +214,8 @@ class _Course:
                 while waiting and not self._is_over():
                     self._current = process + count
                     waiting = self._pairs_of_processes(
-                        lane, waiting, process, count, is_last=process + count == processes
+                        *(lane, waiting, process, count, spare),
+                        is_last=process + count == processes,
                     )
             self._update_expected(open_pairs, processes)
             process += count
@@ -264,30 +277,48 @@ class _Course:
         return list(pairs[:count])
 
     def _pairs_at_once(self, pairs: Sequence[CasePair], process: int, processes: int) -> int:
-        """Number of pairs of processes to get ready together, up to so many `processes`.
+        """Number of pairs of processes to start together, up to so many `processes`.
 
-        The first one chooses the configurations. Those of a CPU would disturb each other.
+        The first one chooses the configurations, before the others get ready. Those of a CPU would
+        disturb each other.
         """
         experiment, gpus = self._lanes[0].experiment, max(pair.base.case.gpus for pair in pairs)
-        if process == 0 or gpus > 1 or experiment.one_process or _is_on_cpu(experiment):
+        if gpus > 1 or experiment.one_process or _is_on_cpu(experiment):
             return 1
         ends = [processes, *(p.processes for p in pairs if p.processes > process)]
-        left, most = min(ends) - process, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
-        return -(-left // -(-left // most))
+        first = int(process == 0)
+        left, most = min(ends) - process - first, min(_MOST_AT_ONCE, max(2, available_cpus() - 1))
+        return first + (-(-left // -(-left // most)) if left else 0)
+
+    def _spare_pairs(self, process: int, count: int, processes: int) -> int:
+        """Number of pairs to start with the first ones, for cases that don't end before the look.
+
+        process, count, processes: see _pairs_at_once.
+        """
+        whole = count > 1 and process == 0 and count == processes
+        return max(0, min(self._rules.processes - processes, _MOST_AT_ONCE)) if whole else 0
 
     def _pairs_of_processes(
-        self, lane: _Lane, pairs: Sequence[CasePair], process: int, count: int, *, is_last: bool
+        self,
+        lane: _Lane,
+        pairs: Sequence[CasePair],
+        process: int,
+        count: int,
+        spare: int,
+        *,
+        is_last: bool,
     ) -> Sequence[CasePair]:
         """Measure cases in `count` fresh pairs of processes; return those left if a process broke.
 
-        is_last: no other pair of processes follows, unless one of these breaks.
+        spare: number of pairs besides, for cases that will need them. is_last: no other pair of
+        processes follows, unless one of these breaks.
         """
         experiment, rules = lane.experiment, self._rules
         with ExitStack() as stack:
             began = time.monotonic()
             # Ends after the workers: a thread may wait for one of them.
             threads = stack.enter_context(ThreadPoolExecutor(count))
-            workers = [lane.workers.take(stack) for _ in range(count)]
+            workers = lane.workers.take(stack, count + spare)
             identities = [
                 identity
                 for both in threads.map(lambda each: experiment.identities(*each), workers)
@@ -296,7 +327,8 @@ class _Course:
             for each in workers:
                 for worker in each:
                     stack.callback(worker.finish)  # before any is waited for
-            self._durations.start_s += [(time.monotonic() - began) / count] * count
+            each_s = (time.monotonic() - began) / len(workers)
+            self._durations.start_s += [each_s] * len(workers)
             # Those of older commits open the device as they start, whatever measures there.
             workers_wait = all(identity.get("waits_for_request", False) for identity in identities)
             if workers_wait and not is_last and self._starts_ahead(experiment):
@@ -304,18 +336,26 @@ class _Course:
             repeats = all(identity.get("repeats_contents", False) for identity in identities)
             side_by_side = all(identity.get("warms_when_used", False) for identity in identities)
             shares = all(identity.get("shares_weights", False) for identity in identities)
+            holds = all(identity.get("holds_inputs", False) for identity in identities)
+            learns = all(identity.get("takes_findings", False) for identity in identities)
             kernels = {identity.get("kernels", "") for identity in identities}
             same_kernels = len(kernels) == 1 and "" not in kernels
-            groups = [workers] if side_by_side else [[each] for each in workers]
+            alone = int(process == 0) if side_by_side else count
+
+            def groups(pair: CasePair) -> Iterator[Sequence[Workers]]:
+                yield from ([each] for each in workers[:alone])
+                yield workers[alone : len(workers) if _is_far(pair) else count]
+
             for position, pair in enumerate(pairs):
                 if self._is_over():
                     return ()
-                pair.base.repeats = pair.head.repeats = repeats
+                for side in (pair.base, pair.head):
+                    side.repeats, side.learns = repeats, learns
                 pair.same_kernel = same_kernels and pair.base.case == pair.head.case
                 pair.is_on_cpu = _is_on_cpu(experiment)
                 began = time.monotonic()
                 try:
-                    for group in groups:
+                    for group in filter(None, groups(pair)):
                         measure_blocks(
                             pair,
                             group,
@@ -325,7 +365,9 @@ class _Course:
                             on_block=partial(_report, experiment, pair.base.case),
                             side_by_side=side_by_side,
                             shares=shares,
+                            holds=holds,
                             is_warm=time.monotonic() - self._measured_at < WARM_S,
+                            idle=[w for each in workers if each not in group for w in each],
                         )
                         self._measured_at = time.monotonic()
                         if pair.problem:
@@ -335,7 +377,8 @@ class _Course:
                 except WorkerError as error:
                     pair.failure = str(error)
                     return pairs[position + 1 :]
-                self._durations.case_s += [(time.monotonic() - began) / count] * count
+                case_s = (time.monotonic() - began) / max(1, pair.processes - process)
+                self._durations.case_s += [case_s] * count
                 self._show_progress()
         return ()
 
@@ -413,6 +456,12 @@ class _Course:
                 left_s=left_s,
             )
         )
+
+
+def _is_far(pair: CasePair) -> bool:
+    """Return True if a case won't end before a look, because its sides differ by too much."""
+    times = [(block.base_us, block.head_us) for block in pair.blocks]
+    return bool(times) and abs(math.log(times[0][1] / times[0][0])) > _FAR
 
 
 def _is_on_cpu(experiment: ABExperiment) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +50,8 @@ class JudgingDevice:
     """Device, protocol and sensor to judge with.
 
     exchanges: shared memory of the sides, by slot. files: those that no worker may change, where no
-    sandbox protects them. reference: see JudgedKernel.
+    sandbox protects them. reference: see JudgedKernel. overdue: checks of turns, which run while a
+    worker takes the inputs of the next one.
     """
 
     device: torch.device
@@ -59,6 +60,11 @@ class JudgingDevice:
     exchanges: Mapping[str, Exchange]
     files: UnchangedFiles | None = None
     reference: ReferenceOf | None = None
+    overdue: list[Callable[[], None]] = field(default_factory=list)
+
+    def catch_up(self) -> None:
+        while self.overdue:
+            self.overdue.pop()()
 
     def telemetry(self) -> Telemetry:
         return Telemetry(self.sensor, period_s=self.protocol.telemetry_period_s)
@@ -107,6 +113,7 @@ class JudgedSide(CaseSide):
     others: Sequence[Worker] = field(default=(), kw_only=True, repr=False, compare=False)
     _is_checked: bool = field(default=False, init=False)  # True after the first placement
     _is_drawn: bool = field(default=True, init=False)  # True if the current one is checked
+    _has_weights: bool = field(default=False, init=False)  # True if workers hold those to use
 
     @cached_property
     def kernel(self) -> JudgedKernel:
@@ -140,19 +147,27 @@ class JudgedSide(CaseSide):
     ) -> None:
         super().begin_place(worker, index, beside, is_warm=is_warm)
         self.kernel.forget_weights()
+        self._has_weights = False
+
+    def give_weights(self, workers: Sequence[Worker]) -> None:
+        self._has_weights = self.kernel.give_weights(workers)
 
     def use(self, worker: Worker, others: Sequence[Worker]) -> None:
         self.kernel.worker, self.others = worker, others
-        self.kernel.forget_weights()
+        if not self._has_weights:
+            self.kernel.forget_weights()
 
     def sample(self, worker: Worker) -> SampleBatch:
-        inputs = self.kernel.give_inputs()
+        inputs = self.kernel.give_inputs(self.judge.catch_up)
         turn = self._timed(worker)
-        self.kernel.check_turn(inputs)
-        self.wrong = self.wrong or self.kernel.wrong
+        self.judge.overdue.append(self.kernel.check_of_turn(inputs))
+        if self.judge.device.type == "cpu":  # a worker's warm-up would wait for this
+            self.judge.catch_up()
         return turn
 
     def check_placement(self) -> None:
+        self.judge.catch_up()
+        self.wrong = self.wrong or self.kernel.wrong
         self._is_drawn = not self._is_checked or secrets.randbelow(_PLACEMENTS_PER_WHOLE_CHECK) == 0
         if self._is_drawn and not self.is_trusted:
             self.wrong = self.wrong or self.kernel.check_result().detail

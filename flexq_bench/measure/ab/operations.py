@@ -97,7 +97,9 @@ class WorkerOperations:
         waits_for_request: the process had not used the device before its first request.
         warms_when_used: a placement is warmed up by its first use, and `prepare` may leave out its
         check. shares_weights: `prepare` may keep the weights of a layer. repeats_contents: it may
-        give copies of the weights the same contents. root: the source folder.
+        give copies of the weights the same contents. holds_inputs: it can `hold` them.
+        takes_findings: `place` takes what `turn` found in an earlier process. root: the source
+        folder.
         kernels: hash of the sources of the kernels; empty: external ones, whose builds it would not
         cover.
         """
@@ -109,6 +111,8 @@ class WorkerOperations:
             "warms_when_used": True,
             "shares_weights": True,
             "repeats_contents": True,
+            "holds_inputs": True,
+            "takes_findings": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
             "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
@@ -166,6 +170,7 @@ class WorkerOperations:
         is_warm: bool = False,
         warm_up: bool = True,
         launches: int | None = None,
+        device_mhz: float | None = None,
     ) -> dict[str, Any]:
         """Allocate the buffers of placement `index`. Its first use warms it up.
 
@@ -173,6 +178,7 @@ class WorkerOperations:
         device was just busy, in another process. warm_up: False leaves it to a judge, who then says
         how many samples a turn has. launches: of a sample, as in an earlier process, so that they
         are captured now, which takes no measurement; None: their number is determined by timing.
+        device_mhz: the device's clock without load, from there as well.
         """
         mine = self._slots[slot]
         self._is_warm = self._is_warm or is_warm
@@ -187,6 +193,8 @@ class WorkerOperations:
         shared = beside is not None and mine.buffers.weights is weights
         if mine.shares:
             self._copies[slot] = mine.buffers.weights
+        if device_mhz is not None:
+            mine.free = FreeClocks(device_mhz)
         reply = {"copies": mine.prepared.copies, "shared": shared}
         if launches is not None:
             mine.prepared.assume_launches(launches)
@@ -209,10 +217,18 @@ class WorkerOperations:
             # The verdict compares the clocks of both sides, so a lower one still gives data.
             mine.least_mhz = mine.free.lowered_to(warmed.batch).least_mhz(protocol)
         else:
-            warmed = warm_up(placed.rotation, phase, protocol.batch_s, now)
+            # Three batches that agree fit into the least time.
+            batch_s = min(protocol.batch_s, phase.max_s / 4)
+            warmed = warm_up(placed.rotation, phase, batch_s, now)
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         return placed
+
+    def hold(self, slot: str, path: str, layout: list[list[Any]], plain: Plain) -> dict[str, Any]:
+        """Keep inputs from shared memory, which the placement gets with the next `fill`."""
+        tensors = read_tensors(Path(path), layout, self._meter.torch_device)
+        self._slots[slot].given |= parts_of(tensors, plain)
+        return {}
 
     def fill(
         self, slot: str, path: str, layout: list[list[Any]], plain: Plain, weights: bool
@@ -318,6 +334,7 @@ class WorkerOperations:
         return {
             "samples_us": batch.times_us,
             "launches": placed.rotation.launches,
+            "device_mhz": None if mine.free is None else mine.free.device_mhz,
             "sm_mhz": batch.sm_mhz,
             "mhz": mhz,
             "trim": self._meter.protocol.trim,

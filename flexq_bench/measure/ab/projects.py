@@ -19,11 +19,11 @@ from flexq_bench.measure.ab.same_code import compare_briefly, is_same_project, w
 from flexq_bench.measure.ab.unchanged_files import UnchangedFiles
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.external_kernels import adopted, described, sandbox_of
+from flexq_bench.measure.external_kernels import adopted, described
 from flexq_bench.measure.judged_kernel import ReferenceOf, Worker
 from flexq_bench.measure.judged_places import JudgedPlace, judged_places, trees_built_in
 from flexq_bench.measure.launcher import FreshProcesses, Launcher, forking_launcher
-from flexq_bench.measure.program import program_root
+from flexq_bench.measure.program import program_root, sandbox_of
 from flexq_bench.measure.sandbox import Kind, Sandbox, required_kind
 from flexq_bench.measure.shared_tensors import Exchange, exchanges
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess

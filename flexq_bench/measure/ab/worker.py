@@ -23,7 +23,7 @@ from flexq_bench.measure.worker_server import end_process, own_pipes, serve
 OPERATIONS = (
     *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
     # for a judge, which has inputs of its own
-    *("fill", "output", "inspect", "quantize", "draw", "judge"),
+    *("hold", "fill", "output", "inspect", "quantize", "draw", "judge"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Pairs of worker processes, of which the next one can start while the current one measures."""
+"""Pairs of worker processes, of which the next ones can start before they are needed."""
 
 from __future__ import annotations
 
@@ -20,34 +20,33 @@ def can_start_beside(device: str) -> bool:
 
 
 class WorkerPairs:
-    """The pairs of workers of a comparison, each for one use; at most one waits to be used.
+    """The pairs of workers of a comparison, each for one use; some may wait to be used.
 
-    start: starts two workers that the given stack ends. unused: ends the pair that waits.
+    start: starts two workers that the given stack ends. unused: ends the pairs that wait.
     """
 
     def __init__(self, start: Callable[[ExitStack], Workers], unused: ExitStack) -> None:
         self._start = start
         self._unused = unused
-        self._waiting: Workers | None = None
+        self._waiting: list[Workers] = []
 
-    def start_ahead(self) -> Workers:
-        """Start the next pair now, unless one waits already; return it."""
-        if self._waiting is None:
-            self._waiting = self._start(self._unused)
-        return self._waiting
+    def start_ahead(self, count: int = 1) -> Workers:
+        """Start pairs now until so many wait; return the first one."""
+        while len(self._waiting) < count:
+            self._waiting.append(self._start(self._unused))
+        return self._waiting[0]
 
     def discard(self) -> None:
-        """End the pair that waits."""
-        self._waiting = None
+        """End the pairs that wait."""
+        self._waiting = []
         self._unused.pop_all().close()
 
-    def take(self, stack: ExitStack) -> Workers:
-        """The pair that waits, or else a new one; `stack` ends it."""
-        if self._waiting is None:
-            return self._start(stack)
+    def take(self, stack: ExitStack, count: int = 1) -> list[Workers]:
+        """Return so many pairs, first those that wait; `stack` ends them, and all that wait."""
+        workers, self._waiting = self._waiting, []
         stack.enter_context(self._unused.pop_all())
-        workers, self._waiting = self._waiting, None
-        return workers
+        workers += [self._start(stack) for _ in range(count - len(workers))]
+        return workers[:count]
 
 
 def available_cpus() -> int:

@@ -5,7 +5,7 @@ hang_at, fail_at, babble_at: an operation; die_in: the one process that dies at 
 the process that dies before a request. refuse: a message for every case. wrong: what is wrong, in
 the first wrong_starts processes or in all; wrong_cases: keys of cases that are wrong. slow_s: of
 each turn. config, binary: what prepare tells. needed: bytes.
-waits: for a request, as it tells. warms: a placement when it is used.
+waits: for a request, as it tells. warms: a placement when it is used. learns: takes findings.
 """
 
 import json
@@ -57,6 +57,7 @@ def describe(_message):
         "judged": 5,
         "waits_for_request": told.get("waits", True),
         "warms_when_used": told.get("warms", False),
+        "takes_findings": told.get("learns", False),
         "protocol": 1,
         "root": told.get("root", str(TREE)),
         "device": device,
@@ -76,7 +77,9 @@ def prepare(message):
 
 def turn(_message):
     time.sleep(told.get("slow_s", 0.0))
-    return {"samples_us": [us, us, us], "mhz": told.get("mhz"), "valid": told.get("valid", True)}
+    found = {"launches": 7, "device_mhz": 1500.0} if told.get("learns") else {}
+    valid = told.get("valid", True)
+    return {"samples_us": [us, us, us], "mhz": told.get("mhz"), "valid": valid, **found}
 
 
 ANSWERS = {

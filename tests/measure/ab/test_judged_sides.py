@@ -138,6 +138,7 @@ def judged(meter, protocol, tmp_path) -> Callable[..., CasePair]:
                 blocks=2,
                 on_block=lambda _: None,
                 side_by_side=together > 1,
+                holds=together > 1,
             )
         return match
 
@@ -292,7 +293,7 @@ def test_integer_kernels_must_be_exact_on_timed_buffers(judged):
 
 # This machine may be busy: what is missing must be more than what other programs take.
 in_long_turns = pytest.mark.parametrize(
-    "protocol", [replace(FAST, batch_s=0.03)], ids=["long turns"]
+    "protocol", [replace(FAST, turn_s=0.015)], ids=["long turns"]
 )
 
 

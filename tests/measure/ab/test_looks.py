@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flexq_bench.ci.gate_perf import suffices
+from flexq_bench.ci.gate_inputs import suffices
 from flexq_bench.ci.policy import load_policy
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look

@@ -26,10 +26,10 @@ ONE_BY_ONE = [2, 4, 6, 8, 10]
 def compared(a_tree, command):
     """Compare two trees, each process but the first started ahead unless told otherwise."""
 
-    def run(base=None, head=None, cases=(CASE,), **options):
+    def run(base=None, head=None, cases=(CASE,), rules=RULES, **options):
         trees = a_tree("base", **(base or {})), a_tree("head", **(head or {}))
         options = {"starts_ahead": True, "command": command} | options
-        experiment = ABExperiment(*trees, RULES, "cpu", **options)
+        experiment = ABExperiment(*trees, rules, "cpu", **options)
         return compare_cases([(experiment, [(case, case) for case in cases])])
 
     return run
@@ -132,16 +132,39 @@ def test_worker_that_dies_while_waiting_is_an_error(
 
 @pytest.mark.parametrize("warms", [True, False])
 @pytest.mark.parametrize("needed", [1, 40])
-def test_pairs_get_ready_together_after_the_first(counted, requests, monkeypatch, warms, needed):
+def test_pairs_start_together_and_the_first_measures_alone(
+    counted, requests, monkeypatch, warms, needed
+):
     monkeypatch.setattr(course, "available_cpus", lambda: 4)
     monkeypatch.setattr(course, "_is_on_cpu", lambda _experiment: False)
     behaviour = {"warms": warms, "needed": needed}
 
-    assert counted(behaviour, behaviour, starts_ahead=False) == [2, 6, 6, 10, 10]
+    assert counted(behaviour, behaviour, starts_ahead=False) == [6, 6, 6, 10, 10]
 
     asked = [request["do"] for request in requests("head")]
     assert asked.count("place") == 5
     assert ("place", "place") in itertools.pairwise(asked) or not warms or needed > 25
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_later_processes_take_what_the_first_one_found(counted, requests, both):
+    counted({"learns": True}, {"learns": both}, starts_ahead=False)
+
+    placed = [request for request in requests("base") if request["do"] == "place"]
+    known = [(request.get("launches"), request.get("device_mhz")) for request in placed]
+    assert known == [(None, None), *[(7, 1500.0) if both else (None, None)] * 4]
+
+
+@pytest.mark.parametrize(("us", "pairs"), [(150.0, 6), (100.0, 5)], ids=["slower", "same"])
+def test_pair_for_the_look_starts_with_those_before_it(counted, monkeypatch, us, pairs):
+    monkeypatch.setattr(course, "available_cpus", lambda: 8)
+    monkeypatch.setattr(course, "_is_on_cpu", lambda _experiment: False)
+    rules = InterleaveRules(processes=6, looks=1, timeout_s=20.0)
+
+    head = {"warms": True, "us": us}
+    started = counted({"warms": True}, head, rules=rules, starts_ahead=False)
+
+    assert started == [12] * pairs
 
 
 def test_judged_comparison_starts_no_worker_ahead(repository, command, started, monkeypatch):
