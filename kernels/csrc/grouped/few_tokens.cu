@@ -27,6 +27,18 @@ constexpr bool STREAM_K = true;
 #include "ptx/synchronization.cuh"
 #include "ptx/tma.cuh"
 
+#ifndef RAW
+#define RAW 0
+#endif
+#ifndef CHECK
+#define CHECK 0
+#endif
+#ifndef PREFETCH
+#define PREFETCH 0
+#endif
+#ifndef PREFETCH_ON
+#define PREFETCH_ON 0
+#endif
 static_assert(COL_TILES <= 2 || COL_TILES % 4 == 0, "COL_TILES must be 1, 2 or a multiple of 4");
 static_assert(GROUPS % SETS == 0, "GROUPS must be a multiple of SETS: every set has as many groups of a stage");
 constexpr int WARPS = SETS * BLOCK_TILES, THREADS = WARPS * 32 + 32;
@@ -38,7 +50,10 @@ constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffer
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
 // 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
-constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
+#ifndef BUF
+#define BUF 2
+#endif
+constexpr int BUFFERS = BUF == 2 && SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
@@ -60,6 +75,49 @@ __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const ui
   mma_bf16_m16n8k16(sums, a, b);
 #endif
 }
+
+#if RAW
+// Add the products of unsigned codes, of which scales and zero points are applied to sums: fewer instructions than for
+// each weight.
+__device__ inline void add_group(int (&total)[4], const PackedTile& packed, const uint32_t (&b)[MMAS][2]) {
+  int sums[4] = {}, all[4] = {};  // of code times activation, and of activations
+  constexpr uint32_t ONES[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+#if W_BITS == 4
+  // Lower and upper nibbles of two MMAs' words change places: no nibble is shifted.
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) {
+    const bool is_upper = i < MMAS / 2;
+    const uint32_t* w = packed.words + i % 2 * 2 * MMA_WORDS;
+    const uint32_t mask = is_upper ? 0xF0F0F0F0u : 0x0F0F0F0Fu, a[4] = {w[0] & mask, w[1] & mask, w[2] & mask, w[3] & mask};
+    mma_u8s8_m16n8k32(sums, a, b[i % 2 * 2 + is_upper]);
+    mma_s8_m16n8k32(all, ONES, b[i]);
+    if (i == MMAS / 2 - 1)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[e] >>= 4;  // exact
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int scale = static_cast<int8_t>(packed.scales >> (e / 2 * 16)), offset = static_cast<int8_t>(packed.scales >> (e / 2 * 16 + 8));
+    total[e] += scale * sums[e] + offset * all[e];
+  }
+#else
+#pragma unroll
+  for (int m = 0; m < MMAS; ++m) {
+    const uint32_t* w = packed.words + m * MMA_WORDS;
+    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(w[0], w[1] >> 2);
+    const uint32_t a[4] = {w[0] & 0x3F3F3F3Fu, w[1] & 0x3F3F3F3Fu, w[2] & 0x3F3F3F3Fu,
+                           selected_bits<0xF0F0F0F0u>(first_two, w[2] >> 4) >> 2 & 0x3F3F3F3Fu};
+    mma_s8_m16n8k32(sums, a, b[m]);
+    mma_s8_m16n8k32(all, ONES, b[m]);
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int scale = e < 2 ? packed.scales & 0xFF : packed.scales >> 8;
+    total[e] += scale * (sums[e] - 32 * all[e]);
+  }
+#endif
+}
+#endif
 
 // Position in the ring.
 struct Slot {
@@ -186,6 +244,11 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
         if (pass == 0) load_weights(weights_of(early), loaded);
         else load_tokens(early, loaded);
       }
+      if (PREFETCH > 0 && pass == 0)
+        for (int i = 0; i < PREFETCH && early.more; ++i, early.next()) {
+          const Weights next = weights_of(early);
+          bulk_prefetch(next.begin, next.bytes);
+        }
       state[1] = loaded;
       wait_for_previous_kernel();  // codes may be its output
     }
@@ -193,10 +256,18 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   __syncwarp();
   wait_for_previous_kernel();
   bool differs = false;
+#if CHECK == 2
+  for (int e = threadIdx.x; e < experts; e += THREADS) differs |= load_fresh(sizes + e) != read[e];
+  const bool is_rerouted = __syncthreads_or(differs);
+#else
+  // Consumers find out together, the producer by itself, so that none waits for its requests.
+  const int stride = CHECK && warp < WARPS ? WARPS * 32 : 32;
 #pragma unroll 4
-  for (int e = lane; e < experts; e += 32) differs |= load_fresh(sizes + e) != read[e];
-  // Each warp finds out by itself, so that none waits for the producer's requests.
-  const bool is_rerouted = __any_sync(0xFFFFFFFFu, differs);
+  for (int e = CHECK && warp < WARPS ? threadIdx.x : lane; e < experts; e += stride) differs |= load_fresh(sizes + e) != read[e];
+  bool is_rerouted;
+  if (CHECK && warp < WARPS) is_rerouted = named_barrier_or(5, WARPS * 32, differs);
+  else is_rerouted = __any_sync(0xFFFFFFFFu, differs);
+#endif
   if (is_rerouted) {
     __syncthreads();
     for (int i = 0; i < state[1]; ++i, slot.next()) {
@@ -213,11 +284,22 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       Cursor cursor(parts);
       if (!is_rerouted)
         for (int i = state[1]; i > 0; --i) cursor.next(), slot.next();
+#if PREFETCH_ON
+      Cursor ahead = cursor;
+      for (int i = 0; i < PREFETCH && ahead.more; ++i) ahead.next();
+#endif
       for (; cursor.more; cursor.next(), slot.next()) {
         const Weights weights = weights_of(cursor);
         mbarrier_wait(empty + slot.index * 8, slot.parity ^ 1);
         load_weights(weights, slot.index);
         load_tokens(cursor, slot.index);
+#if PREFETCH_ON
+        if (ahead.more) {
+          const Weights next = weights_of(ahead);
+          bulk_prefetch(next.begin, next.bytes);
+          ahead.next();
+        }
+#endif
       }
     }
     return;
@@ -225,7 +307,8 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
 
   const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
   const uint32_t row_codes = CODES_AT + lane % 8 * GROUP;  // swizzled
-  const uint32_t lane_codes[2] = {row_codes + ((lane / 8) ^ (lane % 8)) * 16, row_codes + ((4 + lane / 8) ^ (lane % 8)) * 16};
+  const int sixteen = RAW && W_BITS == 4 ? lane / 8 % 2 * 2 + lane / 16 : lane / 8;
+  const uint32_t lane_codes[2] = {row_codes + (sixteen ^ (lane % 8)) * 16, row_codes + ((4 + sixteen) ^ (lane % 8)) * 16};
   Part part;
   for (int number = 0; parts.next(part); ++number) {
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
@@ -255,6 +338,9 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
           if (g >= groups) continue;
           if constexpr (BUFFERS == 1) load_group(g, 0);
           else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
+#if RAW
+          add_group(total[0], packed[at], b[at]);
+#else
           uint32_t a[MMAS][4];
           packed[at].operands(a);
 #pragma unroll
@@ -264,6 +350,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
 #pragma unroll
             for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
           }
+#endif
         }
       }
       __syncwarp();
