@@ -36,6 +36,11 @@ def split_count(units: int, longest: int, sms: int, tokens: int | None = None) -
     return 1 << max(max_splits.bit_length() - 1, 0)
 
 
+def is_full(units: int, splits: int, sms: int) -> bool:
+    """Return True if a block for each split would be more than are resident at once."""
+    return units * splits > _BLOCKS_PER_SM * sms
+
+
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
     """Return True if attention can write the next layer's packed activations.
 
@@ -55,10 +60,12 @@ def attention_build(
     *,
     fp8: bool = False,
     norms_heads: bool = False,
+    is_serial: bool = False,
 ) -> Build:
     """Return the build of the attention kernel. fp8: a token is rounded to E4M3 times a scale.
 
-    norms_heads: of queries and keys, before rotation.
+    norms_heads: of queries and keys, before rotation. is_serial: a block computes all splits of a
+    sequence; only without packing.
 
     packing None: the kernel stores the partial sums of its splits, which are reduced separately.
     Raises UnsupportedError for a head_dim or a number of heads per KV head that is not supported.
@@ -78,6 +85,7 @@ def attention_build(
         KV_BITS=bits,
         **({"KV_E4M3": 1} if fp8 else {}),
         **({"HEAD_NORMS": 1} if norms_heads else {}),
+        **({"SERIAL": 1} if is_serial else {}),
         ROTARY=int(shape.rotary is not None),
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,

@@ -13,6 +13,7 @@ from flexq_bench.kernels.decoder.attention import (
     WARPS,
     attention_build,
     can_pack,
+    is_full,
     split_count,
 )
 from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
@@ -175,11 +176,21 @@ class CudaOperations(PromptAttention):
         else:
             stride, scale_stride = _strides(packing)
         fp8 = cache.fp8_scales
+        is_serial = (
+            packing is None
+            and self._split_tokens is not None
+            and is_full(batch * shape.kv_heads, splits, current_gpu().sms)
+        )
         build = attention_build(
-            shape, cache.bits, packing, fp8=fp8 is not None, norms_heads=norms is not None
+            shape,
+            cache.bits,
+            packing,
+            fp8=fp8 is not None,
+            norms_heads=norms is not None,
+            is_serial=is_serial,
         )
         load_function(build, ATTENTION).launch(
-            (splits, shape.kv_heads, batch),
+            (1 if is_serial else splits, shape.kv_heads, batch),
             WARPS * _WARP,
             (
                 qkv,
@@ -200,6 +211,7 @@ class CudaOperations(PromptAttention):
                 0 if packing is None else int(packing.in_mma_order),
                 self._split_tokens or 0,
                 *((None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)),
+                splits,
             ),
             overlap_previous=True,
             cluster=1 if packing is None else splits,
