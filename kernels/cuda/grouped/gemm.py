@@ -48,6 +48,7 @@ class FewConfig(Config):
 
     col_tiles: eights of tokens of an output tile. groups: of k in a stage. sets: of consumer warps.
     resident: blocks that fit on an SM. blocks: that are launched for each SM. stages: of the ring.
+    row_blocks: of an output tile.
     """
 
     col_tiles: int
@@ -56,6 +57,7 @@ class FewConfig(Config):
     resident: int
     blocks: int
     stages: int = 0
+    row_blocks: int = 1
 
     source, function = "grouped/few_tokens.cu", "grouped_few"
 
@@ -64,13 +66,14 @@ class FewConfig(Config):
         return (self.sets * BLOCK_TILES + 1) * 32
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        weights = _aligned(self.groups * fmt.chunk_bytes)
+        weights = _aligned(self.row_blocks * self.groups * fmt.chunk_bytes)
         return weights + self.groups * self.col_tiles * MMA_TOKENS * GROUP
 
     @property
     def sums_bytes(self) -> int:
         """Bytes of sums that sets of warps exchange."""
-        return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
+        of_set = self.row_blocks * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
+        return 2 * (self.sets - 1) * of_set
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -84,6 +87,7 @@ class FewConfig(Config):
             SETS=self.sets,
             STAGES=self.stages,
             RESIDENT=self.resident,
+            ROWS=self.row_blocks,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -92,7 +96,8 @@ class FewConfig(Config):
 
     def partial_sums(self, blocks: int) -> tuple[Argument, ...]:
         """Return memory for partial sums, and the number of the launch as their mark."""
-        return launch_flags(blocks * BLOCK_TILES * self.col_tiles * _MARKED_WORDS)
+        tiles = blocks * self.row_blocks * BLOCK_TILES * self.col_tiles
+        return launch_flags(tiles * _MARKED_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
