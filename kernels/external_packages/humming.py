@@ -108,7 +108,7 @@ def multiply_codes(
     out: torch.Tensor,
     **of_experts: Any,
 ) -> None:
-    """Multiply int8 or E4M3 codes. operand: weights, scales, and scales of rows if there are such."""
+    """Multiply codes by an operand: weights, scales and, if there are such, scales of rows."""
     weight, scales, *second = operand
     load(HUMMING, "forward").humming_forward(
         layout,
