@@ -33,14 +33,8 @@ constexpr bool STREAM_K = true;
 #ifndef RAW
 #define RAW 0
 #endif
-#ifndef CHECK
-#define CHECK 0
-#endif
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
-#ifndef PREFETCH_ON
-#define PREFETCH_ON 0
+#ifndef BULK
+#define BULK 0
 #endif
 static_assert(COL_TILES <= 2 || COL_TILES % 4 == 0, "COL_TILES must be 1, 2 or a multiple of 4");
 static_assert(GROUPS % SETS == 0, "GROUPS must be a multiple of SETS: every set has as many groups of a stage");
@@ -61,6 +55,8 @@ constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
 __device__ inline int tokens_of_load(int tokens) { return tokens == 1 ? 1 : tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
+
+__device__ inline bool is_row(const Part& part) { return BULK && ELEMENT == 0 && part.tokens == 1; }
 
 // B operands of one group for 8 tokens: of each MMA the first 16 k, then the others. codes: of the lane, for both halves of k.
 __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes)[2], int offset) {
@@ -192,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
             const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
             const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
-            int experts, int n, int k, int rows, int rows_apart) {
+            int experts, int n, int k, int rows, int rows_apart, const unsigned char* codes_of_rows) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -221,6 +217,9 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   Slot slot;
   Parts parts = route();
 
+  // A single token's codes of a stage are one copy, without the swizzling, which leaves its row as it is.
+  const int row_stride = (k + 15) / 16 * 16;
+  const auto row_bytes = [&](const Cursor& c) { return min(c.groups() * GROUP, row_stride - c.step * GROUP); };
   const auto weights_of = [&](const Cursor& c) {
     if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
       const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
@@ -236,7 +235,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       const int row_block = c.part.row_block + r, tiles = of.tiles_of(row_block);
       from.begin[r] = w + of.begin_of(c.part.expert, row_block) + before * tiles, from.bytes[r] = bytes * tiles;
     }
-    from.bytes_of_codes = c.groups() * c.tokens_loaded() * GROUP;
+    from.bytes_of_codes = is_row(c.part) ? row_bytes(c) : c.groups() * c.tokens_loaded() * GROUP;
     from.policy = c.part.is_shared ? evict_normal_policy() : evict_first_policy();
     return from;
   };
@@ -251,6 +250,12 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
         bulk_load(ring + index * STAGE_BYTES + r * GROUPS * CHUNK_BYTES, from.begin[r], from.bytes[r], full + index * 8, from.policy);
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
+    if (is_row(c.part)) {
+      bulk_load(ring + index * STAGE_BYTES + CODES_AT,
+                codes_of_rows + static_cast<long long>(c.part.first_row) * row_stride + c.step * GROUP, row_bytes(c),
+                full + index * 8, evict_normal_policy());
+      return;
+    }
     const int load = tokens_of_load(c.part.tokens);
     const TensorMap& x = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
     for (int g = 0; g < c.groups(); ++g)
@@ -263,35 +268,22 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
     for (int pass = 0; pass < 2; ++pass) {  // weights, then tokens
       Cursor early(parts);
       int loaded = 0;
+      if (pass == 1) wait_for_previous_kernel();  // codes may be its output
 #pragma unroll 1
       for (; loaded < STAGES && early.more; ++loaded, early.next()) {
         if (pass == 0) load_weights(weights_of(early), loaded);
         else load_tokens(early, loaded);
       }
-      if (PREFETCH > 0 && pass == 0)
-        for (int i = 0; i < PREFETCH && early.more; ++i, early.next()) {
-          const Weights next = weights_of(early);
-          for (int r = 0; r < ROW_BLOCKS; ++r) if (next.bytes[r] > 0) bulk_prefetch(next.begin[r], next.bytes[r]);
-        }
       state[1] = loaded;
-      wait_for_previous_kernel();  // codes may be its output
     }
   }
   __syncwarp();
   wait_for_previous_kernel();
   bool differs = false;
-#if CHECK == 2
-  for (int e = threadIdx.x; e < experts; e += THREADS) differs |= load_fresh(sizes + e) != read[e];
-  const bool is_rerouted = __syncthreads_or(differs);
-#else
-  // Consumers find out together, the producer by itself, so that none waits for its requests.
-  const int stride = CHECK && warp < WARPS ? WARPS * 32 : 32;
 #pragma unroll 4
-  for (int e = CHECK && warp < WARPS ? threadIdx.x : lane; e < experts; e += stride) differs |= load_fresh(sizes + e) != read[e];
-  bool is_rerouted;
-  if (CHECK && warp < WARPS) is_rerouted = named_barrier_or(5, WARPS * 32, differs);
-  else is_rerouted = __any_sync(0xFFFFFFFFu, differs);
-#endif
+  for (int e = lane; e < experts; e += 32) differs |= load_fresh(sizes + e) != read[e];
+  // Each warp finds out by itself, so that none waits for the producer's requests.
+  const bool is_rerouted = __any_sync(0xFFFFFFFFu, differs);
   if (is_rerouted) {
     __syncthreads();
     for (int i = 0; i < state[1]; ++i, slot.next()) {
@@ -308,22 +300,11 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       Cursor cursor(parts);
       if (!is_rerouted)
         for (int i = state[1]; i > 0; --i) cursor.next(), slot.next();
-#if PREFETCH_ON
-      Cursor ahead = cursor;
-      for (int i = 0; i < PREFETCH && ahead.more; ++i) ahead.next();
-#endif
       for (; cursor.more; cursor.next(), slot.next()) {
         const Weights weights = weights_of(cursor);
         mbarrier_wait(empty + slot.index * 8, slot.parity ^ 1);
         load_weights(weights, slot.index);
         load_tokens(cursor, slot.index);
-#if PREFETCH_ON
-        if (ahead.more) {
-          const Weights next = weights_of(ahead);
-          for (int r = 0; r < ROW_BLOCKS; ++r) if (next.bytes[r] > 0) bulk_prefetch(next.begin[r], next.bytes[r]);
-          ahead.next();
-        }
-#endif
       }
     }
     return;
@@ -337,6 +318,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   for (int number = 0; parts.next(part); ++number) {
     const int columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
+    const int codes_stride = is_row(part) ? GROUP : GROUP_CODES_BYTES;
     int tiles[ROW_BLOCKS];
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; ++r) tiles[r] = of.tiles_of(part.row_block + r);
@@ -358,7 +340,14 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
             if (r == 0 || tile < tiles[r])
               packed[to][r].load(stage + r * GROUPS * CHUNK_BYTES + g * tiles[r] * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES),
                                  LanePlace(tile, tiles[r], lane), tile, tiles[r], of.mmas_of(step + g), lane);
-          load_codes(b[to], codes, g * GROUP_CODES_BYTES);
+          load_codes(b[to], codes, g * codes_stride);
+          const int mmas = of.mmas_of(step + g);
+          if (BULK && mmas < MMAS)  // past K, a row has any codes
+#pragma unroll
+            for (int m = 0; m < MMAS; ++m)
+#pragma unroll
+              for (int half = 0; half < 2; ++half)
+                if ((RAW && W_BITS == 4 ? m / 2 * 2 + half : m) >= mmas) b[to][m][half] = 0;
         };
         if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll

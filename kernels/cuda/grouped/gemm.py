@@ -244,6 +244,7 @@ def grouped_gemm(
             k,
             len(x_codes),
             rows_apart,
+            *((x_codes,) if isinstance(config, FewConfig) else ()),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,
