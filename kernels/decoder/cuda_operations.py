@@ -385,6 +385,7 @@ def builds() -> list[Build]:
     attention.append(
         attention_build(AttentionShape(8, 1, 128, nothing), 16, halves, norms_heads=True)
     )
+    attention.append(attention_build(AttentionShape(3, 1, 64, nothing), 16, None, is_serial=True))
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
         ("group-codes", 6),

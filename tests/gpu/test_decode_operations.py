@@ -7,7 +7,13 @@ import torch
 
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.contract import LinearKernel, PackedOperand
-from flexq_bench.kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
+from flexq_bench.kernels.decoder import (
+    AttentionShape,
+    Destination,
+    HeadNorms,
+    Norm,
+    cuda_operations,
+)
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.invariant import FixedOrderCudaGemm, InvariantCudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer, decode, empty_layer
@@ -208,6 +214,29 @@ def test_invariant_attention_does_not_depend_on_the_longest_sequence(
     together = attended(6, capacity)
     for count, longest in ((1, 1), (2, 64), (3, 512), (4, 513), (5, 1101)):
         assert torch.equal(attended(count, longest), together[:count])
+
+
+def test_splits_are_the_same_by_one_block_or_by_several(monkeypatch) -> None:
+    torch.manual_seed(9)
+    operations, kernel, batch, capacity = InvariantCudaOperations(), kernel_of("dual-w6a8"), 99, 600
+    positions = torch.randint(0, capacity, (batch,), dtype=torch.int32, device=DEVICE)
+    positions[:6] = torch.tensor([0, 1, 127, 128, 512, 599])
+    shape = AttentionShape(9, 3, 64, None)
+    qkv = torch.randn(batch, shape.width, device=DEVICE).half()
+    cache = empty_layer(batch, 3, capacity, 64, 16, DEVICE)
+    _fill_alike([cache, cache])
+
+    def attended() -> PackedOperand:
+        packed = poisoned(kernel, batch, 576)
+        operations.attend(qkv, shape, cache, positions, capacity, Destination(kernel, packed, None))
+        return packed
+
+    by_one = attended()
+    monkeypatch.setattr(cuda_operations, "is_full", lambda *_: False)
+    by_several = attended()
+
+    for name, values in by_one.buffers.items():
+        assert torch.equal(values, by_several.buffers[name])
 
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 576), (1000, 4096)])
