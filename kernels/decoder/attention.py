@@ -16,6 +16,7 @@ _TILE = 16  # positions of a tile
 _MMA_K = 16  # values of a head that an MMA multiplies
 _TILE_WORDS, _MAX_TILES = 64, 4  # per thread: registers of tiles in flight, and such tiles
 _MAX_EXCHANGED = 1024  # values of the heads of a KV head that blocks of a cluster exchange
+_MAX_SERIAL = 512  # of which a block stores the sums of all splits
 _LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # values per storing lane; lanes; values per code group
 _MAX_HEADS = 8  # per KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
@@ -36,9 +37,14 @@ def split_count(units: int, longest: int, sms: int, tokens: int | None = None) -
     return 1 << max(max_splits.bit_length() - 1, 0)
 
 
-def is_full(units: int, splits: int, sms: int) -> bool:
-    """Return True if a block for each split would be more than are resident at once."""
-    return units * splits > _BLOCKS_PER_SM * sms
+def is_serial(shape: AttentionShape, batch: int, splits: int, sms: int) -> bool:
+    """Return True if a block should compute all splits: with one for each, not all are resident.
+
+    The splits of all heads of a KV head must fit in its shared memory.
+    """
+    values = shape.heads // shape.kv_heads * shape.head_dim
+    blocks = batch * shape.kv_heads * splits
+    return values <= _MAX_SERIAL and blocks > _BLOCKS_PER_SM * sms
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
@@ -65,7 +71,7 @@ def attention_build(
     """Return the build of the attention kernel. fp8: a token is rounded to E4M3 times a scale.
 
     norms_heads: of queries and keys, before rotation. is_serial: a block computes all splits of a
-    sequence; only without packing.
+    sequence.
 
     packing None: the kernel stores the partial sums of its splits, which are reduced separately.
     Raises UnsupportedError for a head_dim or a number of heads per KV head that is not supported.

@@ -13,7 +13,7 @@ from flexq_bench.kernels.decoder.attention import (
     WARPS,
     attention_build,
     can_pack,
-    is_full,
+    is_serial,
     split_count,
 )
 from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
@@ -176,10 +176,8 @@ class CudaOperations(PromptAttention):
         else:
             stride, scale_stride = _strides(packing)
         fp8 = cache.fp8_scales
-        is_serial = (
-            packing is None
-            and self._split_tokens is not None
-            and is_full(batch * shape.kv_heads, splits, current_gpu().sms)
+        serial = self._split_tokens is not None and is_serial(
+            shape, batch, splits, current_gpu().sms
         )
         build = attention_build(
             shape,
@@ -187,10 +185,10 @@ class CudaOperations(PromptAttention):
             packing,
             fp8=fp8 is not None,
             norms_heads=norms is not None,
-            is_serial=is_serial,
+            is_serial=serial,
         )
         load_function(build, ATTENTION).launch(
-            (1 if is_serial else splits, shape.kv_heads, batch),
+            (1 if serial else splits, shape.kv_heads, batch),
             WARPS * _WARP,
             (
                 qkv,
@@ -214,7 +212,7 @@ class CudaOperations(PromptAttention):
                 splits,
             ),
             overlap_previous=True,
-            cluster=1 if packing is None else splits,
+            cluster=1 if packing is None or serial else splits,
         )
 
     def _splits(

@@ -216,27 +216,35 @@ def test_invariant_attention_does_not_depend_on_the_longest_sequence(
         assert torch.equal(attended(count, longest), together[:count])
 
 
-def test_splits_are_the_same_by_one_block_or_by_several(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("label", "shape"),
+    [
+        ("dual-w6a8", AttentionShape(9, 3, 64, None)),  # sums are reduced by another kernel
+        ("w8a16", AttentionShape(12, 3, 64, None)),  # by a cluster
+        ("flexq", AttentionShape(8, 4, 128, None)),
+    ],
+)
+def test_splits_are_the_same_by_one_block_or_by_several(label, shape, monkeypatch) -> None:
     torch.manual_seed(9)
-    operations, kernel, batch, capacity = InvariantCudaOperations(), kernel_of("dual-w6a8"), 99, 600
+    operations, kernel, batch, capacity = InvariantCudaOperations(), kernel_of(label), 99, 600
+    values = shape.heads * shape.head_dim
     positions = torch.randint(0, capacity, (batch,), dtype=torch.int32, device=DEVICE)
     positions[:6] = torch.tensor([0, 1, 127, 128, 512, 599])
-    shape = AttentionShape(9, 3, 64, None)
     qkv = torch.randn(batch, shape.width, device=DEVICE).half()
-    cache = empty_layer(batch, 3, capacity, 64, 16, DEVICE)
+    cache = empty_layer(batch, shape.kv_heads, capacity, shape.head_dim, 16, DEVICE)
     _fill_alike([cache, cache])
 
     def attended() -> PackedOperand:
-        packed = poisoned(kernel, batch, 576)
+        packed = poisoned(kernel, batch, values)
         operations.attend(qkv, shape, cache, positions, capacity, Destination(kernel, packed, None))
         return packed
 
     by_one = attended()
-    monkeypatch.setattr(cuda_operations, "is_full", lambda *_: False)
+    monkeypatch.setattr(cuda_operations, "is_serial", lambda *_: False)
     by_several = attended()
 
-    for name, values in by_one.buffers.items():
-        assert torch.equal(values, by_several.buffers[name])
+    for name, of_one in by_one.buffers.items():
+        assert torch.equal(of_one, by_several.buffers[name])
 
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 576), (1000, 4096)])

@@ -10,7 +10,7 @@ from flexq_bench.kernels.decoder import AttentionShape, kv
 from flexq_bench.kernels.decoder.attention import (
     attention_build,
     can_pack,
-    is_full,
+    is_serial,
     split_count,
     tiles,
 )
@@ -65,8 +65,11 @@ def test_warp_loads_as_many_tiles_as_registers_hold():
 
 
 def test_only_more_blocks_than_fit_compute_splits_in_turn():
-    assert not is_full(96, 4, 132)
-    assert is_full(384, 2, 132)
+    shape = AttentionShape(9, 3, 64, None)
+
+    assert not is_serial(shape, 32, 4, 132)
+    assert is_serial(shape, 128, 2, 132)
+    assert not is_serial(AttentionShape(64, 8, 128, None), 128, 8, 132)
 
 
 def test_attention_packs_heads_of_whole_groups():

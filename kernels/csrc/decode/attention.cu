@@ -11,8 +11,7 @@
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
 //              exp2(score - largest), (LOWEST, 0) for a split without tokens. decode/operators.cu reduces them
 //
-// SERIAL, with SPLITS: a block computes all splits of a sequence, one after the other, and rounds as a block for each
-// would.
+// SERIAL: a block computes all splits of a sequence, one after the other, and rounds as a block for each would.
 //
 // HEAD_NORMS: queries and the new key are RMS-normalized before rotation, query_norm, key_norm half [HEAD_DIM]
 // (decode/head_norm.cu).
@@ -56,7 +55,6 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LOWEST = -3.0e38f;  // finite lower bound of scores
 constexpr int HEAD_WARPS = HEAD_DIM / 32;  // of the values of a head, with HEAD_NORMS
 static_assert(!HEAD_NORMS || HEAD_DIM % 32 == 0, "HEAD_NORMS needs HEAD_DIM divisible by 32: a warp adds squares of one head");
-static_assert(!SERIAL || PACKING == SPLITS, "SERIAL stores the sums of splits: PACKING must be SPLITS");
 static_assert(WARPS >= 4, "WARPS must be at least 4: two of them write the new token");
 
 // A head's partial sums of one block, sent to the block that finishes its unit: rank unit % splits.
@@ -68,7 +66,7 @@ struct PartialHead {
 constexpr int UNIT = PACKING == GROUP_CODES && HEAD_DIM < GROUP ? GROUP / HEAD_DIM : 1;
 static_assert(GROUP_HEADS % UNIT == 0, "the heads of a KV head must be whole groups");
 // PartialHeads that a block receives.
-constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + (MOST_SPLITS - 1) * UNIT;
+constexpr int ARRIVED = PACKING == SPLITS ? 1 : SERIAL ? GROUP_HEADS * MOST_SPLITS : GROUP_HEADS + (MOST_SPLITS - 1) * UNIT;
 
 struct Shared {
   float sums[WARPS][GROUP_HEADS * HEAD_DIM];
@@ -148,7 +146,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
                  [[maybe_unused]] const half_bits* key_norm, [[maybe_unused]] float eps, [[maybe_unused]] int turns) {
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
-  const unsigned splits = SERIAL ? turns : gridDim.x;
+  const unsigned blocks = gridDim.x, splits = SERIAL ? turns : blocks;
   const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y;
   const int sequence = blockIdx.z, heads = kv_heads * GROUP_HEADS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -156,10 +154,10 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
   const int last = position - 1;
   const unsigned char *head_keys = keys + first_row * CODE_BYTES, *head_values = values + first_row * CODE_BYTES;
-  // Number of units that this block finishes: those with unit % splits == split.
-  [[maybe_unused]] const int finished = (GROUP_HEADS / UNIT - split + splits - 1) >> __popc(splits - 1);
+  // Number of units that this block finishes: those with unit % blocks == split.
+  [[maybe_unused]] const int finished = (GROUP_HEADS / UNIT - split + blocks - 1) >> __popc(blocks - 1);
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1) {
+  if (PACKING != SPLITS && blocks > 1) {
     if (threadIdx.x == 0) mbarrier_init_for_cluster(shared_address(&shared.mbarrier));
     __syncwarp();
     cluster_arrive();
@@ -283,7 +281,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   QuerySums query_sums = {};
   if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
+  if (PACKING != SPLITS && blocks > 1 && threadIdx.x == 0)
     mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier),
                               finished * UNIT * splits * static_cast<int>(sizeof(PartialHead)));
 #endif
@@ -345,7 +343,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     __syncthreads();
     constexpr int VECTORS = HEAD_DIM / WIDTH;
 #if __CUDA_ARCH__ >= 900
-    if (PACKING != SPLITS && splits > 1) cluster_wait();  // all blocks have initialized their mbarriers
+    if (PACKING != SPLITS && blocks > 1) cluster_wait();  // all blocks have initialized their mbarriers
 #endif
 #pragma unroll
     for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
@@ -374,14 +372,15 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
         reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
         if (vector == 0) weights[to] = make_float2(top, all);
       } else {
-        const unsigned unit = head / UNIT, rank = unit & (splits - 1);
-        PartialHead& to = shared.partial_heads[(unit - rank) * UNIT + head % UNIT * splits + split];
-        if (splits == 1) {
+        const unsigned unit = head / UNIT, rank = unit & (blocks - 1);
+        const unsigned of_unit = (SERIAL ? unit * splits : unit - rank) * UNIT;
+        PartialHead& to = shared.partial_heads[of_unit + head % UNIT * splits + current];
+        if (blocks == 1) {
           to.sums[vector] = out;
           if (vector == 0) to.stats = stats;
         }
 #if __CUDA_ARCH__ >= 900
-        if (splits > 1) {
+        if (blocks > 1) {
           const uint32_t mbarrier = map_shared_rank(shared_address(&shared.mbarrier), rank);
           store_async(map_shared_rank(shared_address(&to.sums[vector]), rank), out, mbarrier);
           if (vector == 0) store_async(map_shared_rank(shared_address(&to.stats), rank), stats, mbarrier);
@@ -393,13 +392,13 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     __syncthreads();
   }
   if constexpr (PACKING != SPLITS) {
-    if (splits == 1) __syncthreads();
+    if (blocks == 1) __syncthreads();
 #pragma unroll 1
     for (int n = warp; n < finished; n += WARPS) {
 #if __CUDA_ARCH__ >= 900
-      if (splits > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
+      if (blocks > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
 #endif
-      const int head = kv_head * GROUP_HEADS + (n * splits + split) * UNIT;
+      const int head = kv_head * GROUP_HEADS + (n * blocks + split) * UNIT;
       finish(shared.partial_heads + n * splits * UNIT, head, splits, sequence, stride, packed, scales, scale_stride,
              in_mma_order);
     }
