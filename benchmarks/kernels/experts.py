@@ -163,12 +163,11 @@ def humming_us(fmt: ExpertFormat, rows: Rows, n: int, k: int, copies: int) -> fl
     )
 
 
-def cublas_us(pool: Pool, rows: Rows, n: int, k: int) -> float:
+def cublas_us(rows: Rows, n: int, k: int) -> float:
     """Microseconds of BF16 experts, one after another, by cuBLASLt."""
     experts = len(rows.sizes[0])
     copies = max(1, min(len(rows.sizes), COLD_BYTES // (2 * experts * n * k)))
-    w = pool.weights(copies * experts * n * k * 2).view(torch.bfloat16)
-    weights = w.view(copies, experts, n, k).mT
+    weights = torch.empty(copies, experts, n, k, device=DEVICE, dtype=torch.bfloat16).mT
     x = torch.randn(rows.codes.shape, device=DEVICE, dtype=torch.bfloat16)
     y = torch.empty(rows.results.shape, device=DEVICE, dtype=torch.bfloat16)
 
@@ -218,7 +217,7 @@ def time_shape(
     if "humming" in peers:
         others["humming"] = humming_us(fmt, of_rows, n, k, copies)
     if "cublas" in peers:
-        others["cublas"] = cublas_us(pool, of_rows, n, k)
+        others["cublas"] = cublas_us(of_rows, n, k)
     return {
         "rows": rows,
         "others": others,

@@ -16,10 +16,7 @@
 #if !defined(COL_TILES) || !defined(GROUPS) || !defined(SETS) || !defined(STAGES) || !defined(RESIDENT)
 #error "define COL_TILES, GROUPS, SETS, STAGES and RESIDENT"
 #endif
-#ifndef ROWS
-#define ROWS 1
-#endif
-constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = ROWS;
+constexpr int TOKENS = COL_TILES * 8, ROW_BLOCKS = 1;
 constexpr bool STREAM_K = true;
 #include "grouped/layout.cuh"
 #include "grouped/routing.cuh"
@@ -30,33 +27,24 @@ constexpr bool STREAM_K = true;
 #include "ptx/synchronization.cuh"
 #include "ptx/tma.cuh"
 
-#ifndef RAW
-#define RAW 0
-#endif
-#ifndef BULK
-#define BULK 0
-#endif
 static_assert(COL_TILES <= 2 || COL_TILES % 4 == 0, "COL_TILES must be 1, 2 or a multiple of 4");
 static_assert(GROUPS % SETS == 0, "GROUPS must be a multiple of SETS: every set has as many groups of a stage");
 constexpr int WARPS = SETS * BLOCK_TILES, THREADS = WARPS * 32 + 32;
-constexpr int CODES_AT = (ROW_BLOCKS * GROUPS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in a stage, after the weights
+constexpr int CODES_AT = (GROUPS * CHUNK_BYTES + 1023) / 1024 * 1024;  // in a stage, after the weights
 constexpr int GROUP_CODES_BYTES = TOKENS * GROUP;
 constexpr int STAGE_BYTES = CODES_AT + GROUPS * GROUP_CODES_BYTES;
-constexpr int SET_SUMS_BYTES = ROW_BLOCKS * BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's accumulators
+constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's accumulators
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
+// Scales of groups multiply sums, not operands: fewer instructions as long as there are few tokens.
+constexpr bool SCALES_SUMS = W_BITS < 8 && COL_TILES == 1;
 // 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
-#ifndef BUF
-#define BUF 2
-#endif
-constexpr int BUFFERS = BUF == 2 && ROW_BLOCKS == 1 && SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
+constexpr int BUFFERS = !SCALES_SUMS && SETS == 1 && RESIDENT <= 3 ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
 __device__ inline int tokens_of_load(int tokens) { return tokens == 1 ? 1 : tokens <= 8 ? 8 : tokens <= 16 ? 16 : 32; }
-
-__device__ inline bool is_row(const Part& part) { return BULK && ELEMENT == 0 && part.tokens == 1; }
 
 // B operands of one group for 8 tokens: of each MMA the first 16 k, then the others. codes: of the lane, for both halves of k.
 __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes)[2], int offset) {
@@ -64,6 +52,8 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes
   for (int half = 0; half < 2; ++half)
     load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], codes[half] + offset);
 }
+
+__device__ inline bool is_row(const Part& part) { return ELEMENT == 0 && part.tokens == 1; }
 
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if ELEMENT == 0
@@ -75,21 +65,18 @@ __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const ui
 #endif
 }
 
-#if RAW
-// Add the products of unsigned codes, of which scales and zero points are applied to sums: fewer instructions than for
-// each weight.
-__device__ inline void add_codes(int (&all)[4], const uint32_t (&b)[MMAS][2]) {
+#if W_BITS < 8
+// SCALES_SUMS: add the products of a group. Codes are unsigned; `all` has the sums of activations, which zero points
+// multiply. Lower nibbles of two MMAs' words are the operands of one MMA, upper ones, 16 times the codes, of another, so that
+// none is shifted; their activations are in the order of `sixteen_of`.
+__device__ inline void add_scaled(int (&total)[4], const PackedTile& packed, const uint32_t (&b)[MMAS][2]) {
   constexpr uint32_t ONES[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+  int sums[4] = {}, all[4] = {};
 #pragma unroll
   for (int m = 0; m < MMAS; ++m) mma_s8_m16n8k32(all, ONES, b[m]);
-}
-
-__device__ inline void add_group(int (&total)[4], const PackedTile& packed, const uint32_t (&b)[MMAS][2], const int (&all)[4]) {
-  int sums[4] = {};  // of code times activation
-#if W_BITS == 4
-  // Lower and upper nibbles of two MMAs' words change places: no nibble is shifted.
 #pragma unroll
   for (int i = 0; i < MMAS; ++i) {
+#if W_BITS == 4
     const bool is_upper = i < MMAS / 2;
     const uint32_t* w = packed.words + i % 2 * 2 * MMA_WORDS;
     const uint32_t mask = is_upper ? 0xF0F0F0F0u : 0x0F0F0F0Fu, a[4] = {w[0] & mask, w[1] & mask, w[2] & mask, w[3] & mask};
@@ -97,29 +84,28 @@ __device__ inline void add_group(int (&total)[4], const PackedTile& packed, cons
     if (i == MMAS / 2 - 1)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[e] >>= 4;  // exact
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const int scale = static_cast<int8_t>(packed.scales >> (e / 2 * 16)), offset = static_cast<int8_t>(packed.scales >> (e / 2 * 16 + 8));
-    total[e] += scale * sums[e] + offset * all[e];
-  }
 #else
-#pragma unroll
-  for (int m = 0; m < MMAS; ++m) {
-    const uint32_t* w = packed.words + m * MMA_WORDS;
+    const uint32_t* w = packed.words + i * MMA_WORDS;
     const uint32_t first_two = selected_bits<0xC0C0C0C0u>(w[0], w[1] >> 2);
-    const uint32_t a[4] = {w[0] & 0x3F3F3F3Fu, w[1] & 0x3F3F3F3Fu, w[2] & 0x3F3F3F3Fu,
-                           selected_bits<0xF0F0F0F0u>(first_two, w[2] >> 4) >> 2 & 0x3F3F3F3Fu};
-    mma_s8_m16n8k32(sums, a, b[m]);
+    const uint32_t last = selected_bits<0xF0F0F0F0u>(first_two, w[2] >> 4) >> 2;
+    const uint32_t a[4] = {w[0] & 0x3F3F3F3Fu, w[1] & 0x3F3F3F3Fu, w[2] & 0x3F3F3F3Fu, last & 0x3F3F3F3Fu};
+    mma_s8_m16n8k32(sums, a, b[i]);
+#endif
   }
 #pragma unroll
   for (int e = 0; e < 4; ++e) {
-    const int scale = e < 2 ? packed.scales & 0xFF : packed.scales >> 8;
-    total[e] += scale * (sums[e] - 32 * all[e]);
-  }
+#if W_BITS == 4
+    const uint32_t of_row = packed.scales >> (e / 2 * 16);
+    total[e] += static_cast<int8_t>(of_row) * sums[e] + static_cast<int8_t>(of_row >> 8) * all[e];
+#else
+    total[e] += static_cast<uint8_t>(packed.scales >> (e / 2 * 8)) * (sums[e] - 32 * all[e]);
 #endif
+  }
 }
 #endif
+
+// Which 16 k of a half group the matrices of lanes 8 · i and on are.
+__device__ inline int sixteen_of(int i) { return SCALES_SUMS && W_BITS == 4 ? i % 2 * 2 + i / 2 : i; }
 
 // Position in the ring.
 struct Slot {
@@ -156,24 +142,20 @@ struct Cursor {
 
 // Weights of a stage, in memory.
 struct Weights {
-  const unsigned char* begin[ROW_BLOCKS];
-  int bytes[ROW_BLOCKS], bytes_of_codes;  // the latter: of the same groups
+  const unsigned char* begin;
+  int bytes, bytes_of_codes;  // the latter: of the same groups
   uint64_t policy;
 };
 
 // Scales of a lane's outputs of a part, as they are in memory: nothing waits for them before they are used.
 struct Scales {
-  half_bits of_features[ROW_BLOCKS][2];
+  half_bits of_features[2];
   float of_tokens[COL_TILES][2];
 
   __device__ inline void load(const half_bits* sn, const float* sx, const Part& part, int feature, int n, int lane) {
 #pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = feature + r * BLOCK_ROWS + 8 * i;
-        if (at < n) of_features[r][i] = load_early(sn + static_cast<long long>(part.expert) * n + at);
-      }
+    for (int i = 0; i < 2; ++i)
+      if (feature + 8 * i < n) of_features[i] = load_early(sn + static_cast<long long>(part.expert) * n + feature + 8 * i);
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
@@ -188,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
             const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
             const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
-            int experts, int n, int k, int rows, int rows_apart, const unsigned char* codes_of_rows) {
+            int experts, int n, int k, int rows, int rows_apart, const unsigned char* x) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -217,50 +199,35 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   Slot slot;
   Parts parts = route();
 
-  // A single token's codes of a stage are one copy, without the swizzling, which leaves its row as it is.
+  // A single token's codes of a stage are one copy. Swizzling would leave the first row of a group as it is, too.
   const int row_stride = (k + 15) / 16 * 16;
   const auto row_bytes = [&](const Cursor& c) { return min(c.groups() * GROUP, row_stride - c.step * GROUP); };
   const auto weights_of = [&](const Cursor& c) {
+    const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
     if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
       const half_bits* row = sn + static_cast<long long>(c.part.expert) * n;
       const int feature = c.part.row_block * BLOCK_ROWS;
-#pragma unroll
-      for (int r = 0; r < ROW_BLOCKS; ++r) prefetch_to_l2(row + min(feature + r * BLOCK_ROWS, n - 1));
-      prefetch_to_l2(row + min(feature + ROW_BLOCKS * BLOCK_ROWS, n) - 1);
+      prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
     }
-    Weights from;
-    const int before = of.bytes_before(c.step), bytes = of.bytes_before(c.step + c.groups()) - before;
-#pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r) {
-      const int row_block = c.part.row_block + r, tiles = of.tiles_of(row_block);
-      from.begin[r] = w + of.begin_of(c.part.expert, row_block) + before * tiles, from.bytes[r] = bytes * tiles;
-    }
-    from.bytes_of_codes = is_row(c.part) ? row_bytes(c) : c.groups() * c.tokens_loaded() * GROUP;
-    from.policy = c.part.is_shared ? evict_normal_policy() : evict_first_policy();
-    return from;
+    return Weights{w + of.begin_of(c.part.expert, c.part.row_block) + begin,
+                   of.bytes_before(c.step + c.groups()) * tiles - begin, is_row(c.part) ? row_bytes(c) : c.groups() * c.tokens_loaded() * GROUP,
+                   c.part.is_shared ? evict_normal_policy() : evict_first_policy()};
   };
   const auto load_weights = [&](const Weights& from, int index) {
-    int bytes = from.bytes_of_codes;
-#pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r) bytes += from.bytes[r];
-    mbarrier_arrive_expect_tx(full + index * 8, bytes);
-#pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r)
-      if (r == 0 || from.bytes[r] > 0)
-        bulk_load(ring + index * STAGE_BYTES + r * GROUPS * CHUNK_BYTES, from.begin[r], from.bytes[r], full + index * 8, from.policy);
+    mbarrier_arrive_expect_tx(full + index * 8, from.bytes + from.bytes_of_codes);
+    bulk_load(ring + index * STAGE_BYTES, from.begin, from.bytes, full + index * 8, from.policy);
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
     if (is_row(c.part)) {
-      bulk_load(ring + index * STAGE_BYTES + CODES_AT,
-                codes_of_rows + static_cast<long long>(c.part.first_row) * row_stride + c.step * GROUP, row_bytes(c),
-                full + index * 8, evict_normal_policy());
+      const unsigned char* from = x + static_cast<long long>(c.part.first_row) * row_stride + c.step * GROUP;
+      bulk_load(ring + index * STAGE_BYTES + CODES_AT, from, row_bytes(c), full + index * 8, evict_normal_policy());
       return;
     }
     const int load = tokens_of_load(c.part.tokens);
-    const TensorMap& x = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
+    const TensorMap& map = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
     for (int g = 0; g < c.groups(); ++g)
       for (int first = 0; first < c.part.tokens; first += load)
-        tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, x, (c.step + g) * GROUP,
+        tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, map, (c.step + g) * GROUP,
                     c.part.first_row + first, full + index * 8);
   };
   if (threadIdx.x == WARPS * 32) {
@@ -312,42 +279,37 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
 
   const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
   const uint32_t row_codes = CODES_AT + lane % 8 * GROUP;  // swizzled
-  const int sixteen = RAW && W_BITS == 4 ? lane / 8 % 2 * 2 + lane / 16 : lane / 8;
+  const int sixteen = sixteen_of(lane / 8);
   const uint32_t lane_codes[2] = {row_codes + (sixteen ^ (lane % 8)) * 16, row_codes + ((4 + sixteen) ^ (lane % 8)) * 16};
   Part part;
   for (int number = 0; parts.next(part); ++number) {
-    const int columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
+    const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
+    const bool has_rows = tile < tiles, is_owner = part.from == 0;
+    const LanePlace place(tile, tiles, lane);
     const int codes_stride = is_row(part) ? GROUP : GROUP_CODES_BYTES;
-    int tiles[ROW_BLOCKS];
-#pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r) tiles[r] = of.tiles_of(part.row_block + r);
-    const bool has_rows = tile < tiles[0], is_owner = part.from == 0;  // further row blocks have no more rows
+    const uint32_t chunk_bytes = tiles * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
     Scales scales;
     if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
-    Sum total[ROW_BLOCKS][COL_TILES][4] = {};
+    Sum total[COL_TILES][4] = {};
     for (int step = part.from; step < part.to; step += GROUPS, slot.next()) {
       const int groups = min(GROUPS, part.to - step);
       const uint32_t stage = ring + slot.index * STAGE_BYTES;
       mbarrier_wait(full + slot.index * 8, slot.parity);
       if (has_rows) {
-        PackedTile packed[BUFFERS][ROW_BLOCKS];
+        PackedTile packed[BUFFERS];
         uint32_t b[BUFFERS][MMAS][2];
         const uint32_t codes[2] = {stage + lane_codes[0], stage + lane_codes[1]};
         const auto load_group = [&](int g, int to) {
-#pragma unroll
-          for (int r = 0; r < ROW_BLOCKS; ++r)
-            if (r == 0 || tile < tiles[r])
-              packed[to][r].load(stage + r * GROUPS * CHUNK_BYTES + g * tiles[r] * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES),
-                                 LanePlace(tile, tiles[r], lane), tile, tiles[r], of.mmas_of(step + g), lane);
+          packed[to].load(stage + g * chunk_bytes, place, tile, tiles, of.mmas_of(step + g), lane);
           load_codes(b[to], codes, g * codes_stride);
           const int mmas = of.mmas_of(step + g);
-          if (BULK && mmas < MMAS)  // past K, a row has any codes
+          if (ELEMENT == 0 && mmas < MMAS)  // past K a row has any codes
 #pragma unroll
             for (int m = 0; m < MMAS; ++m)
 #pragma unroll
               for (int half = 0; half < 2; ++half)
-                if ((RAW && W_BITS == 4 ? m / 2 * 2 + half : m) >= mmas) b[to][m][half] = 0;
+                if ((SCALES_SUMS && W_BITS == 4 ? m / 2 * 2 + half : m) >= mmas) b[to][m][half] = 0;
         };
         if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll
@@ -356,27 +318,21 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
           if (g >= groups) continue;
           if constexpr (BUFFERS == 1) load_group(g, 0);
           else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
-#if RAW
-          int all[4] = {};
-          add_codes(all, b[at]);
-#pragma unroll
-          for (int r = 0; r < ROW_BLOCKS; ++r)
-            if (r == 0 || tile < tiles[r]) add_group(total[r][0], packed[at][r], b[at], all);
-#else
-          uint32_t a[ROW_BLOCKS][MMAS][4];
-#pragma unroll
-          for (int r = 0; r < ROW_BLOCKS; ++r) packed[at][r].operands(a[r]);
+#if W_BITS < 8
+          if constexpr (SCALES_SUMS) {
+            add_scaled(total[0], packed[at], b[at]);
+            continue;
+          }
+#endif
+          uint32_t a[MMAS][4];
+          packed[at].operands(a);
 #pragma unroll
           for (int j = 0; j < COL_TILES; ++j) {
             if (j > 0 && j >= columns) break;
             if (j > 0) load_codes(b[at], codes, g * GROUP_CODES_BYTES + j * MMA_TOKENS * GROUP);
 #pragma unroll
-            for (int m = 0; m < MMAS; ++m)
-#pragma unroll
-              for (int r = 0; r < ROW_BLOCKS; ++r)
-                multiply(total[r][j], a[r][m], b[at][m]);  // past K, codes are zero
+            for (int m = 0; m < MMAS; ++m) multiply(total[j], a[m], b[at][m]);  // past K, codes are zero
           }
-#endif
         }
       }
       __syncwarp();
@@ -384,62 +340,57 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
     }
     if (!has_rows) continue;
     if constexpr (SETS > 1) {
-      float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * ROW_BLOCKS * COL_TILES * 32 + lane;
+      float4* sums = reinterpret_cast<float4*>(shared + SUMS_AT + number % 2 * (SETS - 1) * SET_SUMS_BYTES) + tile * COL_TILES * 32 + lane;
       if (set > 0)
 #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * COL_TILES; ++i) {
-          const Sum(&of_set)[4] = total[i / COL_TILES][i % COL_TILES];
-          sums[(set - 1) * (SET_SUMS_BYTES / 16) + i * 32] =
-              make_float4(bits_of(of_set[0]), bits_of(of_set[1]), bits_of(of_set[2]), bits_of(of_set[3]));
-        }
+        for (int j = 0; j < COL_TILES; ++j)
+          sums[(set - 1) * (SET_SUMS_BYTES / 16) + j * 32] =
+              make_float4(bits_of(total[j][0]), bits_of(total[j][1]), bits_of(total[j][2]), bits_of(total[j][3]));
       named_barrier_sync(1 + tile, SETS * 32);
       if (set > 0) continue;
 #pragma unroll
       for (int other = 0; other < SETS - 1; ++other)
 #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * COL_TILES; ++i) {
-          const float4 v = sums[other * (SET_SUMS_BYTES / 16) + i * 32];
-          Sum(&to)[4] = total[i / COL_TILES][i % COL_TILES];
-          to[0] += sum_of(v.x), to[1] += sum_of(v.y), to[2] += sum_of(v.z), to[3] += sum_of(v.w);
+        for (int j = 0; j < COL_TILES; ++j) {
+          const float4 v = sums[other * (SET_SUMS_BYTES / 16) + j * 32];
+          total[j][0] += sum_of(v.x), total[j][1] += sum_of(v.y);
+          total[j][2] += sum_of(v.z), total[j][3] += sum_of(v.w);
         }
     }
-    const auto warp_partials = [&](int block) { return partial_sums + (block * BLOCK_TILES + tile) * ROW_BLOCKS * MARKS + lane; };
+    const auto warp_partials = [&](int block) { return partial_sums + (block * BLOCK_TILES + tile) * MARKS + lane; };
     if (!is_owner) {
 #pragma unroll
-      for (int i = 0; i < ROW_BLOCKS * COL_TILES; ++i) {
-        if (i % COL_TILES >= columns) continue;
-        const Sum(&of_tile)[4] = total[i / COL_TILES][i % COL_TILES];
-        Marked* to = warp_partials(parts.block) + i * 64;
-        store_marked(to, Marked(bits_of(of_tile[0]), bits_of(of_tile[1]), launch));
-        store_marked(to + 32, Marked(bits_of(of_tile[2]), bits_of(of_tile[3]), launch));
+      for (int j = 0; j < COL_TILES; ++j) {
+        if (j >= columns) break;
+        Marked* to = warp_partials(parts.block) + j * 64;
+        store_marked(to, Marked(bits_of(total[j][0]), bits_of(total[j][1]), launch));
+        store_marked(to + 32, Marked(bits_of(total[j][2]), bits_of(total[j][3]), launch));
       }
       continue;
     }
     if (part.to < of.steps)
       for (int other = parts.block + 1; parts.begin_of(other) < part.end; ++other)
 #pragma unroll
-        for (int i = 0; i < ROW_BLOCKS * COL_TILES; ++i) {
-          if (i % COL_TILES >= columns) continue;
-          const Marked* from = warp_partials(other) + i * 64;
+        for (int j = 0; j < COL_TILES; ++j) {
+          if (j >= columns) break;
+          const Marked* from = warp_partials(other) + j * 64;
           Marked low, high;
           do {
             low = load_marked(from), high = load_marked(from + 32);
           } while (!low.has(launch) || !high.has(launch));
-          Sum(&to)[4] = total[i / COL_TILES][i % COL_TILES];
-          to[0] += sum_of(low.value(0)), to[1] += sum_of(low.value(1));
-          to[2] += sum_of(high.value(0)), to[3] += sum_of(high.value(1));
+          total[j][0] += sum_of(low.value(0)), total[j][1] += sum_of(low.value(1));
+          total[j][2] += sum_of(high.value(0)), total[j][3] += sum_of(high.value(1));
         }
 #pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; ++r)
+    for (int j = 0; j < COL_TILES; ++j)
 #pragma unroll
-      for (int j = 0; j < COL_TILES; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2, at = feature + r * BLOCK_ROWS + e / 2 * 8;
-          if (token >= part.tokens || at >= n) continue;
-          float value = static_cast<float>(total[r][j][e]);
-          if constexpr (ELEMENT == 0) value = value * half_to_float(scales.of_features[r][e / 2]) * scales.of_tokens[j][e % 2];
-          y[static_cast<long long>(part.first_row + token) * n + at] = ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
-        }
+      for (int e = 0; e < 4; ++e) {
+        const int token = j * MMA_TOKENS + lane % 4 * 2 + e % 2;
+        if (token >= part.tokens || feature + e / 2 * 8 >= n) continue;
+        float value = static_cast<float>(total[j][e]);
+        if constexpr (ELEMENT == 0) value = value * half_to_float(scales.of_features[e / 2]) * scales.of_tokens[j][e % 2];
+        y[static_cast<long long>(part.first_row + token) * n + feature + e / 2 * 8] =
+            ELEMENT == 2 ? float_to_bfloat(value) : float_to_half(value);
+      }
   }
 }

@@ -58,17 +58,6 @@ __device__ inline void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// named_barrier_sync; return whether any thread gave true.
-__device__ inline bool named_barrier_or(int barrier, int threads, bool given) {
-  int any;
-  asm volatile(
-      "{.reg .pred p, q;\nsetp.ne.b32 p, %3, 0;\nbarrier.cta.red.or.pred q, %1, %2, p;\nselp.b32 %0, 1, 0, q;}"
-      : "=r"(any)
-      : "r"(barrier), "r"(threads), "r"(static_cast<int>(given))
-      : "memory");
-  return any != 0;
-}
-
 __device__ inline void named_barrier_arrive(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

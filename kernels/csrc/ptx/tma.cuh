@@ -32,11 +32,6 @@ __device__ inline void bulk_load(uint32_t shared, const void* global, int bytes,
       : "memory");
 }
 
-// Bring bytes of a later bulk_load to L2.
-__device__ inline void bulk_prefetch(const void* global, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-}
-
 // tma_load_2d, multicast to the blocks of the cluster whose bits are set; the mbarrier of each counts its bytes.
 __device__ inline void tma_load_2d_multicast(uint32_t shared, const TensorMap& map, int column, int row,
                                        uint32_t mbarrier, uint16_t blocks) {

@@ -33,9 +33,10 @@ _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
 # Two or three blocks of an SM, which leave room for the next launch's; blocks that fill an SM.
-_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS = (2, 1, 4, 2), (2, 1, 5, 3), (3, 1, 4, 3)
-_FULL = ((4, 1, 3, 3), (4, 1, 4, 4))
-_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, *_FULL)
+_TWO_BLOCKS, _THREE_BLOCKS, _FULL = (2, 1, 4, 2), (3, 1, 4, 3), (4, 1, 3, 3)
+_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS = (2, 1, 4, 3), (4, 1, 4, 4)
+_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_FOUR_BITS, _FULL, _FULL_OF_FOUR_BITS)
+_OF_LAYER = ((4, 1, 3, 2), _FULL)  # of a layer's first linear layer, and of its second
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -48,7 +49,6 @@ class FewConfig(Config):
 
     col_tiles: eights of tokens of an output tile. groups: of k in a stage. sets: of consumer warps.
     resident: blocks that fit on an SM. blocks: that are launched for each SM. stages: of the ring.
-    row_blocks: of an output tile.
     """
 
     col_tiles: int
@@ -57,7 +57,6 @@ class FewConfig(Config):
     resident: int
     blocks: int
     stages: int = 0
-    row_blocks: int = 1
 
     source, function = "grouped/few_tokens.cu", "grouped_few"
 
@@ -66,14 +65,13 @@ class FewConfig(Config):
         return (self.sets * BLOCK_TILES + 1) * 32
 
     def stage_bytes(self, fmt: ExpertFormat) -> int:
-        weights = _aligned(self.row_blocks * self.groups * fmt.chunk_bytes)
+        weights = _aligned(self.groups * fmt.chunk_bytes)
         return weights + self.groups * self.col_tiles * MMA_TOKENS * GROUP
 
     @property
     def sums_bytes(self) -> int:
         """Bytes of sums that sets of warps exchange."""
-        of_set = self.row_blocks * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
-        return 2 * (self.sets - 1) * of_set
+        return 2 * (self.sets - 1) * BLOCK_TILES * self.col_tiles * _FRAGMENT_BYTES
 
     def build(self, fmt: ExpertFormat) -> Build:
         return Build.of(
@@ -87,7 +85,6 @@ class FewConfig(Config):
             SETS=self.sets,
             STAGES=self.stages,
             RESIDENT=self.resident,
-            ROWS=self.row_blocks,
         )
 
     def maps(self, codes: torch.Tensor) -> tuple[Argument, ...]:
@@ -96,8 +93,7 @@ class FewConfig(Config):
 
     def partial_sums(self, blocks: int) -> tuple[Argument, ...]:
         """Return memory for partial sums, and the number of the launch as their mark."""
-        tiles = blocks * self.row_blocks * BLOCK_TILES * self.col_tiles
-        return launch_flags(tiles * _MARKED_WORDS)
+        return launch_flags(blocks * BLOCK_TILES * self.col_tiles * _MARKED_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +165,18 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
     The default follows from the mean number of tokens of an expert that has some, and from the row
-    blocks of all such experts, if tokens are routed evenly. Its blocks leave room on an SM: the
-    next launch's load their weights meanwhile, and other kernels of a layer start early, which is
-    more than blocks that fill an SM would gain.
+    blocks of all such experts, if tokens are routed evenly. With few of them it leaves room on an
+    SM, where the next launch's blocks load their weights meanwhile.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
-    touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
+    touched = _touched(experts, rows, values["top_k"])
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
     few = _TWO_BLOCKS
-    if row_blocks > 2 * _SMS and (fmt is FOUR or (fmt is SIX and row_blocks <= 4 * _SMS)):
-        few = _THREE_BLOCKS if fmt is FOUR else _THREE_OF_SIX_BITS
+    if row_blocks > 2 * _SMS and fmt in (SIX, FOUR):
+        choices = (
+            (_THREE_BLOCKS, _FULL) if fmt is SIX else (_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS)
+        )
+        few = choices[row_blocks > 4 * _SMS]
     default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
@@ -189,6 +187,24 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
         first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
     others = candidates(fmt, experts, values["tokens"])
     return [first, *(config for config in others if config != first)]
+
+
+def layer_configs(
+    fmt: ExpertFormat, experts: int, rows: int, top_k: int
+) -> tuple[GroupedConfig, GroupedConfig] | None:
+    """Return the default configurations of both linear layers of a layer if they have few tokens.
+
+    Blocks of the first leave room for those of the second; None: each has its own default.
+    """
+    if fmt not in (SIX, FOUR) or rows / _touched(experts, rows, top_k) > _FEW_TOKENS:
+        return None
+    first, second = (FewConfig(1, *choice) for choice in _OF_LAYER)
+    return with_most_stages(first, fmt, experts), with_most_stages(second, fmt, experts)
+
+
+def _touched(experts: int, rows: int, top_k: int) -> float:
+    """Return the expected number of experts with rows, if tokens are routed evenly."""
+    return max(top_k, experts * (1 - (1 - 1 / experts) ** rows))
 
 
 def _tile_tokens(experts: float, tokens: float, n: int) -> int:
