@@ -2,13 +2,15 @@
 
     python benchmarks/kernels/experts.py [--bits 6,4] [--tokens 1,8,64] [--drawn COUNT --seed N]
         [--experts 128 --top-k 8] [--shapes NxK,...] [--layer HIDDENxINTERMEDIATE] [--out FILE]
+        [--peers humming,cublas]
 
 Needs a Hopper GPU. Weights are random bytes and cold: launches of a captured graph route tokens to
 other experts. For each shape it prints the bytes of the experts with tokens, the time of the
 fastest read of as many bytes (read-6: one launch after the other, and overlapping), the fastest
 configuration, its time, its share of the first floor, and the default configuration's loss.
 --layer: also both linear layers of SwiGLU experts with routing, quantization and the weighted sum.
---drawn: further random shapes.
+--drawn: further random shapes. --peers: also Humming's experts of the same bits; BF16 by cuBLASLt,
+an expert after another, for row counts that the host knows.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from flexq_bench.kernels.cuda.grouped.packing import (
     packed_bytes,
 )
 from flexq_bench.kernels.cuda.probes import ReadConfig, ReadWeights
+from flexq_bench.kernels.external_packages import humming
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.kernels.runtime.module import compile_ahead
 
@@ -44,6 +47,7 @@ DEVICE = torch.device("cuda")
 FORMATS = {6: SIX, 4: FOUR, 8: EIGHT}
 READS = (ReadConfig(2, 512, 8), ReadConfig(4, 512, 8), ReadConfig(2, 1024, 4))
 COLD_BYTES = 1 << 30
+HUMMING = {6: "humming-experts-w6a8", 4: "humming-experts-w4a8"}
 Launch = Callable[[], Any]
 
 
@@ -121,8 +125,69 @@ class Pool:
         )
 
 
-def time_shape(pool: Pool, mixture: Mixture, fmt: ExpertFormat, n: int, k: int) -> dict[str, Any]:
-    """Time every configuration of a linear layer."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Activations of launches: int8 codes, scales of rows, results; and the experts' row counts."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    results: torch.Tensor
+    sizes: Sequence[Sequence[int]]
+    on_device: Sequence[torch.Tensor]
+
+
+def humming_us(fmt: ExpertFormat, rows: Rows, n: int, k: int, copies: int) -> float:
+    """Microseconds of Humming's experts of as many bits, with scales of 128 k."""
+    kernel = next(d for d in humming.KERNELS if d.name == HUMMING[fmt.w_bits])
+    experts, top = len(rows.sizes[0]), 2 ** (fmt.w_bits - 1) - 1
+    codes = torch.randint(-top, top + 1, (experts, n, k), device=DEVICE, dtype=torch.int8)
+    of_groups = torch.rand(experts, n, k // 128, device=DEVICE) * 1e-2 + 1e-3
+    config, *tensors = kernel.prepare_weight(codes, of_groups, n=n, k=k, experts=experts)
+    weights = [tensors] + [[t.clone() for t in tensors] for _ in range(copies - 1)]
+    ends = [torch.nn.functional.pad(sizes.cumsum(0), (1, 0)) for sizes in rows.on_device]
+    return graph_us(
+        [
+            partial(
+                humming.multiply_codes,
+                rows.codes,
+                rows.scales[:, None],
+                config,
+                weights[i % copies][0],
+                weights[i % copies][1:],
+                rows.results,
+                expert_layout=of_launch,
+                compute_config={"gemm_type": "grouped_contiguous"},
+            )
+            for i, of_launch in enumerate(ends)
+        ]
+    )
+
+
+def cublas_us(rows: Rows, n: int, k: int) -> float:
+    """Microseconds of BF16 experts, one after another, by cuBLASLt."""
+    experts = len(rows.sizes[0])
+    copies = max(1, min(len(rows.sizes), COLD_BYTES // (2 * experts * n * k)))
+    weights = torch.empty(copies, experts, n, k, device=DEVICE, dtype=torch.bfloat16).mT
+    x = torch.randn(rows.codes.shape, device=DEVICE, dtype=torch.bfloat16)
+    y = torch.empty(rows.results.shape, device=DEVICE, dtype=torch.bfloat16)
+
+    def launch(sizes: Sequence[int], of_launch: torch.Tensor) -> None:
+        first = 0
+        for expert, size in enumerate(sizes):
+            if size:
+                at = slice(first, first + size)
+                torch.mm(x[at], of_launch[expert], out=y[at])
+            first += size
+
+    return graph_us(
+        [partial(launch, sizes, weights[i % copies]) for i, sizes in enumerate(rows.sizes)]
+    )
+
+
+def time_shape(
+    pool: Pool, mixture: Mixture, fmt: ExpertFormat, n: int, k: int, *, peers: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Time every configuration of a linear layer, and peers: "humming", "cublas"."""
     experts, rows = mixture.experts, mixture.tokens * mixture.top_k
     size = packed_bytes(fmt, n, k)
     copies = max(1, min(8, COLD_BYTES // 2 // (experts * size)))
@@ -148,7 +213,14 @@ def time_shape(pool: Pool, mixture: Mixture, fmt: ExpertFormat, n: int, k: int) 
         ]
 
     us = {repr(config): graph_us(launches(config)) for config in configs}
+    of_rows, others = Rows(x, scales, y, sizes, on_device), {}
+    if "humming" in peers:
+        others["humming"] = humming_us(fmt, of_rows, n, k, copies)
+    if "cublas" in peers:
+        others["cublas"] = cublas_us(of_rows, n, k)
     return {
+        "rows": rows,
+        "others": others,
         "shape": f"{n}x{k}",
         "bits": fmt.w_bits,
         "tokens": mixture.tokens,
@@ -185,11 +257,14 @@ def shown(row: dict[str, Any]) -> str:
     """One line of the table."""
     best = min(row["us"], key=row["us"].get)
     us, default = row["us"][best], row["us"][row["default"]]
+    n, k = map(int, row["shape"].split("x"))
+    others = "".join(f", {other} {took / us:.2f}x" for other, took in row["others"].items())
     return (
         f"{row['shape']} W{row['bits']} tokens {row['tokens']} touched {row['touched']:.0f} most "
         f"{row['most']}: {row['megabytes']:.0f} MB, floor {row['floor_us']:.1f} us (overlapping "
         f"{row['overlap_us']:.1f}), {best} {us:.1f} us, {100 * row['floor_us'] / us:.0f} % of the "
-        f"floor; default +{100 * (default / us - 1):.0f} %"
+        f"floor, {2e-6 * row['rows'] * n * k / us:.0f} TOPS{others}; "
+        f"default +{100 * (default / us - 1):.0f} %"
     )
 
 
@@ -205,17 +280,24 @@ def main() -> None:
     parser.add_argument("--drawn", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layer", default="")
+    parser.add_argument("--peers", default="")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     draw = random.Random(given.seed)
     shapes = [tuple(map(int, shape.split("x"))) for shape in given.shapes.split(",") if shape]
-    shapes += [(16 * draw.randint(32, 256), 32 * draw.randint(16, 128)) for _ in range(given.drawn)]
+    peers = [peer for peer in given.peers.split(",") if peer]
+    units = (64, 128) if "humming" in peers else (16, 32)  # of which it takes multiples
+    of_n, of_k = (512 // unit for unit in units)
+    shapes += [
+        (units[0] * draw.randint(of_n, 8 * of_n), units[1] * draw.randint(of_k, 8 * of_k))
+        for _ in range(given.drawn)
+    ]
     pool, rows = Pool(), []
     for bits in map(int, given.bits.split(",")):
         for tokens in map(int, given.tokens.split(",")):
             mixture = Mixture(tokens, given.experts, given.top_k)
             for n, k in shapes:
-                rows.append(time_shape(pool, mixture, FORMATS[bits], n, k))
+                rows.append(time_shape(pool, mixture, FORMATS[bits], n, k, peers=peers))
                 say(shown(rows[-1]))
             if given.layer:
                 hidden, inner = map(int, given.layer.split("x"))

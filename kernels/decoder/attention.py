@@ -16,6 +16,7 @@ _TILE = 16  # positions of a tile
 _MMA_K = 16  # values of a head that an MMA multiplies
 _TILE_WORDS, _MAX_TILES = 64, 4  # per thread: registers of tiles in flight, and such tiles
 _MAX_EXCHANGED = 1024  # values of the heads of a KV head that blocks of a cluster exchange
+_MAX_SERIAL = 512  # of which a block stores the sums of all splits
 _LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # values per storing lane; lanes; values per code group
 _MAX_HEADS = 8  # per KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
@@ -34,6 +35,16 @@ def split_count(units: int, longest: int, sms: int, tokens: int | None = None) -
     if longest < _LONG:
         max_splits = min(max_splits, MAX_SPLITS)
     return 1 << max(max_splits.bit_length() - 1, 0)
+
+
+def is_serial(shape: AttentionShape, batch: int, splits: int, sms: int) -> bool:
+    """Return True if a block should compute all splits: with one for each, not all are resident.
+
+    The splits of all heads of a KV head must fit in its shared memory.
+    """
+    values = shape.heads // shape.kv_heads * shape.head_dim
+    blocks = batch * shape.kv_heads * splits
+    return values <= _MAX_SERIAL and blocks > _BLOCKS_PER_SM * sms
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
@@ -55,10 +66,12 @@ def attention_build(
     *,
     fp8: bool = False,
     norms_heads: bool = False,
+    is_serial: bool = False,
 ) -> Build:
     """Return the build of the attention kernel. fp8: a token is rounded to E4M3 times a scale.
 
-    norms_heads: of queries and keys, before rotation.
+    norms_heads: of queries and keys, before rotation. is_serial: a block computes all splits of a
+    sequence.
 
     packing None: the kernel stores the partial sums of its splits, which are reduced separately.
     Raises UnsupportedError for a head_dim or a number of heads per KV head that is not supported.
@@ -78,6 +91,7 @@ def attention_build(
         KV_BITS=bits,
         **({"KV_E4M3": 1} if fp8 else {}),
         **({"HEAD_NORMS": 1} if norms_heads else {}),
+        **({"SERIAL": 1} if is_serial else {}),
         ROTARY=int(shape.rotary is not None),
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,

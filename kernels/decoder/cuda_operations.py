@@ -13,6 +13,7 @@ from flexq_bench.kernels.decoder.attention import (
     WARPS,
     attention_build,
     can_pack,
+    is_serial,
     split_count,
 )
 from flexq_bench.kernels.decoder.kv import KV_BITS, KvLayer
@@ -175,11 +176,19 @@ class CudaOperations(PromptAttention):
         else:
             stride, scale_stride = _strides(packing)
         fp8 = cache.fp8_scales
+        serial = self._split_tokens is not None and is_serial(
+            shape, batch, splits, current_gpu().sms
+        )
         build = attention_build(
-            shape, cache.bits, packing, fp8=fp8 is not None, norms_heads=norms is not None
+            shape,
+            cache.bits,
+            packing,
+            fp8=fp8 is not None,
+            norms_heads=norms is not None,
+            is_serial=serial,
         )
         load_function(build, ATTENTION).launch(
-            (splits, shape.kv_heads, batch),
+            (1 if serial else splits, shape.kv_heads, batch),
             WARPS * _WARP,
             (
                 qkv,
@@ -200,9 +209,10 @@ class CudaOperations(PromptAttention):
                 0 if packing is None else int(packing.in_mma_order),
                 self._split_tokens or 0,
                 *((None, None, 0.0) if norms is None else (norms.queries, norms.keys, norms.eps)),
+                splits,
             ),
             overlap_previous=True,
-            cluster=1 if packing is None else splits,
+            cluster=1 if packing is None or serial else splits,
         )
 
     def _splits(
@@ -373,6 +383,7 @@ def builds() -> list[Build]:
     attention.append(
         attention_build(AttentionShape(8, 1, 128, nothing), 16, halves, norms_heads=True)
     )
+    attention.append(attention_build(AttentionShape(3, 1, 64, nothing), 16, None, is_serial=True))
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
         ("group-codes", 6),

@@ -39,7 +39,7 @@ from flexq_bench.kernels.errors import UnsupportedError
 from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.workloads.gemm import GemmWorkload
 
-_SPLIT_TOKENS = 512  # of a sequence for each split in a step's attention
+_SPLIT_TOKENS = 128  # of a sequence for each split in a step's attention
 _TILE = 64  # tokens of a prompt, and cached ones, that its attention multiplies at once
 _TILE_WARPS = 4
 _FP16_ROWS = 128  # tokens of each call of cuBLASLt

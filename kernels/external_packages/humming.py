@@ -96,10 +96,10 @@ def _forward_codes(
     x: torch.Tensor, x_scales: torch.Tensor, layout: Any, locks: torch.Tensor, *tensors: Any
 ) -> None:
     *weight, out = tensors
-    _multiply_codes(x, x_scales, layout, locks, weight, out)
+    multiply_codes(x, x_scales, layout, locks, weight, out)
 
 
-def _multiply_codes(
+def multiply_codes(
     x: torch.Tensor,
     x_scales: torch.Tensor,
     layout: Any,
@@ -108,7 +108,7 @@ def _multiply_codes(
     out: torch.Tensor,
     **of_experts: Any,
 ) -> None:
-    """Launch a kernel. operand: weights, scales, and scales of rows if there are such."""
+    """Multiply codes by an operand: weights, scales and, if there are such, scales of rows."""
     weight, scales, *second = operand
     load(HUMMING, "forward").humming_forward(
         layout,
@@ -160,7 +160,7 @@ def _experts(name: str, weight: str) -> Any:
     ) -> None:
         *operand, sizes, y = tensors
         ends = sizes if layout == "masked" else torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-        _multiply_codes(
+        multiply_codes(
             *(x, x_scales, layout_of_weights, locks, operand, y),
             expert_layout=ends,
             compute_config={"gemm_type": f"grouped_{layout}"},

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from flexq_bench.kernels import registry
-from flexq_bench.kernels.contract import LinearKernel, PackedOperand
-from flexq_bench.kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
+from flexq_bench.kernels.contract import LinearKernel, PackedOperand, Packing
+from flexq_bench.kernels.decoder import (
+    AttentionShape,
+    Destination,
+    HeadNorms,
+    Norm,
+    cuda_operations,
+)
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
 from flexq_bench.kernels.decoder.invariant import FixedOrderCudaGemm, InvariantCudaOperations
 from flexq_bench.kernels.decoder.kv import KvLayer, decode, empty_layer
@@ -208,6 +214,41 @@ def test_invariant_attention_does_not_depend_on_the_longest_sequence(
     together = attended(6, capacity)
     for count, longest in ((1, 1), (2, 64), (3, 512), (4, 513), (5, 1101)):
         assert torch.equal(attended(count, longest), together[:count])
+
+
+@pytest.mark.parametrize(
+    ("label", "shape"),
+    [
+        ("dual-w6a8", AttentionShape(9, 3, 64, None)),  # sums are reduced by another kernel
+        ("w8a16", AttentionShape(12, 3, 64, None)),  # by a cluster
+        ("flexq", AttentionShape(8, 4, 128, None)),
+    ],
+)
+def test_splits_are_the_same_by_one_block_or_by_several(label, shape, monkeypatch) -> None:
+    torch.manual_seed(9)
+    operations, kernel, batch, capacity = InvariantCudaOperations(), kernel_of(label), 99, 600
+    values = shape.heads * shape.head_dim
+    positions = torch.randint(0, capacity, (batch,), dtype=torch.int32, device=DEVICE)
+    positions[:6] = torch.tensor([0, 1, 127, 128, 512, 599])
+    qkv = torch.randn(batch, shape.width, device=DEVICE).half()
+    cache = empty_layer(batch, shape.kv_heads, capacity, shape.head_dim, 16, DEVICE)
+    _fill_alike([cache, cache])
+
+    def attended() -> Packing:
+        packed = kernel.empty_activation(batch, values, DEVICE)
+        operations.attend(qkv, shape, cache, positions, capacity, Destination(kernel, packed, None))
+        packing = kernel.packing(packed, None)
+        assert packing is not None
+        return packing
+
+    by_one = attended()
+    monkeypatch.setattr(cuda_operations, "is_serial", lambda *_: False)
+    by_several = attended()
+
+    assert by_one.values.any()
+    assert torch.equal(by_one.values, by_several.values)
+    if by_one.scales is not None and by_several.scales is not None:
+        assert torch.equal(by_one.scales, by_several.scales)
 
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 576), (1000, 4096)])

@@ -7,7 +7,13 @@ import torch
 
 from flexq_bench.kernels.contract import Packing
 from flexq_bench.kernels.decoder import AttentionShape, kv
-from flexq_bench.kernels.decoder.attention import attention_build, can_pack, split_count, tiles
+from flexq_bench.kernels.decoder.attention import (
+    attention_build,
+    can_pack,
+    is_serial,
+    split_count,
+    tiles,
+)
 from flexq_bench.kernels.decoder.cuda_operations import node_build
 from flexq_bench.kernels.decoder.torch_operations import TorchOperations
 from flexq_bench.kernels.errors import ShapeError, UnsupportedError
@@ -56,6 +62,14 @@ def test_invariant_splits_follow_the_length_alone(longest, splits):
 def test_warp_loads_as_many_tiles_as_registers_hold():
     assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
     assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
+
+
+def test_only_more_blocks_than_fit_compute_splits_in_turn():
+    shape = AttentionShape(9, 3, 64, None)
+
+    assert not is_serial(shape, 32, 4, 132)
+    assert is_serial(shape, 128, 2, 132)
+    assert not is_serial(AttentionShape(64, 8, 128, None), 128, 8, 132)
 
 
 def test_attention_packs_heads_of_whole_groups():

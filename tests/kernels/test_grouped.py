@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.kernels.cuda.grouped.gemm import configs_for
+from flexq_bench.kernels.cuda.grouped.gemm import configs_for, layer_configs
 from flexq_bench.kernels.cuda.grouped.packing import EIGHT, FOUR, SIX, pack_experts, packed_bytes
 from flexq_bench.kernels.errors import ShapeError
 from flexq_bench.kernels.registry import resolve
@@ -153,9 +153,17 @@ def test_tiles_of_many_tokens_are_chosen_by_whole_waves(n, k, tile):
 
 @pytest.mark.parametrize(
     ("fmt", "tokens", "n", "blocks"),
-    [(SIX, 1, 1408, 2), (SIX, 1, 2816, 3), (SIX, 64, 1408, 2), (FOUR, 64, 1408, 3)],
+    [(SIX, 1, 1408, 2), (SIX, 1, 2816, 3), (SIX, 64, 1408, 3), (FOUR, 64, 1408, 4)],
     ids=["few-rows", "more-rows", "six-bits", "four-bits"],
 )
 def test_blocks_of_few_tokens_follow_the_rows_of_experts(fmt, tokens, n, blocks):
     values = {"experts": 128, "tokens": tokens, "top_k": 8, "n": n, "k": 2816}
     assert configs_for(fmt, values)[0].as_dict()["blocks"] == blocks
+
+
+def test_blocks_of_a_layer_leave_room_for_its_second_half():
+    of_few = layer_configs(FOUR, 128, 64, 8)
+
+    assert [config.as_dict()["blocks"] for config in of_few] == [2, 3]
+    assert layer_configs(FOUR, 128, 128 * 16, 8) is None
+    assert layer_configs(EIGHT, 128, 64, 8) is None

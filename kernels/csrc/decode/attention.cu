@@ -11,6 +11,8 @@
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
 //              exp2(score - largest), (LOWEST, 0) for a split without tokens. decode/operators.cu reduces them
 //
+// SERIAL: a block computes all splits of a sequence, one after the other, and rounds as a block for each would.
+//
 // HEAD_NORMS: queries and the new key are RMS-normalized before rotation, query_norm, key_norm half [HEAD_DIM]
 // (decode/head_norm.cu).
 //
@@ -29,6 +31,9 @@
 #endif
 #ifndef HEAD_NORMS
 #define HEAD_NORMS 0
+#endif
+#ifndef SERIAL
+#define SERIAL 0
 #endif
 #include "decode/attention_tile.cuh"
 #include "decode/kv_store.cuh"
@@ -61,7 +66,7 @@ struct PartialHead {
 constexpr int UNIT = PACKING == GROUP_CODES && HEAD_DIM < GROUP ? GROUP / HEAD_DIM : 1;
 static_assert(GROUP_HEADS % UNIT == 0, "the heads of a KV head must be whole groups");
 // PartialHeads that a block receives.
-constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + (MOST_SPLITS - 1) * UNIT;
+constexpr int ARRIVED = PACKING == SPLITS ? 1 : SERIAL ? GROUP_HEADS * MOST_SPLITS : GROUP_HEADS + (MOST_SPLITS - 1) * UNIT;
 
 struct Shared {
   float sums[WARPS][GROUP_HEADS * HEAD_DIM];
@@ -130,18 +135,18 @@ __device__ inline void finish(const PartialHead* partial_heads, int head, int sp
   }
 }
 
-// grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values.
-// scale_stride: M_PAD. share: positions from each of which on a sequence has one split more, so that its result does
-// not depend on the others'; 0: all sequences have all splits.
+// grid: (splits, KV_HEADS, B), splits a power of two; with SERIAL (1, KV_HEADS, B), and `turns` splits.
+// stride: of rows of `packed`, in values. scale_stride: M_PAD. share: positions from each of which on a sequence has one
+// split more, so that its result does not depend on the others'; 0: all sequences have all splits.
 extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
                  float* scales, float* sums, float2* weights, float scale, int capacity, int stride,
                  int scale_stride, int in_mma_order, int share, [[maybe_unused]] const half_bits* query_norm,
-                 [[maybe_unused]] const half_bits* key_norm, [[maybe_unused]] float eps) {
+                 [[maybe_unused]] const half_bits* key_norm, [[maybe_unused]] float eps, [[maybe_unused]] int turns) {
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
-  const unsigned splits = gridDim.x;
+  const unsigned blocks = gridDim.x, splits = SERIAL ? turns : blocks;
   const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y;
   const int sequence = blockIdx.z, heads = kv_heads * GROUP_HEADS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -149,10 +154,10 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
   const int last = position - 1;
   const unsigned char *head_keys = keys + first_row * CODE_BYTES, *head_values = values + first_row * CODE_BYTES;
-  // Number of units that this block finishes: those with unit % splits == split.
-  [[maybe_unused]] const int finished = (GROUP_HEADS / UNIT - split + splits - 1) >> __popc(splits - 1);
+  // Number of units that this block finishes: those with unit % blocks == split.
+  [[maybe_unused]] const int finished = (GROUP_HEADS / UNIT - split + blocks - 1) >> __popc(blocks - 1);
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1) {
+  if (PACKING != SPLITS && blocks > 1) {
     if (threadIdx.x == 0) mbarrier_init_for_cluster(shared_address(&shared.mbarrier));
     __syncwarp();
     cluster_arrive();
@@ -161,8 +166,15 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 
   // The first split also has the new token, so its first positions come last.
   const int used = share == 0 ? splits : min(static_cast<int>(splits), position / share + 1);
-  int base = split < used ? ((used - 1 - split) * WARPS + warp) * STEP : position;
   const int step_stride = used * WARPS * STEP;
+  const auto first_of = [&](int of) { return of < used ? ((used - 1 - of) * WARPS + warp) * STEP : position; };
+  // The next positions of this warp and their split.
+  const auto skip_finished = [&](int& from, int& of) {
+    if constexpr (SERIAL)
+      while (from >= position && of + 1 < used) from = first_of(++of);
+  };
+  int turn = split, base = first_of(split);
+  skip_finished(base, turn);
   Step step;
   const auto load_step_keys = [&](int from) {
 #pragma unroll
@@ -269,7 +281,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   QuerySums query_sums = {};
   if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
+  if (PACKING != SPLITS && blocks > 1 && threadIdx.x == 0)
     mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier),
                               finished * UNIT * splits * static_cast<int>(sizeof(PartialHead)));
 #endif
@@ -281,103 +293,112 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   }
   if (writes_values)
     store_token(values, value_scales, first_row + position, shared.new_token[1], values_of(new_token_value));
-  SoftmaxState state = {};
-  state.largest = -infinite();
-  for (; base < position; base += step_stride) {
-    const int next = base + step_stride;
-    float weight[TILES][4], largest = -infinite();
-    uint32_t next_scales[TILES];
+  for (int current = split;;) {
+    SoftmaxState state = {};
+    state.largest = -infinite();
+    while (base < position && (!SERIAL || turn == current)) {
+      int next = base + step_stride, next_turn = turn;
+      skip_finished(next, next_turn);
+      float weight[TILES][4], largest = -infinite();
+      uint32_t next_scales[TILES];
 #pragma unroll
-    for (int i = 0; i < TILES; ++i)
-      score_tile(weight[i], step.keys[i], step.scales[i], query, query_sums, scale);
-    if (next < position) {
-      load_step_keys(next);
+      for (int i = 0; i < TILES; ++i)
+        score_tile(weight[i], step.keys[i], step.scales[i], query, query_sums, scale);
+      if (next < position) {
+        load_step_keys(next);
+        if constexpr (KV_BITS < 16) {
+#pragma unroll
+          for (int i = 0; i < TILES; ++i) next_scales[i] = scales_at(next, i);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (base + i * TILE_POSITIONS + lane % 4 * 4 + j >= position) weight[i][j] = -infinite();
+          largest = fmaxf(largest, weight[i][j]);
+        }
+      }
+      rescale(state, largest);
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - state.largest);
+        uint32_t operand[2];
+        make_weight_operand(operand, state, weight[i], step.scales[i]);
+        add_tile(state, step.values[i], operand);
+      }
+      if (next < position) load_step_values(next);
       if constexpr (KV_BITS < 16) {
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) next_scales[i] = scales_at(next, i);
+        for (int i = 0; i < TILES; ++i) step.scales[i] = next_scales[i];
       }
+      base = next, turn = next_turn;
     }
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (base + i * TILE_POSITIONS + lane % 4 * 4 + j >= position) weight[i][j] = -infinite();
-        largest = fmaxf(largest, weight[i][j]);
-      }
-    }
-    rescale(state, largest);
-#pragma unroll
-    for (int i = 0; i < TILES; ++i) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - state.largest);
-      uint32_t operand[2];
-      make_weight_operand(operand, state, weight[i], step.scales[i]);
-      add_tile(state, step.values[i], operand);
-    }
-    if (next < position) load_step_values(next);
-    if constexpr (KV_BITS < 16) {
-#pragma unroll
-      for (int i = 0; i < TILES; ++i) step.scales[i] = next_scales[i];
-    }
-  }
-  store_sums(shared.sums[warp], state);
-  if (lane % 4 == 0 && lane / 4 < GROUP_HEADS)
-    shared.part_stats[lane / 4][warp] = make_float4(state.largest, state.total, state.minimum, 0.0f);
-  if (split != 0 && threadIdx.x < GROUP_HEADS)
-    shared.part_stats[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
-  __syncthreads();
-  constexpr int VECTORS = HEAD_DIM / WIDTH;
+    store_sums(shared.sums[warp], state);
+    if (lane % 4 == 0 && lane / 4 < GROUP_HEADS)
+      shared.part_stats[lane / 4][warp] = make_float4(state.largest, state.total, state.minimum, 0.0f);
+    if (split != 0 && threadIdx.x < GROUP_HEADS)
+      shared.part_stats[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
+    __syncthreads();
+    constexpr int VECTORS = HEAD_DIM / WIDTH;
 #if __CUDA_ARCH__ >= 900
-  if (PACKING != SPLITS && splits > 1) cluster_wait();  // all blocks have initialized their mbarriers
+    if (PACKING != SPLITS && blocks > 1) cluster_wait();  // all blocks have initialized their mbarriers
 #endif
 #pragma unroll
-  for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
-    const unsigned at = first + threadIdx.x, head = at / VECTORS, vector = at % VECTORS;
-    if (at >= GROUP_HEADS * VECTORS) break;
-    float top = LOWEST, all = 0.0f;
-    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
+      const unsigned at = first + threadIdx.x, head = at / VECTORS, vector = at % VECTORS;
+      if (at >= GROUP_HEADS * VECTORS) break;
+      float top = LOWEST, all = 0.0f;
+      float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, shared.part_stats[head][p].x);
+      for (int p = 0; p < PARTS; ++p)
+        if (!SERIAL || p < WARPS || current == 0) top = fmaxf(top, shared.part_stats[head][p].x);
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
-      const float4 part = shared.part_stats[head][p];
-      const float factor = power_of_two(part.x - top);
-      const float* part_sums = p < WARPS ? shared.sums[p] + head * HEAD_DIM : shared.new_token[1];
-      const float4 sum = reinterpret_cast<const float4*>(part_sums)[vector];
-      all += factor * part.y;
-      out.x += factor * (sum.x + part.z), out.y += factor * (sum.y + part.z);
-      out.z += factor * (sum.z + part.z), out.w += factor * (sum.w + part.z);
-    }
-    const float4 stats = make_float4(top, all, 0.0f, 0.0f);
-    if constexpr (PACKING == SPLITS) {
-      const long long to =
-          (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + head) * splits + split;
-      reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
-      if (vector == 0) weights[to] = make_float2(top, all);
-    } else {
-      const unsigned unit = head / UNIT, rank = unit & (splits - 1);
-      PartialHead& to = shared.partial_heads[(unit - rank) * UNIT + head % UNIT * splits + split];
-      if (splits == 1) {
-        to.sums[vector] = out;
-        if (vector == 0) to.stats = stats;
+      for (int p = 0; p < PARTS; ++p) {
+        if (SERIAL && p == WARPS && current > 0) continue;
+        const float4 part = shared.part_stats[head][p];
+        const float factor = power_of_two(part.x - top);
+        const float* part_sums = p < WARPS ? shared.sums[p] + head * HEAD_DIM : shared.new_token[1];
+        const float4 sum = reinterpret_cast<const float4*>(part_sums)[vector];
+        all += factor * part.y;
+        out.x += factor * (sum.x + part.z), out.y += factor * (sum.y + part.z);
+        out.z += factor * (sum.z + part.z), out.w += factor * (sum.w + part.z);
       }
+      const float4 stats = make_float4(top, all, 0.0f, 0.0f);
+      if constexpr (PACKING == SPLITS) {
+        const long long to =
+            (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + head) * splits + current;
+        reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
+        if (vector == 0) weights[to] = make_float2(top, all);
+      } else {
+        const unsigned unit = head / UNIT, rank = unit & (blocks - 1);
+        const unsigned of_unit = (SERIAL ? unit * splits : unit - rank) * UNIT;
+        PartialHead& to = shared.partial_heads[of_unit + head % UNIT * splits + current];
+        if (blocks == 1) {
+          to.sums[vector] = out;
+          if (vector == 0) to.stats = stats;
+        }
 #if __CUDA_ARCH__ >= 900
-      if (splits > 1) {
-        const uint32_t mbarrier = map_shared_rank(shared_address(&shared.mbarrier), rank);
-        store_async(map_shared_rank(shared_address(&to.sums[vector]), rank), out, mbarrier);
-        if (vector == 0) store_async(map_shared_rank(shared_address(&to.stats), rank), stats, mbarrier);
-      }
+        if (blocks > 1) {
+          const uint32_t mbarrier = map_shared_rank(shared_address(&shared.mbarrier), rank);
+          store_async(map_shared_rank(shared_address(&to.sums[vector]), rank), out, mbarrier);
+          if (vector == 0) store_async(map_shared_rank(shared_address(&to.stats), rank), stats, mbarrier);
+        }
 #endif
+      }
     }
+    if (!SERIAL || ++current == static_cast<int>(splits)) break;
+    __syncthreads();
   }
   if constexpr (PACKING != SPLITS) {
-    if (splits == 1) __syncthreads();
+    if (blocks == 1) __syncthreads();
 #pragma unroll 1
     for (int n = warp; n < finished; n += WARPS) {
 #if __CUDA_ARCH__ >= 900
-      if (splits > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
+      if (blocks > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
 #endif
-      const int head = kv_head * GROUP_HEADS + (n * splits + split) * UNIT;
+      const int head = kv_head * GROUP_HEADS + (n * blocks + split) * UNIT;
       finish(shared.partial_heads + n * splits * UNIT, head, splits, sequence, stride, packed, scales, scale_stride,
              in_mma_order);
     }

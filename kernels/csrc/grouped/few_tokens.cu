@@ -37,8 +37,10 @@ constexpr int SET_SUMS_BYTES = BLOCK_TILES * COL_TILES * 32 * 16;  // of a set's
 constexpr int SUMS_AT = STAGES * STAGE_BYTES;                      // two buffers, used in turn
 constexpr int BARRIERS_AT = SUMS_AT + 2 * (SETS - 1) * SET_SUMS_BYTES, STATE_AT = BARRIERS_AT + STAGES * 16;
 constexpr int LIST_AT = STATE_AT + 16;
+// Scales of groups multiply sums, not operands: fewer instructions as long as there are few tokens.
+constexpr bool SCALES_SUMS = W_BITS < 8 && COL_TILES == 1;
 // 2: a group's operands are loaded before the group before it is multiplied, if registers suffice.
-constexpr int BUFFERS = SETS == 1 && RESIDENT <= (W_BITS == 4 ? 4 : 3) ? 2 : 1;
+constexpr int BUFFERS = !SCALES_SUMS && SETS == 1 && RESIDENT <= 3 ? 2 : 1;
 constexpr int MARKS = COL_TILES * 2 * 32;  // of a warp's partial sums
 
 // Tokens that one load of codes brings: 1, 8, 16 or 32. Blocks that load others' tokens, too, wait for the same lines of L2.
@@ -51,6 +53,8 @@ __device__ inline void load_codes(uint32_t (&b)[MMAS][2], const uint32_t (&codes
     load_matrices(b[2 * half][0], b[2 * half][1], b[2 * half + 1][0], b[2 * half + 1][1], codes[half] + offset);
 }
 
+__device__ inline bool is_row(const Part& part) { return ELEMENT == 0 && part.tokens == 1; }
+
 __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if ELEMENT == 0
   mma_s8_m16n8k32(sums, a, b);
@@ -60,6 +64,48 @@ __device__ inline void multiply(Sum (&sums)[4], const uint32_t (&a)[4], const ui
   mma_bf16_m16n8k16(sums, a, b);
 #endif
 }
+
+#if W_BITS < 8
+// SCALES_SUMS: add the products of a group. Codes are unsigned; `all` has the sums of activations, which zero points
+// multiply. Lower nibbles of two MMAs' words are the operands of one MMA, upper ones, 16 times the codes, of another, so that
+// none is shifted; their activations are in the order of `sixteen_of`.
+__device__ inline void add_scaled(int (&total)[4], const PackedTile& packed, const uint32_t (&b)[MMAS][2]) {
+  constexpr uint32_t ONES[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+  int sums[4] = {}, all[4] = {};
+#pragma unroll
+  for (int m = 0; m < MMAS; ++m) mma_s8_m16n8k32(all, ONES, b[m]);
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) {
+#if W_BITS == 4
+    const bool is_upper = i < MMAS / 2;
+    const uint32_t* w = packed.words + i % 2 * 2 * MMA_WORDS;
+    const uint32_t mask = is_upper ? 0xF0F0F0F0u : 0x0F0F0F0Fu, a[4] = {w[0] & mask, w[1] & mask, w[2] & mask, w[3] & mask};
+    mma_u8s8_m16n8k32(sums, a, b[i % 2 * 2 + is_upper]);
+    if (i == MMAS / 2 - 1)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[e] >>= 4;  // exact
+#else
+    const uint32_t* w = packed.words + i * MMA_WORDS;
+    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(w[0], w[1] >> 2);
+    const uint32_t last = selected_bits<0xF0F0F0F0u>(first_two, w[2] >> 4) >> 2;
+    const uint32_t a[4] = {w[0] & 0x3F3F3F3Fu, w[1] & 0x3F3F3F3Fu, w[2] & 0x3F3F3F3Fu, last & 0x3F3F3F3Fu};
+    mma_s8_m16n8k32(sums, a, b[i]);
+#endif
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+#if W_BITS == 4
+    const uint32_t of_row = packed.scales >> (e / 2 * 16);
+    total[e] += static_cast<int8_t>(of_row) * sums[e] + static_cast<int8_t>(of_row >> 8) * all[e];
+#else
+    total[e] += static_cast<uint8_t>(packed.scales >> (e / 2 * 8)) * (sums[e] - 32 * all[e]);
+#endif
+  }
+}
+#endif
+
+// Which 16 k of a half group the matrices of lanes 8 · i and on are.
+__device__ inline int sixteen_of(int i) { return SCALES_SUMS && W_BITS == 4 ? i % 2 * 2 + i / 2 : i; }
 
 // Position in the ring.
 struct Slot {
@@ -124,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ TensorMap x8,
             const __grid_constant__ TensorMap x16, const __grid_constant__ TensorMap x32, const unsigned char* w,
             const half_bits* sn, const float* sx, const int* sizes, half_bits* y, Marked* partial_sums, int launch,
-            int experts, int n, int k, int rows, int rows_apart) {
+            int experts, int n, int k, int rows, int rows_apart, const unsigned char* x) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   int* state = reinterpret_cast<int*>(shared + STATE_AT);  // number of experts with tokens, and of stages loaded early
@@ -153,6 +199,9 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
   Slot slot;
   Parts parts = route();
 
+  // A single token's codes of a stage are one copy. Swizzling would leave the first row of a group as it is, too.
+  const int row_stride = (k + 15) / 16 * 16;
+  const auto row_bytes = [&](const Cursor& c) { return min(c.groups() * GROUP, row_stride - c.step * GROUP); };
   const auto weights_of = [&](const Cursor& c) {
     const int tiles = of.tiles_of(c.part.row_block), begin = of.bytes_before(c.step) * tiles;
     if (ELEMENT == 0 && c.step == 0) {  // the scales of the outputs, too
@@ -161,7 +210,7 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
       prefetch_to_l2(row + feature), prefetch_to_l2(row + min(feature + BLOCK_ROWS, n) - 1);
     }
     return Weights{w + of.begin_of(c.part.expert, c.part.row_block) + begin,
-                   of.bytes_before(c.step + c.groups()) * tiles - begin, c.groups() * c.tokens_loaded() * GROUP,
+                   of.bytes_before(c.step + c.groups()) * tiles - begin, is_row(c.part) ? row_bytes(c) : c.groups() * c.tokens_loaded() * GROUP,
                    c.part.is_shared ? evict_normal_policy() : evict_first_policy()};
   };
   const auto load_weights = [&](const Weights& from, int index) {
@@ -169,11 +218,16 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
     bulk_load(ring + index * STAGE_BYTES, from.begin, from.bytes, full + index * 8, from.policy);
   };
   const auto load_tokens = [&](const Cursor& c, int index) {
+    if (is_row(c.part)) {
+      const unsigned char* from = x + static_cast<long long>(c.part.first_row) * row_stride + c.step * GROUP;
+      bulk_load(ring + index * STAGE_BYTES + CODES_AT, from, row_bytes(c), full + index * 8, evict_normal_policy());
+      return;
+    }
     const int load = tokens_of_load(c.part.tokens);
-    const TensorMap& x = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
+    const TensorMap& map = load == 1 ? x1 : load == 8 ? x8 : load == 16 ? x16 : x32;
     for (int g = 0; g < c.groups(); ++g)
       for (int first = 0; first < c.part.tokens; first += load)
-        tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, x, (c.step + g) * GROUP,
+        tma_load_2d(ring + index * STAGE_BYTES + CODES_AT + g * GROUP_CODES_BYTES + first * GROUP, map, (c.step + g) * GROUP,
                     c.part.first_row + first, full + index * 8);
   };
   if (threadIdx.x == WARPS * 32) {
@@ -181,13 +235,13 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
     for (int pass = 0; pass < 2; ++pass) {  // weights, then tokens
       Cursor early(parts);
       int loaded = 0;
+      if (pass == 1) wait_for_previous_kernel();  // codes may be its output
 #pragma unroll 1
       for (; loaded < STAGES && early.more; ++loaded, early.next()) {
         if (pass == 0) load_weights(weights_of(early), loaded);
         else load_tokens(early, loaded);
       }
       state[1] = loaded;
-      wait_for_previous_kernel();  // codes may be its output
     }
   }
   __syncwarp();
@@ -225,13 +279,15 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
 
   const int set = warp / BLOCK_TILES, tile = warp % BLOCK_TILES;
   const uint32_t row_codes = CODES_AT + lane % 8 * GROUP;  // swizzled
-  const uint32_t lane_codes[2] = {row_codes + ((lane / 8) ^ (lane % 8)) * 16, row_codes + ((4 + lane / 8) ^ (lane % 8)) * 16};
+  const int sixteen = sixteen_of(lane / 8);
+  const uint32_t lane_codes[2] = {row_codes + (sixteen ^ (lane % 8)) * 16, row_codes + ((4 + sixteen) ^ (lane % 8)) * 16};
   Part part;
   for (int number = 0; parts.next(part); ++number) {
     const int tiles = of.tiles_of(part.row_block), columns = (part.tokens + MMA_TOKENS - 1) / MMA_TOKENS;
     const int feature = (part.row_block * BLOCK_TILES + tile) * MMA_ROWS + lane / 4;
     const bool has_rows = tile < tiles, is_owner = part.from == 0;
     const LanePlace place(tile, tiles, lane);
+    const int codes_stride = is_row(part) ? GROUP : GROUP_CODES_BYTES;
     const uint32_t chunk_bytes = tiles * (WHOLE_TILE_BYTES + TILE_SCALE_BYTES);
     Scales scales;
     if (ELEMENT == 0 && set == 0 && has_rows && is_owner) scales.load(sn, sx, part, feature, n, lane);
@@ -246,7 +302,14 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
         const uint32_t codes[2] = {stage + lane_codes[0], stage + lane_codes[1]};
         const auto load_group = [&](int g, int to) {
           packed[to].load(stage + g * chunk_bytes, place, tile, tiles, of.mmas_of(step + g), lane);
-          load_codes(b[to], codes, g * GROUP_CODES_BYTES);
+          load_codes(b[to], codes, g * codes_stride);
+          const int mmas = of.mmas_of(step + g);
+          if (ELEMENT == 0 && mmas < MMAS)  // past K a row has any codes
+#pragma unroll
+            for (int m = 0; m < MMAS; ++m)
+#pragma unroll
+              for (int half = 0; half < 2; ++half)
+                if ((SCALES_SUMS && W_BITS == 4 ? m / 2 * 2 + half : m) >= mmas) b[to][m][half] = 0;
         };
         if (BUFFERS > 1 && set < groups) load_group(set, 0);
 #pragma unroll
@@ -255,6 +318,12 @@ grouped_few(const __grid_constant__ TensorMap x1, const __grid_constant__ Tensor
           if (g >= groups) continue;
           if constexpr (BUFFERS == 1) load_group(g, 0);
           else if (i + 1 < GROUPS / SETS && g + SETS < groups) load_group(g + SETS, (i + 1) % BUFFERS);
+#if W_BITS < 8
+          if constexpr (SCALES_SUMS) {
+            add_scaled(total[0], packed[at], b[at]);
+            continue;
+          }
+#endif
           uint32_t a[MMAS][4];
           packed[at].operands(a);
 #pragma unroll

@@ -40,6 +40,15 @@ __device__ inline void mma_s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], cons
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// c[16,8] += a[16,32] · b[32,8]; a row-major, unsigned, b column-major, int8.
+__device__ inline void mma_u8s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // d[16,8] = c[16,8] + a[16,64] · b[64,8]; a row-major, b column-major, int4, lowest k in the lowest nibble.
 __device__ inline void mma_s4_m16n8k64(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                        const int (&c)[4]) {

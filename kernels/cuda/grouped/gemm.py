@@ -33,9 +33,10 @@ _LEAST_MANY = 16  # tokens
 # Groups, sets, resident and launched blocks of few_tokens.cu, by col_tiles: those that were fastest
 # in some case, without spills.
 # Two or three blocks of an SM, which leave room for the next launch's; blocks that fill an SM.
-_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS = (2, 1, 4, 2), (2, 1, 5, 3), (3, 1, 4, 3)
-_FULL = ((4, 1, 3, 3), (4, 1, 4, 4))
-_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_SIX_BITS, *_FULL)
+_TWO_BLOCKS, _THREE_BLOCKS, _FULL = (2, 1, 4, 2), (3, 1, 4, 3), (4, 1, 3, 3)
+_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS = (2, 1, 4, 3), (4, 1, 4, 4)
+_ONE_COLUMN = (_TWO_BLOCKS, _THREE_BLOCKS, _THREE_OF_FOUR_BITS, _FULL, _FULL_OF_FOUR_BITS)
+_OF_LAYER = ((4, 1, 3, 2), _FULL)  # of a layer's first linear layer, and of its second
 _MORE_COLUMNS = ((4, 2, 2, 2), (2, 2, 2, 2), (2, 1, 3, 3))
 _FEW_TOKENS, _SOME_TOKENS = 6, 24  # of an expert, their mean: of the choice without tuning
 _TILE_TIMES = {128: 1.0, 256: 1.75}  # of an output tile, by its tokens; K of 704, 2816 and 7168
@@ -164,16 +165,18 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
     """Return the configurations for parameters of `grouped_linear`; the first is the default.
 
     The default follows from the mean number of tokens of an expert that has some, and from the row
-    blocks of all such experts, if tokens are routed evenly. Its blocks leave room on an SM: the
-    next launch's load their weights meanwhile, and other kernels of a layer start early, which is
-    more than blocks that fill an SM would gain.
+    blocks of all such experts, if tokens are routed evenly. With few of them it leaves room on an
+    SM, where the next launch's blocks load their weights meanwhile.
     """
     experts, rows = values["experts"], values["tokens"] * values["top_k"]
-    touched = max(values["top_k"], experts * (1 - (1 - 1 / experts) ** rows))
+    touched = _touched(experts, rows, values["top_k"])
     mean, row_blocks = rows / touched, touched * -(-values["n"] // (BLOCK_TILES * MMA_ROWS))
     few = _TWO_BLOCKS
-    if row_blocks > 2 * _SMS and (fmt is FOUR or (fmt is SIX and row_blocks <= 4 * _SMS)):
-        few = _THREE_BLOCKS if fmt is FOUR else _THREE_OF_SIX_BITS
+    if row_blocks > 2 * _SMS and fmt in (SIX, FOUR):
+        choices = (
+            (_THREE_BLOCKS, _FULL) if fmt is SIX else (_THREE_OF_FOUR_BITS, _FULL_OF_FOUR_BITS)
+        )
+        few = choices[row_blocks > 4 * _SMS]
     default: GroupedConfig = FewConfig(1, *few)
     if mean > _SOME_TOKENS and not fmt.element:
         default = ManyConfig(_tile_tokens(touched, mean, values["n"]))
@@ -184,6 +187,24 @@ def configs_for(fmt: ExpertFormat, values: Mapping[str, Any]) -> Sequence[Groupe
         first = with_most_stages(FewConfig(4, 2, 2, 2, 2), fmt, experts)
     others = candidates(fmt, experts, values["tokens"])
     return [first, *(config for config in others if config != first)]
+
+
+def layer_configs(
+    fmt: ExpertFormat, experts: int, rows: int, top_k: int
+) -> tuple[GroupedConfig, GroupedConfig] | None:
+    """Return the default configurations of both linear layers of a layer if they have few tokens.
+
+    Blocks of the first leave room for those of the second; None: each has its own default.
+    """
+    if fmt not in (SIX, FOUR) or rows / _touched(experts, rows, top_k) > _FEW_TOKENS:
+        return None
+    first, second = (FewConfig(1, *choice) for choice in _OF_LAYER)
+    return with_most_stages(first, fmt, experts), with_most_stages(second, fmt, experts)
+
+
+def _touched(experts: int, rows: int, top_k: int) -> float:
+    """Return the expected number of experts with rows, if tokens are routed evenly."""
+    return max(top_k, experts * (1 - (1 - 1 / experts) ** rows))
 
 
 def _tile_tokens(experts: float, tokens: float, n: int) -> int:
@@ -239,6 +260,7 @@ def grouped_gemm(
             k,
             len(x_codes),
             rows_apart,
+            *((x_codes,) if isinstance(config, FewConfig) else ()),
         ),
         shared_bytes=shared_bytes(config, fmt, experts),
         overlap_previous=True,

@@ -19,6 +19,7 @@ from flexq_bench.kernels.cuda.grouped.gemm import (
     candidates,
     configs_for,
     grouped_gemm,
+    layer_configs,
 )
 from flexq_bench.kernels.cuda.grouped.packing import BF16, EIGHT, FOUR, FP16, SIX, ExpertFormat
 from flexq_bench.kernels.decoder.cuda_operations import CudaOperations
@@ -228,6 +229,9 @@ def default_configs(
     gate_up: ExpertWeights, down: ExpertWeights, tokens: int, top_k: int
 ) -> tuple[GroupedConfig, GroupedConfig]:
     """Return the default configurations of both linear layers."""
+    of_few = layer_configs(gate_up.fmt, len(gate_up.scales), tokens * top_k, top_k)
+    if of_few is not None:
+        return of_few
     first, second = (
         configs_for(
             w.fmt,
