@@ -8,12 +8,12 @@ first kind of sandbox that works here, or the one that FLEXQ_BENCH_SANDBOX names
 alone, as those of a comparison after its first pair: printed are the median seconds from the
 request to the first reply (device opened), to the first launch and to the first timed sample, with
 the configuration and the launches of the process before. Then rounds: some processes of each kind
-start together from new servers (with --after, those of all rounds at first). One of each kind, a group, is placed some times, and their turns
-alternate: clocks that drift slow all of them alike. Printed, after each group and for each case,
-for each kind against `forked`: the mean difference of a group's times with 99 % bounds (Student's t
-over groups); at the end Kolmogorov-Smirnov and Mann-Whitney tests of equal distributions, the
-number of slow processes (Fisher) for a kernel of two speeds, and Kruskal-Wallis over the servers of
-forked ones.
+start together from new servers (with --after, those of all rounds at first). One of each kind, a
+group, is placed some times, and their turns alternate: clocks that drift slow all of them alike.
+Printed, after each group and for each case, for each kind against `forked`: the mean difference of
+a group's times with 99 % bounds (Student's t over groups); at the end Kolmogorov-Smirnov and Mann-
+Whitney tests of equal distributions, the number of slow processes (Fisher) for a kernel of two
+speeds, and Kruskal-Wallis over the servers of forked ones.
 """
 
 from __future__ import annotations
@@ -197,6 +197,10 @@ def interleaved(
     return times
 
 
+def kinds_of(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
 def begin_round(number: int, options: argparse.Namespace) -> Round:
     with ExitStack() as stack:
         kinds = stack.enter_context(launchers(options.kinds))
@@ -344,11 +348,11 @@ def main() -> None:
                     out.write(f"{group[0].case}: {line}\n")
                 out.flush()
                 if options.out:
-                    found = {
+                    known = {
                         "starts": list(map(asdict, starts)),
                         "measured": list(map(asdict, measured)),
                     }
-                    options.out.write_text(json.dumps(found))
+                    options.out.write_text(json.dumps(known))
     for case in cases:
         out.write("\n".join(report(case, measured)) + "\n")
     out.flush()
