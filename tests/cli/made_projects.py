@@ -81,7 +81,7 @@ class MadeMeter:
         return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
 
 
-def made_blocks(_course, lane, pairs, process, count, *, is_last):
+def made_blocks(_course, lane, pairs, process, count, _spare, *, is_last):
     """In place of two processes that take turns; on a CPU, no other pair gets ready."""
     assert count == 1
     experiment = lane.experiment

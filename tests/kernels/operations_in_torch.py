@@ -155,8 +155,3 @@ def rope(q, k, v, rotary, position, slot, q_rotated, k_cache, v_cache):
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
         to[slice(None) if to is q_rotated else slot.long()] = turned.to(to.dtype)
     v_cache[slot.long()] = v
-
-
-@kernel("all_reduce", "reduce", dtype="fp32", **CPU)
-def reduce(x, y):
-    y.copy_(x.sum(0).expand_as(y))

@@ -265,7 +265,7 @@ class Generation:
         def value(rank: int) -> float:
             base = -0.05 - share_of(self.options.seed, "logprob", prompt, position) - 1.5 * rank
             noise = share_of(self.options.flip_seed, "noise", prompt, position, rank) - 0.5
-            return base + self.options.logprob_noise * noise
+            return min(base + self.options.logprob_noise * noise, 0.0)
 
         def entry(text: str, rank: int) -> dict[str, Any]:
             return {"token": text, "logprob": value(rank), "bytes": list(text.encode())}
