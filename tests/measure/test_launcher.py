@@ -105,11 +105,13 @@ def is_running(pid: int) -> bool:
 def test_forked_process_has_the_state_of_a_fresh_one(server, processes):
     processes.write("state", STATE)
     mark = new_mark()
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
 
     states = [
         json.loads(processes.output(launcher, "-m", "state", "--x", given=b"some", **{mark: "1"}))
         for launcher in (FreshProcesses(), server)
     ]
+    signal.signal(signal.SIGINT, usual)
 
     for state in states:  # the server has a mark of its own
         state["variables"] = {
