@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Connection, create_engine, text
 
 from flexq_bench.db.engine import open_database, upgrade
 from tests.faults.fleet_process import Order
@@ -184,14 +184,24 @@ class Server:
         self.execute_in("postgres", *statements)
 
     def execute_in(self, name: str, *statements: str) -> None:
+        with self._connected(name) as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+
+    def read(self, name: str, question: str) -> Any:
+        """The only value of an answer."""
+        with self._connected(name) as connection:
+            return connection.execute(text(question)).scalar_one()
+
+    @contextmanager
+    def _connected(self, name: str) -> Iterator[Connection]:
         engine = create_engine(
             self.url(name).replace("postgresql:", "postgresql+psycopg:"),
             isolation_level="AUTOCOMMIT",
             connect_args={"options": "-c statement_timeout=0"},  # not under a fault of the server
         )
         with engine.connect() as connection:
-            for statement in statements:
-                connection.execute(text(statement))
+            yield connection
         engine.dispose()
 
     def run(self, program: str, *arguments: str) -> None:
@@ -318,6 +328,7 @@ class Bench:
     cases: int = 40
     cluster: str = ""  # of Ray; empty: workers are simulated in the coordinator's process
     begins_within_s: float = 30.0
+    decided: int = 0  # the newest decision of rounds before, which share the database
     run: str = field(default_factory=lambda: str(uuid.uuid4()))
     exit_codes: list[int] = field(default_factory=list)
     properties: list[tuple[str, object]] = field(default_factory=list)  # of the test
@@ -450,8 +461,10 @@ def bench(
     server: Server = request.getfixturevalue("server")
     proxy = Proxy(server.socket)
     through = f"postgresql://postgres@127.0.0.1:{proxy.port}/{OURS}"
+    decided = server.read(OURS, "SELECT coalesce(max(id), 0) FROM decision")
     yield Bench(
         *(fault, kind, round_seed, tmp_path, launcher, server, proxy, through, server.url(OURS)),
         properties=properties,
+        decided=decided,
     )
     proxy.close()

@@ -58,8 +58,8 @@ def check(
                        f"({night})")  # fmt: skip
         series = rows(
             "SELECT decision.series_id FROM decision JOIN device ON device.id = decision.device_id "
-            f"WHERE device.uuid IN (SELECT d.uuid FROM job JOIN worker w ON w.uuid = job.worker "
-            f"JOIN device d ON d.id = w.device_id WHERE job.run_id IN ({night}))"
+            f"WHERE decision.id > {bench.decided} AND device.uuid IN (SELECT d.uuid "
+            f"FROM job JOIN worker w ON w.uuid = job.worker JOIN device d ON d.id = w.device_id WHERE job.run_id IN ({night}))"
         )
     engine.dispose()
     parsed = [json.loads(c) if isinstance(c, str) else c for c, *_ in jobs]
