@@ -59,7 +59,8 @@ def check(
         series = rows(
             "SELECT decision.series_id FROM decision JOIN device ON device.id = decision.device_id "
             f"WHERE decision.id > {bench.decided} AND device.uuid IN (SELECT d.uuid "
-            f"FROM job JOIN worker w ON w.uuid = job.worker JOIN device d ON d.id = w.device_id WHERE job.run_id IN ({night}))"
+            "FROM job JOIN worker w ON w.uuid = job.worker JOIN device d ON d.id = w.device_id "
+            f"WHERE job.run_id IN ({night}))"
         )
     engine.dispose()
     parsed = [json.loads(c) if isinstance(c, str) else c for c, *_ in jobs]
