@@ -51,7 +51,7 @@ class ExternalCase:
             *(kernel, case, _SLOT, exchange, device, protocol, _MOST_CHECKED),
             None if reference is None else lambda _case: reference,
         )
-        self._judged.worker, self._judged.waits_s = worker, []
+        self._judged.worker = worker
         self._index: int | None = None  # of the placement that the worker has
         self._launches = 1
         # What launches may change is restored before each sample, which takes as long at most.
@@ -102,7 +102,7 @@ class ExternalCase:
         self._place(index)
         rotation = JudgedRotation(self._judged, self._launches, self._device)
         yield JudgedPlacement(rotation, self._judged)
-        self._overheads.append(rotation.overhead)
+        self._overheads.extend(rotation.overheads)
 
     def _place(self, index: int) -> None:
         if self._index != index:
@@ -127,13 +127,15 @@ class JudgedRotation(Rotation):
         self._turns: list[tuple[Turn, float]] = []  # with the gaps of each, in seconds
 
     @property
-    def overhead(self) -> float:
-        """Time of the turns beside samples and gaps, relative to the samples."""
-        sampled_s = sum(turn.timed_s + turn.untimed_s(self._device) for turn, _ in self._turns)
-        # Waiting within a sample is part of its time; at a message it is not.
-        wait_s = statistics.median(self._judged.waits_s) if self._judged.waits_s else 0.0
-        whole_s = sum(turn.whole_s - gaps_s - wait_s for turn, gaps_s in self._turns)
-        return whole_s / sampled_s - 1 if sampled_s else 0.0
+    def overheads(self) -> Iterator[float]:
+        """Time of each sample's turn beside samples and gaps, relative to the samples.
+
+        As results are medians of samples or nearly so, a median over samples tells whether they are
+        too short, and other programs that disturb some turns don't count.
+        """
+        for turn, gaps_s in self._turns:
+            sampled_s = turn.timed_s + turn.untimed_s(self._device)
+            yield from [(turn.whole_s - gaps_s) / sampled_s - 1] * len(turn.samples_us)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         is_steady = gap_us is None

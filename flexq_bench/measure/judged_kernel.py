@@ -10,8 +10,8 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from flexq_bench.measure.judged_work import (
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.work import Outputs
-from flexq_bench.measure.worker_process import WorkerError, waited_s
+from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import OperationWorkload, operation
 
@@ -107,8 +107,7 @@ class JudgedKernel:
     and columns of a linear layer's output that are checked after a turn, at most. reference: a
     worker that isn't the kernel's, with its exchange: it draws and judges an operation whose
     definition is in a user's file, which this process doesn't run; None: there is none. wrong: the
-    first error; empty: none. waits_s: time in which either process waited for a CPU during each
-    message besides turns; None: not read, which takes as long as a message.
+    first error; empty: none.
     """
 
     def __init__(
@@ -127,7 +126,6 @@ class JudgedKernel:
         self._streamed: dict[Worker, Parts] = {}  # those that workers have
         self.worker: Worker | None = None
         self.wrong = ""
-        self.waits_s: list[float] | None = None
         self._work: JudgedWork
         if isinstance(case.workload, OperationWorkload):
             judging: Reference
@@ -192,14 +190,13 @@ class JudgedKernel:
         tensors, plain = named_tensors({**given.fresh, **(given.streamed if is_new else {})})
         layout = self._exchange.give(tensors)
         path = str(self._exchange.inputs)
-        with self._noting_waits():
-            self.worker.send(
-                "fill", slot=self._slot, path=path, layout=layout, plain=plain, weights=is_new
-            )
-            try:
-                meanwhile()
-            finally:
-                self.worker.receive()
+        self.worker.send(
+            "fill", slot=self._slot, path=path, layout=layout, plain=plain, weights=is_new
+        )
+        try:
+            meanwhile()
+        finally:
+            self.worker.receive()
         self._streamed[self.worker] = given.streamed
 
     def turn(self, **arguments: Any) -> Turn:
@@ -267,19 +264,8 @@ class JudgedKernel:
         assert self.worker is not None  # it was prepared
         return self.worker.ask(what, slot=self._slot, **arguments)
 
-    @contextmanager
-    def _noting_waits(self) -> Iterator[None]:
-        assert self.worker is not None  # it was prepared
-        if self.waits_s is None:
-            yield
-            return
-        before_s = self.worker.waited_s() + waited_s()
-        yield
-        self.waits_s.append(self.worker.waited_s() + waited_s() - before_s)
-
     def _outputs(self) -> dict[str, torch.Tensor]:
-        with self._noting_waits():
-            self.ask("output", path=str(self._exchange.outputs))
+        self.ask("output", path=str(self._exchange.outputs))
         try:
             outputs = self._exchange.take(self._work.layout)
         except (OSError, ValueError) as error:

@@ -51,17 +51,6 @@ def _scheduling(pid: int) -> dict[str, object]:
         return {}
 
 
-def waited_s(pid: int | None = None) -> float:
-    """Seconds that a process's main thread has waited for a CPU; 0.0: not known.
-
-    None: the thread that calls.
-    """
-    place = "thread-self" if pid is None else str(pid)
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{place}/schedstat").read_text().split()[1]) / 1e9
-    return 0.0
-
-
 def _worker_in(pid: int) -> int:
     """The process itself, or the first one of the sandbox that it is the outside of."""
     with suppress(OSError, ValueError, StopIteration):
@@ -269,8 +258,9 @@ class WorkerProcess:
 
     def waited_s(self) -> float:
         """Seconds that its main thread has waited for a CPU that others used; 0.0: not known."""
-        with suppress(ProcessLookupError):
-            return waited_s(_worker_in(self._process.pid))
+        with suppress(OSError, ValueError, IndexError):
+            schedstat = Path(f"/proc/{_worker_in(self._process.pid)}/schedstat")
+            return int(schedstat.read_text().split()[1]) / 1e9
         return 0.0
 
     def finish(self) -> None:
