@@ -74,9 +74,11 @@ class Finding:
 
     @property
     def need(self) -> str:
-        """Describe how many pairs of processes would decide an ambiguous case; empty: not known."""
+        """Describe what would decide an ambiguous case, or why its bounds don't; empty: unknown."""
         if self.outcome is not GateOutcome.AMBIGUOUS or self.pairs_needed is None:
             return ""
+        if self.low is not None and self.low > self.limit:
+            return self.reason.partition("; ")[2]
         return f"about {self.pairs_needed} pairs of processes would decide it"
 
 

@@ -1,6 +1,6 @@
 """Kernels that people have, on a GPU in Triton and torch, each declared in a few lines.
 
-flexq-bench sweep --kernels-from examples/byo/operations_in_triton.py
+flexq-bench sweep --kernels-from examples/byo/operations_in_triton.py --n 4096 --k 4096
 """
 
 import torch

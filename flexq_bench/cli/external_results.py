@@ -445,8 +445,8 @@ def export_external(
 ) -> int:
     """Write records in another service's format; returns the number of results.
 
-    projects: those requested. Raises UsageError for an unknown format, and for projects that the
-    format can't represent.
+    projects: those requested. Raises UsageError for an unknown format, and for projects or results
+    that the format can't represent.
     """
     from flexq_bench.exchange.exports.formats import EXPORTS, write_export
     from flexq_bench.exchange.flashinfer_traces import write_traces
@@ -457,7 +457,12 @@ def export_external(
                 f"{TRACES} traces are of kernels of this repository, whose formats are known: "
                 f"leave --project {external_projects[0]} out, or take another format"
             )
-        return write_traces(file, records)
+        if not (written := write_traces(file, records)):
+            raise UsageError(
+                f"no result can be a trace of {TRACES}: they are of kernels of this program (not of "
+                "--kernels-from), cold, with checked outputs; take another format"
+            )
+        return written
     if format_name not in EXPORTS:
         raise UsageError(unknown("format", format_name, (*EXPORTS, TRACES)))
     return write_export(format_name, file, records)

@@ -44,6 +44,7 @@ def kernel_rows() -> list[dict[str, Any]]:
     return [
         {
             "kernel": spec.label,
+            "operation": spec.operation,
             "backend": spec.backend,
             "weights": spec.weight.name,
             "activations": spec.activation.name,

@@ -220,6 +220,14 @@ def _operations() -> list[Row]:
                 parameter.name: parameter.summary for parameter in definition.parameters
             },
             "axes": list(definition.axes),
+            "inputs": {
+                tensor.name: f"{tensor.number} [{', '.join(tensor.shape)}], {tensor.role}"
+                for tensor in definition.inputs
+            },
+            "outputs": {
+                tensor.name: f"{tensor.number} [{', '.join(tensor.shape)}]"
+                for tensor in definition.outputs
+            },
             "description": definition.summary,
         }
         for definition in map(operation, operation_names())

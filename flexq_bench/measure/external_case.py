@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -15,14 +16,16 @@ from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
 from flexq_bench.measure.judged_kernel import JudgedKernel, Turn, Worker
-from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION
+from flexq_bench.measure.operation_inputs import OPERATION_DISTRIBUTION, OperationCase
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.gemm import GemmWorkload
+from flexq_bench.workloads.operation import OperationWorkload
 
 _SLOT = "run"
+_MOST_COPIED = 32 << 20  # bytes, to learn how long a copy takes
 _MOST_CHECKED = (16, 128)  # rows and columns of each batch's last launch
 
 
@@ -54,9 +57,12 @@ class ExternalCase:
         self._judged.worker = worker
         self._index: int | None = None  # of the placement that the worker has
         self._launches = 1
-        # What launches may change is restored before each sample, which takes as long at most.
-        is_restored = bool(kernel.spec.updates) or case.gpus > 1
-        self._most_overhead = protocol.max_overhead + is_restored
+        # Ranks write again what launches may change before each sample, as long as these at most.
+        self._most_overhead = protocol.max_overhead + (case.gpus > 1)
+        self._updated_bytes = 0
+        if isinstance(case.workload, OperationWorkload):
+            self._updated_bytes = OperationCase(case.workload, kernel.spec).updated_bytes
+        self._restored_bytes = 0  # before each sample
         self._overheads: list[float] = []
         self.copies = 0
         self.secret = 0
@@ -100,7 +106,8 @@ class ExternalCase:
     def placed(self, index: int) -> Iterator[JudgedPlacement]:
         """Placement `index`, which the worker keeps until the next one."""
         self._place(index)
-        rotation = JudgedRotation(self._judged, self._launches, self._device)
+        given = self._judged, self._launches, self._device, self._restored_bytes
+        rotation = JudgedRotation(*given)
         yield JudgedPlacement(rotation, self._judged)
         self._overheads.extend(rotation.overheads)
 
@@ -108,6 +115,7 @@ class ExternalCase:
         if self._index != index:
             reply = self._judged.ask("place", index=index, warm_up=False)
             self._index, self._launches = index, int(reply["launches"])
+            self._restored_bytes = min(self._launches, self.copies) * self._updated_bytes
 
     def close(self) -> None:
         """Free what the worker has of the case."""
@@ -119,23 +127,26 @@ class JudgedRotation(Rotation):
     """Launches in a worker. Each batch's last launch has inputs of this process, and is checked.
 
     Under steady load nothing may interrupt the batches, and the last one's inputs are older.
+    restored_bytes: of what launches change, copied before each sample.
     """
 
-    def __init__(self, judged: JudgedKernel, launches: int, device: torch.device) -> None:
-        self._judged, self._device = judged, device
+    def __init__(
+        self, judged: JudgedKernel, launches: int, device: torch.device, restored_bytes: int
+    ) -> None:
+        self._judged, self._device, self._restored_bytes = judged, device, restored_bytes
         self.launches = launches
-        self._turns: list[tuple[Turn, float]] = []  # with the gaps of each, in seconds
+        self._turns: list[tuple[Turn, float]] = []  # with seconds before samples
 
     @property
     def overheads(self) -> Iterator[float]:
-        """Time of each sample's turn beside samples and gaps, relative to the samples.
+        """Time of each sample's turn beside samples and what precedes them, relative to the samples.
 
         As results are medians of samples or nearly so, a median over samples tells whether they are
         too short, and other programs that disturb some turns don't count.
         """
-        for turn, gaps_s in self._turns:
+        for turn, before_s in self._turns:
             sampled_s = turn.timed_s + turn.untimed_s(self._device)
-            yield from [(turn.whole_s - gaps_s) / sampled_s - 1] * len(turn.samples_us)
+            yield from [(turn.whole_s - before_s) / sampled_s - 1] * len(turn.samples_us)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         is_steady = gap_us is None
@@ -143,8 +154,10 @@ class JudgedRotation(Rotation):
         turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
         if inputs is not None:
             self._judged.check_of_turn(inputs)()
-        gaps = 0 if self._device.type == "cpu" else count + turn.kept
-        self._turns.append((turn, gaps * (gap_us or 0.0) / 1e6))
+        before_s = 0.0 if self._device.type == "cpu" else (gap_us or 0.0) / 1e6
+        if self._restored_bytes:  # by a copy like this one, or slower
+            before_s += 2 * _copy_s(self._restored_bytes, self._device)
+        self._turns.append((turn, before_s * (count + turn.kept)))
         return Batch(turn.samples_us, turn.sm_mhz)
 
     def close(self) -> None:
@@ -165,3 +178,19 @@ class JudgedPlacement:
         launches, which it kept.
         """
         return "; ".join(filter(None, (self._judged.wrong, self._judged.inspected())))
+
+
+def _copy_s(size: int, device: torch.device) -> float:
+    """Seconds to copy so many bytes from one cold buffer of a device to another."""
+    part = min(size, _MOST_COPIED)
+    target, source = torch.ones(2, part, dtype=torch.uint8, device=device)
+    start = _now(device)
+    target.copy_(source)
+    return (_now(device) - start) * size / part
+
+
+def _now(device: torch.device) -> float:
+    """Seconds when the device has finished what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

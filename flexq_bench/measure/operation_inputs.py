@@ -74,6 +74,12 @@ class OperationCase:
             return streamed
         return tuple(i for i in inputs if i.role == "activation")
 
+    @property
+    def updated_bytes(self) -> int:
+        """Bytes of the inputs that launches write into, without scales."""
+        updated = {of for _, of in self.spec.updates}
+        return self.bytes_of([i for i in self.definition.inputs if i.name in updated])
+
     def bytes_of(self, tensors: Sequence[Input]) -> int:
         """Bytes of these inputs in as many bits as they have, without scales."""
         total = 0

@@ -52,6 +52,12 @@ description = "layers on which {name}'s kernels are timed"
 kernels = ["{name}.*"]
 m = "1,16"
 shapes = ["{shapes}"]
+
+# Kernels of other operations (flexq-bench list operations):
+# [[cases]]
+# operation = "attention_decode"
+# kernels = ["{name}.*"]
+# parameters = {{batch = 8, context = "1024,8192", heads = 32, kv_heads = 8}}
 """
 # Where the program of workflows comes from: one variable in each file.
 _INSTALL = """\

@@ -63,7 +63,10 @@ def parse_sweep(
             raise UsageError("--model brings its own N and K: leave out --n and --k")
         shapes = _model_shapes(model, layers)
     elif n is None or k is None:
-        raise UsageError("which layers? Give --n and --k, --model (see list models), or --config")
+        raise UsageError(
+            "which layers? Give --n and --k, --model (see list models), or --config; of kernels of "
+            "other operations --operation with --parameter"
+        )
     else:
         check_cases(len(n) * len(k) * cases_per_shape, most_cases, "a sweep")
         shapes = tuple(Shape(a, b, layer="") for a, b in product(n, k))
@@ -103,6 +106,8 @@ def parameter_limits(texts: Sequence[str] | None) -> dict[str, str] | None:
         name, _, values = (part.strip() for part in text.partition("="))
         if not name or not values or name in limits:
             raise UsageError(f"{text!r:.60} is no parameter: write name=values, each name once")
+        if "=" in values:
+            raise UsageError(f"{text!r:.60} has several parameters: give each its own --parameter")
         if values[0].isdigit():
             check_sizes(values)
         limits[name] = values

@@ -257,31 +257,35 @@ class Declaration:
         outs: Sequence[torch.Tensor],
         values: Mapping[str, object],
         config: Config | None,
+        updated: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor] | None:
         """Call the function: what it returned, if it is declared to return its outputs.
 
-        Raises KernelError if it returned anything else, or changed an output's memory, shape or
-        type.
+        updated: the inputs that it writes into. Raises KernelError if it returned anything else, or
+        changed the memory, shape or type of one of these or of an output.
         """
         named = {name: values[name] for name in self.keywords if name in values}
         if isinstance(config, FunctionConfig):
             named |= dict(config.arguments)
+        written = [*updated, *(() if self.returns else outs)]
+        before = [_identity(out) for out in written]
+        made = None
         if self.returns:
-            return _checked_outputs(label, self.function(*given, **named), outs)
-        before = [_identity(out) for out in outs]
-        returned = self.function(*given, *outs, **named)
-        if returned is not None and not any(returned is out for out in outs):
-            raise ShapeError(
-                f"{label} returned {_described(returned)}: write the result into out and "
-                "return nothing, or declare returns=True"
-            )
-        for out, identity in zip(outs, before, strict=True):
+            made = _checked_outputs(label, self.function(*given, **named), outs)
+        else:
+            returned = self.function(*given, *outs, **named)
+            if returned is not None and not any(returned is out for out in outs):
+                raise ShapeError(
+                    f"{label} returned {_described(returned)}: write the result into out and "
+                    "return nothing, or declare returns=True"
+                )
+        for out, identity in zip(written, before, strict=True):
             if _identity(out) != identity:
                 raise ShapeError(
                     f"{label} exchanged out for {_described(out)}: write into the memory that out "
                     "has"
                 )
-        return None
+        return made
 
 
 class Prepared:

@@ -189,9 +189,6 @@ class FunctionOperation(_Declared, OperationKernel):
             for name in self._buffers(workload, output)
         ]
         outs = [out[name] for name in names]
-        made = self._declared.call(self.spec.label, given, outs, dict(workload.values), config)
-        if made is None and not self._updates:
-            return None
         written = {
             name: (fresh if of in fresh.buffers else streamed).buffers[of]
             for output in self._declared.definition.outputs
@@ -199,6 +196,10 @@ class FunctionOperation(_Declared, OperationKernel):
             for name in self._buffers(workload, output)
             for of in [f"{self._updates[output.name]}.{name.rpartition('.')[2]}"]
         }
+        values, updated = dict(workload.values), tuple(written.values())
+        made = self._declared.call(self.spec.label, given, outs, values, config, updated)
+        if made is None and not self._updates:
+            return None
         return dict(out) | written | dict(zip(names, made or outs, strict=True))
 
     def read_only(self) -> frozenset[str]:

@@ -81,6 +81,7 @@ def test_operation_is_measured_and_stored(norms, database, tmp_path):
         ("sweep", "--operation", "norm_quantize", "--m", "1"),
         ("sweep", "--operation", "norm_quantize", "--parameter", "tokens"),
         ("sweep", "--operation", "norm_quantize", "--parameter", "tokens=1"),
+        ("sweep", "--operation", "norm_quantize", "--parameter", "tokens=1,hidden=8"),
         ("run", "smoke", "--operation", "norm_quantize"),
         ("run", "smoke", "--parameter", "heads=1"),
     ],
@@ -98,6 +99,8 @@ def test_operations_are_listed(cli):
     listed = {row["operation"]: row for row in json.loads(ran.out)}
     assert listed["linear"]["axes"] == ["m"]
     assert "context" in listed["attention_decode"]["parameters"]
+    assert list(listed["norm_quantize"]["inputs"]) == ["x", "residual", "gamma"]
+    assert listed["norm_quantize"]["outputs"]["y"] == "activation [tokens, hidden]"
 
 
 def test_trace_is_swept_and_weighted_by_its_counts(cli, tmp_path):

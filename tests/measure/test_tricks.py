@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
+from operation_tricks import OPERATION_TRICKS
 from table_tricks import TABLE_TRICKS
 from tricks import DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
 
@@ -138,7 +139,7 @@ def measured(launcher, tmp_path, monkeypatch):
     """The result of a kernel of a file, or of an installed package, without a sandbox."""
     protocol = replace(PROTOCOL_CPU, min_samples=60, min_placements=3)
 
-    def run(source, *, declared=DECLARED, installed=False):
+    def run(source, *, declared=DECLARED, installed=False, case="gemm hot m4n256k256"):
         path = tmp_path / "cheats.py"
         path.write_text(f"{PREAMBLE}{source}{declared}")
         place, environment = KernelSource.parse(str(path)), None
@@ -154,7 +155,7 @@ def measured(launcher, tmp_path, monkeypatch):
         options = ProcessOptions("cpu", 0, Tuning.NONE, 120.0, 120.0, environment)
         with KernelProcesses(options, Adopted(sources, {}), launcher) as processes:
             meter = Meter("cpu", protocol, tuning=Tuning.NONE, resolve=resolve, external=processes)
-            return meter.measure(Case.from_key(f"{kernel.spec.label} gemm hot m4n256k256"))
+            return meter.measure(Case.from_key(f"{kernel.spec.label} {case}"))
 
     return run
 
@@ -187,6 +188,7 @@ FEW = {
     *("by pointer", "by content of both operands", "another default clock"),
     *("results of the stack of who measures", "a blind check", "late, by another operator"),
     *("a tensor that is returned", "objects at every garbage collection"),
+    "a cache with other memory",
 }
 
 
@@ -203,6 +205,11 @@ def test_a_trick_is_incorrect_refused_or_in_vain(measured, source, said):
 @pytest.mark.parametrize(("source", "said"), of_all(DECLARED_TRICKS))
 def test_so_is_one_of_a_file_that_declares_its_kernel(measured, source, said):
     check_ends(measured(source, declared=""), said)
+
+
+@pytest.mark.parametrize(("source", "workload", "said"), of_all(OPERATION_TRICKS))
+def test_so_is_one_of_another_operation(measured, source, workload, said):
+    check_ends(measured(source, declared="", case=f"op cold {workload}"), said)
 
 
 @pytest.mark.parametrize("name", SPEC_TRICKS)
