@@ -13,8 +13,10 @@ another basis (QuaRot) can't be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import nn
 from flexq_bench.accuracy.artefacts.differences import Difference
 from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import quantize
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
@@ -83,14 +85,16 @@ class WeightReport:
 
 @torch.no_grad()
 def weight_distances(
-    model: nn.Module, original: nn.Module, rounded: Collection[str] | None = ()
+    model: nn.Module,
+    original: nn.Module,
+    formats: Mapping[str, NumberFormat] = MappingProxyType({}),
 ) -> WeightReport:
     """Compare all weights of a model, quantized or not, with those of the original.
 
-    Both have the same architecture and are on the same device. rounded: see LoadedModel. Raises
+    Both have the same architecture and are on the same device. formats: see LoadedModel. Raises
     QuantizeError if it has no layer map.
     """
-    return _Comparison(model, original, rounded).report()
+    return _Comparison(model, original, formats).report()
 
 
 @dataclass(slots=True)
@@ -134,12 +138,12 @@ class _Factors:
 
 
 class _Comparison:
-    def __init__(self, model: Any, original: Any, rounded: Collection[str] | None) -> None:
-        self._model, self._original = model, original
+    def __init__(self, model: Any, original: Any, formats: Mapping[str, NumberFormat]) -> None:
+        self._model, self._original, self._formats = model, original, formats
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
-        coded = self._tensors if rounded is None else self._tensors.keys() & {*rounded}
+        coded = self._tensors.keys() & formats.keys()
         self._coded = {self._tensors[name].data_ptr() for name in coded}  # also of tied ones
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
@@ -308,11 +312,9 @@ class _Comparison:
     def _own_basis(self, name: str) -> torch.Tensor:
         """The model's weight, FP32 [N, K], in the original's order and basis of channels."""
         module = self._model.get_submodule(name)
-        layer = _layer_of(module)
+        layer, values = _layer_of(module), _stored_basis(module)
         if layer is None:
-            weight: torch.Tensor = module.weight.float()
-            return weight
-        values = _stored_basis(module)
+            return values
         if layer.weight.order is not None:
             ordered = torch.empty_like(values)
             ordered[:, layer.weight.order.long()] = values
@@ -330,14 +332,14 @@ class _Comparison:
         free = self._own_basis(site.name) * dead  # any value does
         theirs = torch.where(dead, free, theirs)
         module = self._model.get_submodule(site.name)
-        layer = _layer_of(module)
-        if layer is None:
-            theirs = theirs - free
-            return _rows(self._own_basis(site.name) - free, theirs, theirs, theirs)
-        if layer.rotation is not None:
-            theirs, free = (layer.rotation.apply(x) for x in (theirs, free))
-        order = layer.weight.order
-        number = layer.weight_format
+        layer, order = _layer_of(module), None
+        number = FP16 if layer is None else layer.weight_format
+        if number.is_dense:
+            number = self._formats.get(f"{site.name}.weight", number)
+        if layer is not None:
+            order = layer.weight.order
+            if layer.rotation is not None:
+                theirs, free = (layer.rotation.apply(x) for x in (theirs, free))
         try:
             if number.kind == "mixed":
                 rounded = quantize(theirs, number, order=order).dequantize(torch.float32)
@@ -348,8 +350,9 @@ class _Comparison:
         except (ShapeError, ValueError):  # a format that nothing is rounded to here
             rounded = theirs
         ours, theirs, rounded = (x - free for x in (_stored_basis(module), theirs, rounded))
-        clipped = _clipped(theirs, ours, number.group) if clips else theirs
-        return _rows(ours, theirs, rounded, clipped)
+        if not clips:
+            return _rows(ours, theirs, rounded)
+        return _rows(ours, theirs, rounded, partial(_clipped, ours=ours, group=number.group))
 
     # Judgement.
 
@@ -386,15 +389,14 @@ class _Comparison:
             columns = odd.nonzero().flatten().tolist()
             yield Difference(key, _UNLIKE.format(_named(columns, "column")))
             return
-        if rows.lost > 1 and rows.lost > _MAX_LOST * rows.steps.numel() * rows.k:
-            yield Difference(key, f"{rows.lost:,} of its values are 0, the original's far from it")
-            return
         far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
         off = ((rows.scale - 1).abs() > rows.explained()) & (rows.steps > _MAX_CLIPPED * steps)
         odd = (far | off).nonzero().flatten()
         if odd.numel():
             yield Difference(key, "; ".join(self._explained(name, rows, odd, steps)))
+        elif rows.lost > 1 and rows.lost > _MAX_LOST * rows.steps.numel() * rows.k:
+            yield Difference(key, f"{rows.lost:,} of its values are 0, the original's far from it")
 
     def _explained(
         self, name: str, rows: _Rows, odd: torch.Tensor, typical: float
@@ -466,7 +468,7 @@ class _Comparison:
         """Compare an embedding, head or router by rows. is_coded: it may be rounded."""
         if torch.equal(ours, theirs):
             return
-        rows = _rows(ours, theirs, theirs, theirs)
+        rows = _rows(ours, theirs, theirs)
         errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
         typical = float(errors.median())
         if _is_other(rows) or typical > _MAX_ROUNDED:
@@ -504,14 +506,14 @@ def _layer_of(module: nn.Module) -> QuantizedLayer | None:
 
 
 def _stored_basis(module: nn.Module) -> torch.Tensor:
-    """A quantized layer's weight as evaluated, FP32 [N, K], in the order and basis of its codes."""
-    if isinstance(module, FakeQuantizedLinear):
-        return module.weight
-    assert isinstance(module, KernelLinear)  # the callers know that it is quantized
-    return module.layer.weight.dequantize(torch.float32)
+    """A layer's weight as evaluated, FP32 [N, K], in the order and basis of its codes."""
+    if isinstance(module, KernelLinear):
+        return module.layer.weight.dequantize(torch.float32)
+    weight: torch.Tensor = module.weight.float()
+    return weight
 
 
-def _clipped(theirs: torch.Tensor, ours: torch.Tensor, group: int | None) -> torch.Tensor:
+def _clipped(theirs: torch.Tensor, *, ours: torch.Tensor, group: int | None) -> torch.Tensor:
     """Clip each group of the original's rows [N, K] to the range of ours.
 
     A scheme that clips ranges (AWQ) leaves all values but the largest as they are. It keeps at
@@ -525,10 +527,13 @@ def _clipped(theirs: torch.Tensor, ours: torch.Tensor, group: int | None) -> tor
 
 
 def _rows(
-    ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor, clipped: torch.Tensor
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    rounded: torch.Tensor,
+    clip: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
 ) -> _Rows:
-    """Compare rows [N, K]. rounded, clipped: the original's in the format and the range of ours."""
-    k = theirs.shape[1]
+    """Compare rows [N, K]. rounded: the original's in the format of ours. clip: to our range."""
+    k, clipped = theirs.shape[1], clip(theirs)
     ours_off, rounded_off = ours - clipped, rounded - theirs
     squares, clipped_squares = _dots(theirs, theirs), _dots(clipped, clipped)
     size = (squares / k).sqrt()
@@ -542,7 +547,8 @@ def _rows(
     wrong, along = _dots(ours_off, ours_off), _dots(ours_off, clipped)
     beside = along / clipped_squares.clamp(min=1e-30)  # slope - 1, of which little is lost
     slopes = 1 + beside
-    scale = slopes / (1 + _dots(rounded_off, theirs) / squares.clamp(min=1e-30))
+    shrunk = _dots(clip(rounded) - clipped, clipped) / clipped_squares.clamp(min=1e-30)
+    scale = slopes / (1 + shrunk)
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)

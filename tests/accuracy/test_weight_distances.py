@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.accuracy.weight_distances import weight_distances
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.calibration import calibration_segments
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.linear_layers import replace_module, with_linear_layers
@@ -219,14 +220,14 @@ def test_damaged_embeddings_are_named(loaded, damage):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("rounded", "found"), [((), 2), (["model.embed_tokens.weight"], 0), (None, 0)]
+    ("formats", "found"), [({}, 2), ({"model.embed_tokens.weight": NumberFormat(4, 32)}, 0)]
 )
-def test_rounded_embeddings_are_named_unless_they_are_codes(loaded, rounded, found):
+def test_rounded_embeddings_are_named_unless_they_are_codes(loaded, formats, found):
     model = copy.deepcopy(loaded.model)
     weight = model.get_input_embeddings().weight
     weight.copy_(weight.to(torch.float8_e4m3fn))
 
-    assert len(weight_distances(model, loaded.model, rounded).findings) == found
+    assert len(weight_distances(model, loaded.model, formats).findings) == found
 
 
 @pytest.mark.parametrize("part", ["q_proj", "v_proj"])

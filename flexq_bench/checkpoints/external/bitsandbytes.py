@@ -69,6 +69,9 @@ class BitsAndBytesLayers(LayerReader):
         state = self._state(name)
         return f"{state['quant_type']}/{state['blocksize']}"
 
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        return NumberFormat.parse(self.formats(name)) if name in self._states else None
+
     def _operand(self, name: str, device: torch.device | str) -> Operand:
         rows, k = self.shape(name)
         if name not in self._states:
