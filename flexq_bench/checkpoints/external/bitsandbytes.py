@@ -70,7 +70,9 @@ class BitsAndBytesLayers(LayerReader):
         return f"{state['quant_type']}/{state['blocksize']}"
 
     def nearest_format(self, name: str) -> NumberFormat | None:
-        return NumberFormat.parse(self.formats(name)) if name in self._states else None
+        if name not in self._states:
+            return None
+        return NumberFormat(4, int(self._state(name)["blocksize"]), "float")
 
     def _operand(self, name: str, device: torch.device | str) -> Operand:
         rows, k = self.shape(name)
