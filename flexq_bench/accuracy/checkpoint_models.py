@@ -61,4 +61,4 @@ def load_checkpoint(
     ):
         quantize_cache(model, checkpoint.kv_bits, checkpoint.fp8_cache_scales_of_blocks())
     named = name, checkpoint.content_hash
-    return LoadedModel(*named, model, tokenizer, chosen, checkpoint.dequantized)
+    return LoadedModel(*named, model, tokenizer, chosen, checkpoint.dense_formats)

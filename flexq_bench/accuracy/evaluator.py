@@ -49,7 +49,7 @@ from flexq_bench.accuracy.requantization import (
     RequantizedModel,
     as_checkpoint,
     quantized_copy,
-    rounded_as_checkpoint,
+    rounded_as_stored,
 )
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
@@ -312,7 +312,7 @@ class Evaluator:
             raise AccuracyError("there is no original: give it with --reference")
         reference = self.reference.predictions(text, tokens, count)
         parameters = self.parameters(FULL_PRECISION, text_name)
-        if scheme == FULL_PRECISION:
+        if scheme == FULL_PRECISION and not self.is_bounded(scheme):
             result = reference.first(count).result
             results = perplexity_results(scheme, text, result, None, parameters)
             none = dataclasses.replace(results[0], metric=KL, value=0.0, values=(0.0,) * count)
@@ -334,8 +334,8 @@ class Evaluator:
     def _scheme_alone(self, scheme: str, original: LoadedModel) -> Any:
         """Return a copy of the original that is quantized by a scheme, through the reference."""
         if self.is_bounded(scheme):
-            assert self._checkpoint is not None  # of which this is a scheme
-            return rounded_as_checkpoint(self._checkpoint, original.model)
+            formats = self.model_under(scheme).formats
+            return rounded_as_stored(self._checkpoint, formats, original.model)
         used, plan = resolve(scheme), self._plan
         if self._checkpoint is not None and self._is_stored(scheme):
             return as_checkpoint(self._checkpoint, used, original, plan.calibration)
@@ -344,10 +344,12 @@ class Evaluator:
         )
 
     def is_bounded(self, scheme: str) -> bool:
-        """Return True for a checkpoint of another tool.
+        """Return True for a checkpoint of another tool, and a GGUF file that is itself judged.
 
         `reproduced` then rounds to nearest in its formats: a bound, not the same quantization.
         """
+        if scheme == FULL_PRECISION:
+            return self._plan.reference is not None and bool(self.loaded.formats)
         return self._is_stored(scheme) and isinstance(self._checkpoint, ExternalCheckpoint)
 
     def kv_bits(self, scheme: str) -> int:

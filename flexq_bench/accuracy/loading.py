@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from flexq_bench.checkpoints.model_source import (
     read_config,
 )
 from flexq_bench.errors import library_reason
-from flexq_bench.schemes.linear_layers import with_linear_layers
+from flexq_bench.kernels.formats import NumberFormat
+from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
 # Up to about here two threads take as long as one on idle cores, and many times as long if another
@@ -38,8 +39,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 class LoadedModel:
     """A causal language model of transformers in evaluation mode, with its tokenizer.
 
-    content_hash: of its files. dtype: of its weights. rounded: names of those outside quantized
-    layers that are codes in the files; None: any may be.
+    content_hash: of its files. dtype: of its weights. formats: of those that are codes in the files
+    and numbers here, the nearest formats, by name.
     """
 
     name: str
@@ -47,7 +48,7 @@ class LoadedModel:
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
-    rounded: frozenset[str] | None = frozenset()
+    formats: Mapping[str, NumberFormat] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -106,12 +107,11 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     with quiet_transformers(), headers_read_once():
         _check_config(files)
         tokenizer = load_tokenizer(files)
-        model = _load_weights(files, DTYPES[chosen])
+        model, formats = _load_weights(files, DTYPES[chosen])
     check_vocabulary(files.name, model, tokenizer)
     model = model.to(device).eval()
     _check_numbers(files, model, chosen)
-    rounded = frozenset[str]() if files.gguf is None else None
-    return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen, rounded)
+    return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen, formats)
 
 
 def load_tokenizer(files: ModelFiles) -> Any:
@@ -150,7 +150,8 @@ def _check_config(files: ModelFiles) -> None:
     check_block_count(files.name, len(files.tensors), config)
 
 
-def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
+def _load_weights(files: ModelFiles, dtype: torch.dtype) -> tuple[Any, dict[str, NumberFormat]]:
+    """The model, and the formats of LoadedModel."""
     source = None if files.gguf is None else GgufSource(files)
     try:
         config = read_config(files) if source is None else source.config()
@@ -181,13 +182,13 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     blocks = f"{model.base_model_prefix}."
     unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
     check_no_more(files.name, unused)
-    if source is not None:
-        source.check_used(model)
+    formats = {} if source is None else source.formats(model)
     _check_ties(files.name, model)
     # transformers marks a dequantized model as quantized, so it could not be saved or changed.
     model.config.quantization_config = None
     del model.config.quantization_config
-    return with_linear_layers(model)
+    origins = linear_origins(model).items()
+    return model, formats | {n: formats[o.name] for n, o in origins if o.name in formats}
 
 
 def _check_ties(name: str, model: Any) -> None:

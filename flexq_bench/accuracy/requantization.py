@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import device_kind
 from flexq_bench.decode.quantized_cache import quantize_cache
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import quantize
+from flexq_bench.kernels.formats import NumberFormat, Operand, quantize
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
     DynamicActivation,
@@ -103,21 +104,29 @@ def as_checkpoint(
     )
 
 
-def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any:
-    """Round a copy of the original to nearest, in the formats of another tool's checkpoint.
+def rounded_as_stored(
+    checkpoint: QuantizedCheckpoint | None, formats: Mapping[str, NumberFormat], original: Any
+) -> Any:
+    """Round a copy of the original to nearest, in the formats of files of another tool.
 
-    No learned rounding should be worse. Scales that the folder has for activations and caches may
-    be wrong: here they fit. Raises AccuracyError for a format that nothing is rounded to.
+    checkpoint: None: a GGUF file. formats: of LoadedModel, of what was read from them. No learned
+    rounding should be worse. Scales that the folder has for activations and caches may be wrong:
+    here they fit. Raises AccuracyError for a format that nothing is rounded to.
     """
     copied = copy.deepcopy(original)
-    for name in checkpoint.layers:
+    layers = () if checkpoint is None else checkpoint.layers
+    for weight, number in formats.items():
+        name = weight.removesuffix(".weight")
+        if name not in layers:
+            values = copied.get_submodule(name).weight.data
+            values.copy_(_rounded(name, values, number).dequantize(torch.float32))
+    if checkpoint is None:
+        return copied
+    for name in layers:
         dense = copied.get_submodule(name)
         stored = checkpoint.layer(name, dense.weight.device)
-        number = replace(stored.weight_format, clip=1.0)
-        try:
-            operand = quantize(dense.weight.detach().float(), number)
-        except (ShapeError, ValueError) as error:
-            raise AccuracyError(f"{name} can't be rounded to {number.name}: {error}") from error
+        number = formats.get(f"{name}.weight") or replace(stored.weight_format, clip=1.0)
+        operand = _rounded(name, dense.weight.detach(), number)
         bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
         layer = QuantizedLayer(operand, _fitting(stored.activation), bias)
         replace_module(copied, name, FakeQuantizedLinear(name, layer))
@@ -125,6 +134,13 @@ def rounded_as_checkpoint(checkpoint: QuantizedCheckpoint, original: Any) -> Any
     fitting = None if stored_scales is None else [torch.zeros_like(s) for s in stored_scales]
     quantize_cache(copied, checkpoint.kv_bits, fitting)
     return copied
+
+
+def _rounded(name: str, values: torch.Tensor, number: NumberFormat) -> Operand:
+    try:
+        return quantize(values.float(), number)
+    except (ShapeError, ValueError) as error:
+        raise AccuracyError(f"{name} can't be rounded to {number.name}: {error}") from error
 
 
 def _fitting(activation: ActivationQuantizer | None) -> ActivationQuantizer | None:

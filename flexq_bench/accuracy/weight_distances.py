@@ -13,8 +13,10 @@ another basis (QuaRot) can't be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from torch import nn
 from flexq_bench.accuracy.artefacts.differences import Difference
 from flexq_bench.decode.kernel_linear import KernelLinear
 from flexq_bench.kernels.errors import ShapeError
-from flexq_bench.kernels.formats import quantize
+from flexq_bench.kernels.formats import FP16, NumberFormat, quantize
 from flexq_bench.schemes.channels import SiteInput
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
@@ -33,9 +35,11 @@ from flexq_bench.schemes.smoothing import spread
 _ROUNDED = 1 / math.sqrt(12)  # steps: distance of numbers that are rounded to nearest
 # Bounds below are wider than every scheme of the registry needs, see docs/accuracy-gate.md.
 _MAX_ROW_RATIO, _MIN_ROW_STEPS = 3.0, 0.6  # of a row to its layer's median; steps
-_MAX_LAYER_RATIO, _MIN_LAYER_STEPS = 6.0, 0.6  # of a layer to the model's median; steps
+_MAX_GROUP_RATIO, _MIN_GROUP_STEPS = 4.0, 1.0  # of a group to its layer's median row; steps
+_MAX_LAYER_RATIO, _MIN_LAYER_STEPS = 6.0, 0.6  # of a learned layer to the model's; steps
 _MAX_LAYER_OFFSET = 0.25  # steps: signed mean of a row, median of a layer
 _MAX_ROW_SCALE, _MAX_LAYER_SCALE = 0.02, 0.01  # relative
+_MAX_COLUMN_SCALE = 1.3
 _MAX_CLIPPED = 1.5  # of the distance of a row whose range is clipped to its layer's median
 _CLIPPED = 0.2  # of the relative error of rounding: the scale that clipped ranges may lose
 _MIN_RANGE = 0.5  # of a group's range, that a scheme that clips it keeps: AWQ's smallest
@@ -83,21 +87,25 @@ class WeightReport:
 
 @torch.no_grad()
 def weight_distances(
-    model: nn.Module, original: nn.Module, rounded: Collection[str] | None = ()
+    model: nn.Module,
+    original: nn.Module,
+    formats: Mapping[str, NumberFormat] = MappingProxyType({}),
 ) -> WeightReport:
     """Compare all weights of a model, quantized or not, with those of the original.
 
-    Both have the same architecture and are on the same device. rounded: see LoadedModel. Raises
+    Both have the same architecture and are on the same device. formats: see LoadedModel. Raises
     QuantizeError if it has no layer map.
     """
-    return _Comparison(model, original, rounded).report()
+    return _Comparison(model, original, formats).report()
 
 
 @dataclass(slots=True)
 class _Rows:
     """One layer's rows [N]: steps, their signed mean (offset), scale (relative to rounding to
-    nearest), the relative error that the scale does not explain, cosine. columns: cosines [K] of
-    those that are a step or more. lost: number of values that are 0, far from the original's.
+    nearest), the relative error that the scale does not explain, cosine; steps of the worst group
+    of a row, in its own or the row's. columns: cosines [K] of those that are a step or more, 0 of
+    those that are larger than the original's. lost: number of values that are 0, far from the
+    original's.
     """
 
     steps: torch.Tensor
@@ -105,6 +113,7 @@ class _Rows:
     scale: torch.Tensor
     noise: torch.Tensor
     cosine: torch.Tensor
+    group_steps: torch.Tensor
     columns: torch.Tensor
     lost: int
 
@@ -134,12 +143,12 @@ class _Factors:
 
 
 class _Comparison:
-    def __init__(self, model: Any, original: Any, rounded: Collection[str] | None) -> None:
-        self._model, self._original = model, original
+    def __init__(self, model: Any, original: Any, formats: Mapping[str, NumberFormat]) -> None:
+        self._model, self._original, self._formats = model, original, formats
         self._layout: ModelMap = map_model(original)
         self._sites = {site.name: site for site in self._layout.sites}
         self._tensors: dict[str, torch.Tensor] = model.state_dict()
-        coded = self._tensors if rounded is None else self._tensors.keys() & {*rounded}
+        coded = self._tensors.keys() & formats.keys()
         self._coded = {self._tensors[name].data_ptr() for name in coded}  # also of tied ones
         self._findings: list[Difference] = []
         self._not_judged: dict[str, str] = {}
@@ -210,7 +219,10 @@ class _Comparison:
                     continue
                 self._scaled_norms.add(source)
             else:
-                own = self._measured(self._sites[source], factors, clips=False).scale
+                rows = self._measured(self._sites[source], factors, clips=False)
+                own = rows.scale
+                if not bool(((own - 1).abs() > rows.explained()).any()):
+                    continue  # rounding alone
             self._balance(source, own, readers, site_input, factors)
         return factors
 
@@ -308,16 +320,14 @@ class _Comparison:
     def _own_basis(self, name: str) -> torch.Tensor:
         """The model's weight, FP32 [N, K], in the original's order and basis of channels."""
         module = self._model.get_submodule(name)
-        layer = _layer_of(module)
+        layer, values = _layer_of(module), _stored_basis(module)
         if layer is None:
-            weight: torch.Tensor = module.weight.float()
-            return weight
-        values = _stored_basis(module)
+            return values
         if layer.weight.order is not None:
             ordered = torch.empty_like(values)
             ordered[:, layer.weight.order.long()] = values
             values = ordered
-        return values if layer.rotation is None else layer.rotation.undo(values)
+        return values if layer.rotation is None else layer.rotation.undo_in_weight(values)
 
     def _measured(self, site: LinearSite, factors: _Factors, *, clips: bool = True) -> _Rows:
         """Compare a layer. clips: with the original in our range, which needs known factors."""
@@ -330,14 +340,14 @@ class _Comparison:
         free = self._own_basis(site.name) * dead  # any value does
         theirs = torch.where(dead, free, theirs)
         module = self._model.get_submodule(site.name)
-        layer = _layer_of(module)
-        if layer is None:
-            theirs = theirs - free
-            return _rows(self._own_basis(site.name) - free, theirs, theirs, theirs)
-        if layer.rotation is not None:
-            theirs, free = (layer.rotation.apply(x) for x in (theirs, free))
-        order = layer.weight.order
-        number = layer.weight_format
+        layer, order = _layer_of(module), None
+        number = FP16 if layer is None else layer.weight_format
+        if number.is_dense:
+            number = self._formats.get(f"{site.name}.weight", number)
+        if layer is not None:
+            order = layer.weight.order
+            if layer.rotation is not None:
+                theirs, free = (layer.rotation.apply_to_weight(x) for x in (theirs, free))
         try:
             if number.kind == "mixed":
                 rounded = quantize(theirs, number, order=order).dequantize(torch.float32)
@@ -348,8 +358,10 @@ class _Comparison:
         except (ShapeError, ValueError):  # a format that nothing is rounded to here
             rounded = theirs
         ours, theirs, rounded = (x - free for x in (_stored_basis(module), theirs, rounded))
-        clipped = _clipped(theirs, ours, number.group) if clips else theirs
-        return _rows(ours, theirs, rounded, clipped)
+        if not clips:
+            return _rows(ours, theirs, rounded, number.group)
+        clip = partial(_clipped, ours=ours, group=number.group)
+        return _rows(ours, theirs, rounded, number.group, clip)
 
     # Judgement.
 
@@ -371,30 +383,32 @@ class _Comparison:
         if abs(offset) > _MAX_LAYER_OFFSET:
             yield Difference(key, f"its weights are {offset:+.2g} steps off on average")
             return
-        if steps > max(_MIN_LAYER_STEPS, _MAX_LAYER_RATIO * typical):
+        # GPTQ zeroes columns that its inputs never use, and changes others most.
+        is_nearest = typical < _MAX_NEAREST
+        ratio = 1.0 if is_nearest else _MAX_LAYER_RATIO
+        if steps > max(_MIN_LAYER_STEPS, ratio * typical):
             yield Difference(
                 key,
                 f"its rows are {steps:.2g} steps from the original's, those of other layers "
                 f"{typical:.2g}",
             )
             return
-        # GPTQ zeroes columns that its inputs never use, and changes others most.
-        is_nearest = typical < _MAX_NEAREST
-        odd = rows.columns < (_OTHER_CONTENT if is_nearest else _OTHER_CONTENT / 2)
-        odd &= (rows.columns != 0) | is_nearest
-        if bool(odd.any()):
-            columns = odd.nonzero().flatten().tolist()
+        far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
+        is_moved = bool((far & (rows.cosine < _OTHER_CONTENT)).any())
+        unlike = rows.columns < (_OTHER_CONTENT if is_nearest else _OTHER_CONTENT / 2)
+        unlike &= (rows.columns != 0) | is_nearest
+        if bool(unlike.any()) and not is_moved:
+            columns = unlike.nonzero().flatten().tolist()
             yield Difference(key, _UNLIKE.format(_named(columns, "column")))
             return
-        if rows.lost > 1 and rows.lost > _MAX_LOST * rows.steps.numel() * rows.k:
-            yield Difference(key, f"{rows.lost:,} of its values are 0, the original's far from it")
-            return
-        far = rows.steps > max(_MIN_ROW_STEPS, _MAX_ROW_RATIO * steps)
         # A clipped range shrinks rows, but hardly adds to their distance.
         off = ((rows.scale - 1).abs() > rows.explained()) & (rows.steps > _MAX_CLIPPED * steps)
+        off |= rows.group_steps > _largest_group(steps)
         odd = (far | off).nonzero().flatten()
         if odd.numel():
             yield Difference(key, "; ".join(self._explained(name, rows, odd, steps)))
+        elif rows.lost > 1 and rows.lost > _MAX_LOST * rows.steps.numel() * rows.k:
+            yield Difference(key, f"{rows.lost:,} of its values are 0, the original's far from it")
 
     def _explained(
         self, name: str, rows: _Rows, odd: torch.Tensor, typical: float
@@ -409,7 +423,11 @@ class _Comparison:
         rest = [row for row in odd.tolist() if row not in set(foreign.tolist())]
         for row in rest[:_MAX_NAMED_ROWS]:
             steps, scale = float(rows.steps[row]), float(rows.scale[row])
-            yield f"row {row} is {steps:.3g} steps off, {scale:.3g} times the original's"
+            group = float(rows.group_steps[row])
+            if group > _largest_group(typical) and group > steps:
+                yield f"row {row} is {group:.3g} steps off in one of its groups"
+            else:
+                yield f"row {row} is {steps:.3g} steps off, {scale:.3g} times the original's"
         yield f"{odd.numel()} of {rows.steps.numel()} rows; its median is {typical:.2g} steps"
 
     def _homes(self, foreign: Sequence[str]) -> dict[str, str]:
@@ -433,7 +451,11 @@ class _Comparison:
 
     def _others(self) -> Iterator[Difference]:
         # The state: parameters, and buffers such as the biases of a router.
+        seen: set[int] = set()
         for name, theirs in self._original.state_dict().items():
+            if theirs.data_ptr() in seen and self._tensors[name].data_ptr() in seen:
+                continue  # tied in both
+            seen |= {theirs.data_ptr(), self._tensors[name].data_ptr()}
             module, _, part = name.rpartition(".")
             if module in self._sites:
                 if part == "bias":
@@ -466,7 +488,7 @@ class _Comparison:
         """Compare an embedding, head or router by rows. is_coded: it may be rounded."""
         if torch.equal(ours, theirs):
             return
-        rows = _rows(ours, theirs, theirs, theirs)
+        rows = _rows(ours, theirs, theirs)
         errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-12)
         typical = float(errors.median())
         if _is_other(rows) or typical > _MAX_ROUNDED:
@@ -498,26 +520,31 @@ class _Comparison:
             )
 
 
+def _largest_group(typical: float) -> float:
+    """The distance of a group from which on its row is named. typical: of the layer's rows."""
+    return max(_MIN_GROUP_STEPS, _MAX_GROUP_RATIO * typical)
+
+
 def _layer_of(module: nn.Module) -> QuantizedLayer | None:
     """The codes of a quantized layer; None: it is not quantized."""
     return module.layer if isinstance(module, FakeQuantizedLinear | KernelLinear) else None
 
 
 def _stored_basis(module: nn.Module) -> torch.Tensor:
-    """A quantized layer's weight as evaluated, FP32 [N, K], in the order and basis of its codes."""
-    if isinstance(module, FakeQuantizedLinear):
-        return module.weight
-    assert isinstance(module, KernelLinear)  # the callers know that it is quantized
-    return module.layer.weight.dequantize(torch.float32)
+    """A layer's weight as evaluated, FP32 [N, K], in the order and basis of its codes."""
+    if isinstance(module, KernelLinear):
+        return module.layer.weight.dequantize(torch.float32)
+    assert isinstance(module.weight, torch.Tensor)  # of every linear layer
+    return module.weight.float()
 
 
-def _clipped(theirs: torch.Tensor, ours: torch.Tensor, group: int | None) -> torch.Tensor:
+def _clipped(theirs: torch.Tensor, *, ours: torch.Tensor, group: int | None) -> torch.Tensor:
     """Clip each group of the original's rows [N, K] to the range of ours.
 
     A scheme that clips ranges (AWQ) leaves all values but the largest as they are. It keeps at
     least _MIN_RANGE of a range, so that zeroed groups stay different.
     """
-    width = theirs.shape[1] if group is None or theirs.shape[1] % group else group
+    width = _width(theirs.shape[1], group)
     own, other = (x.reshape(-1, width) for x in (ours, theirs))
     low = torch.minimum(own.amin(1), _MIN_RANGE * other.amin(1))[:, None]
     high = torch.maximum(own.amax(1), _MIN_RANGE * other.amax(1))[:, None]
@@ -525,10 +552,17 @@ def _clipped(theirs: torch.Tensor, ours: torch.Tensor, group: int | None) -> tor
 
 
 def _rows(
-    ours: torch.Tensor, theirs: torch.Tensor, rounded: torch.Tensor, clipped: torch.Tensor
+    ours: torch.Tensor,
+    theirs: torch.Tensor,
+    rounded: torch.Tensor,
+    group: int | None = None,
+    clip: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
 ) -> _Rows:
-    """Compare rows [N, K]. rounded, clipped: the original's in the format and the range of ours."""
-    k = theirs.shape[1]
+    """Compare rows [N, K]. rounded: the original's in the format of ours, in groups of this size.
+
+    clip: to the range of ours.
+    """
+    k, clipped = theirs.shape[1], clip(theirs)
     ours_off, rounded_off = ours - clipped, rounded - theirs
     squares, clipped_squares = _dots(theirs, theirs), _dots(clipped, clipped)
     size = (squares / k).sqrt()
@@ -542,18 +576,36 @@ def _rows(
     wrong, along = _dots(ours_off, ours_off), _dots(ours_off, clipped)
     beside = along / clipped_squares.clamp(min=1e-30)  # slope - 1, of which little is lost
     slopes = 1 + beside
-    scale = slopes / (1 + _dots(rounded_off, theirs) / squares.clamp(min=1e-30))
+    # Of rounding itself, which may clip (MXFP4), or not in a range that the scheme clips.
+    scale, within = (
+        slopes / (1 + _dots(off, base) / _dots(base, base).clamp(min=1e-30))
+        for off, base in ((rounded_off, theirs), (clip(rounded) - clipped, clipped))
+    )
+    scale = torch.where(_ln(within).abs() < _ln(scale).abs(), within, scale)
     rest = ((wrong - beside * along).clamp(min=0) / k).sqrt()
     noise = torch.where(zero, 0.0, rest / size.clamp(min=1e-30))
     scale = torch.nan_to_num(torch.where(zero, 1.0, scale), 1.0)
     own, other = ours / step[:, None], theirs / step[:, None]  # so that each row counts
-    sizes = torch.linalg.vecdot(own, own, dim=0) * torch.linalg.vecdot(other, other, dim=0)
-    columns = torch.linalg.vecdot(own, other, dim=0) / sizes.sqrt().clamp(min=1e-30)
-    columns = torch.where(torch.linalg.vecdot(other, other, dim=0) >= len(step), columns, 1.0)
+    of_own, of_other, of_both = (
+        torch.linalg.vecdot(x, y, dim=0) for x, y in ((own, own), (other, other), (own, other))
+    )
+    columns = of_both / (of_own * of_other).sqrt().clamp(min=1e-30)
+    # Clipping shrinks columns, and nothing makes them larger.
+    columns = torch.where(of_both > _MAX_COLUMN_SCALE * of_other, 0.0, columns)
+    columns = torch.where(of_other >= len(step), columns, 1.0)
     # A column of zeros is another finding, or one that no input uses.
     lost = ((own == 0) & (own != 0).any(0) & (other.abs() > _LOST)).sum()
     steps, offset = (wrong / k).sqrt() / step, ours_off.mean(1) / step
-    return _Rows(steps, offset, scale, noise, cosine, columns, int(lost))
+    width = _width(k, group)
+    off, needed = (x.view(len(x), -1, width) for x in (ours_off, rounded_off))
+    own_step = needed.square().mean(2).sqrt() / _ROUNDED
+    group_steps = (off.square().mean(2).sqrt() / torch.maximum(own_step, step[:, None])).amax(1)
+    return _Rows(steps, offset, scale, noise, cosine, group_steps, columns, int(lost))
+
+
+def _width(k: int, group: int | None) -> int:
+    """Values of K that share a scale; all if groups don't divide it."""
+    return k if group is None or k % group else group
 
 
 def _dots(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from flexq_bench.checkpoints.config import StoredCalibration, StoredScheme
 from flexq_bench.checkpoints.errors import HEAD, own_head_error
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 
@@ -26,7 +29,7 @@ class QuantizedCheckpoint(ABC):
     is_synthetic:     the weights are random, of a model's true shapes: for timing only.
     layers:           names of the quantized linear layers, `model.layers.0.self_attn.q_proj`.
     tensor_names:     of unquantized tensors: norms, embeddings, head, biases of other layers.
-    dequantized:      those of them that are codes in the files.
+    dense_formats:    of weights that are codes in the files and numbers here, the nearest formats.
     tokenizer_folder: folder of the tokenizer's files.
     """
 
@@ -39,7 +42,7 @@ class QuantizedCheckpoint(ABC):
     is_synthetic: bool = False
     layers: tuple[str, ...]
     tensor_names: tuple[str, ...]
-    dequantized: frozenset[str] = frozenset()
+    dense_formats: Mapping[str, NumberFormat] = MappingProxyType({})
 
     def hash_with_cache(self, kv_bits: int) -> str:
         """Content hash of this checkpoint with a KV cache of these bits.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.kernels.formats import Kind, NumberFormat
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _ORIGIN = "evaluate the safetensors that it was made from"
@@ -31,6 +33,11 @@ _REDUNDANT = (
     *("expert_feed_forward_length", "expert_shared_feed_forward_length", "tensor_data_layout"),
     *("use_parallel_residual", "rope.scaling.finetuned", "expert_group_count"),
 )
+# Types of ggml: the bits of a code, and those whose groups have a smallest value or 16 values.
+_CODE_BITS = re.compile(r"Q(\d)")
+_SAME_FORMATS = ("mxfp4", "nvfp4")
+_WITH_MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
+_GROUPS_OF_16 = ("Q2_K", "Q3_K", "Q6_K")
 _EPSILONS = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps")
 # Llama 3's scaling of rotary angles; the file has only the resulting factors:
 # convert_hf_to_gguf.py, LlamaModel.generate_extra_tensors. All released models have these values.
@@ -92,6 +99,21 @@ def check_tensors_used(names: Mapping[str, str], reader: Any, path: Path) -> Non
             f"{path.name} has {len(unread)} tensors that transformers doesn't read "
             f"({unread[0]} …): {_ORIGIN}"
         )
+
+
+def nearest_format(kind: str) -> NumberFormat | None:
+    """The format nearest to a type of ggml, `Q4_K`; None: it is dense.
+
+    Scales of scales, and codes of vectors, have no format here.
+    """
+    if kind.lower() in _SAME_FORMATS:
+        return NumberFormat.parse(kind.lower())
+    bits = _CODE_BITS.search(kind)
+    if bits is None:
+        return None
+    group = 16 if kind in _GROUPS_OF_16 else 32
+    kinds: Kind = "asymmetric" if kind in _WITH_MINIMA else "symmetric"
+    return NumberFormat(max(2, int(bits[1])), group, kinds)
 
 
 def _is_mapped_whole(architecture: str) -> bool:

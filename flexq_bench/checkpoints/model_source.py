@@ -20,10 +20,12 @@ from flexq_bench.checkpoints.gguf_config import (
     check_tensors_used,
     complete_config,
     headers_read_once,
+    nearest_format,
 )
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, with_digest
 from flexq_bench.errors import library_reason
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.linear_layers import Origin
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, merged_tensors
 
@@ -177,10 +179,20 @@ class GgufSource(ModelSource):
             self._config = config
         return self._config
 
-    def check_used(self, model: Any) -> None:
-        """Raise CheckpointError if a tensor of the file is not part of the model."""
+    def formats(self, model: Any) -> dict[str, NumberFormat]:
+        """The formats nearest to the codes of a model's tensors, by name; without dense ones.
+
+        Raises CheckpointError if a tensor of the file is not part of the model.
+        """
         with self._readable():
-            check_tensors_used(self._names(model), self._reader(), self._path)
+            names, tensors = self._names(model), self._reader().tensors
+            check_tensors_used(names, self._reader(), self._path)
+        formats = {}
+        for tensor in tensors:
+            number, name = nearest_format(tensor.tensor_type.name), str(tensor.name)
+            if number is not None:  # names of experts, packed into one tensor, lack the end
+                formats[names.get(name) or names[name.removesuffix(".weight")]] = number
+        return formats
 
     def companions(self, scratch: Path) -> list[Path]:
         from transformers import AutoTokenizer

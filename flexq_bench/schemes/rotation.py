@@ -27,9 +27,17 @@ _LARGEST_BLOCK = 512  # limited, because each token is multiplied by it
 class Rotation(ABC):
     """A matrix R [K, K], orthogonal or diagonal, in a form that is fast to multiply with."""
 
+    def apply_to_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return W R⁻¹ for weights [N, K], which multiply R x. Raises ShapeError as apply."""
+        return self.apply(weight)
+
+    def undo_in_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return W R for weights [N, K], which multiply x. Raises ShapeError as apply."""
+        return self.undo(weight)
+
     @abstractmethod
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Return R x for vectors x [..., K], in their dtype; for weights [N, K] this is W Rᵀ.
+        """Return R x for vectors x [..., K], in their dtype.
 
         Raises ShapeError if R doesn't have K channels.
         """
@@ -114,6 +122,12 @@ class ChannelScales(Rotation):
 
     def undo(self, x: torch.Tensor) -> torch.Tensor:
         return x / self.scales.to(x)
+
+    def apply_to_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.undo(weight)
+
+    def undo_in_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        return self.apply(weight)
 
     def to(self, device: torch.device | str) -> ChannelScales:
         return ChannelScales(self.scales.to(device))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flexq_bench.accuracy.requantization import rounded_as_checkpoint
+from flexq_bench.accuracy.requantization import rounded_as_stored
 from flexq_bench.accuracy.results import AT_POSITIONS, LAYER_ERROR, OF_TEXTS
 from flexq_bench.checkpoints.reader import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
@@ -138,5 +138,5 @@ def test_bound_of_another_tool_has_activation_scales_that_fit(a_model, scale):
     )
     x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
 
-    made = rounded_as_checkpoint(checkpoint, original).get_submodule(name)(x)
+    made = rounded_as_stored(checkpoint, {}, original).get_submodule(name)(x)
     assert (made - dense(x)).norm() < 0.02 * dense(x).norm()

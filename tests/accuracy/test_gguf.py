@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
 
 from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.requantization import rounded_as_stored
+from flexq_bench.checkpoints.gguf_config import nearest_format
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.decode.model_weights import open_weights
+from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.model_files import find_model
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
@@ -113,3 +118,29 @@ def test_gguf_files_have_different_hashes(a_file):
     paths = [a_file(gguf.GGMLQuantizationType[name])[0] for name in ("Q8_0", "Q4_0")]
     hashes = {load_model(str(path), device=CPU).content_hash for path in paths}
     assert len(hashes) == 2
+
+
+def test_layers_have_the_formats_of_their_blocks(a_file):
+    path, _ = a_file(gguf.GGMLQuantizationType.Q4_0)
+    loaded = load_model(str(path), device=CPU)
+    down = "model.layers.0.mlp.down_proj"
+
+    assert loaded.formats[f"{down}.weight"] == NumberFormat(4, 32)
+    assert len(loaded.formats) == len(SHAPES)  # the embedding is FP32
+    original = copy.deepcopy(loaded.model)
+    original.get_submodule(down).weight.data += 0.01
+    made = rounded_as_stored(None, loaded.formats, original).get_submodule(down).weight
+    expected = quantize(original.get_submodule(down).weight.detach(), NumberFormat(4, 32))
+    assert torch.equal(made, expected.dequantize(torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("Q4_K", "uint4/32"), ("Q6_K", "int6/16"), ("IQ4_XS", "int4/32"), ("Q5_1", "uint5/32")),
+        *(("TQ1_0", "int2/32"), ("MXFP4", "mxfp4"), ("BF16", None), ("F32", None)),
+    ],
+)
+def test_types_of_ggml_have_nearest_formats(kind, name):
+    number = nearest_format(kind)
+    assert (None if number is None else number.name) == name

@@ -31,7 +31,7 @@ class WeightsCheck(Check[DifferencesLimit]):
         if model is original:
             return
         context.progress("comparing weights")
-        report = weight_distances(model, original, context.model.rounded)
+        report = weight_distances(model, original, context.model.formats)
         rows = sum(layer.rows for layer in report.layers)
         outcome = judge_differences(
             *(context, _NAME, limit, report.findings, "as its format"),

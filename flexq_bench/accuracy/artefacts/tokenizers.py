@@ -151,9 +151,9 @@ def _id_of(tokenizer: Any, name: str) -> int | None:
 
 
 def _merges(ours: Any, theirs: Any) -> Iterator[Difference]:
-    """The difference in the order of merges, if both tokenizers come from a `tokenizer.json`.
+    """The difference in the order of merges, if files have them: `tokenizer.json`, GGUF's of BPE.
 
-    Conversions of other files order merges of the same rank differently by version.
+    Conversions of SentencePiece's order merges of the same rank differently by version.
     """
     own, other = _stored_merges(ours), _stored_merges(theirs)
     if own is None or other is None or own == other:
@@ -172,10 +172,14 @@ def _merges(ours: Any, theirs: Any) -> Iterator[Difference]:
 def _stored_merges(tokenizer: Any) -> list[tuple[str, str]] | None:
     file = Path(str(tokenizer.name_or_path)) / _TOKENIZER
     try:
-        model = json.loads(file.read_text(encoding="utf-8"))["model"]
+        stored = file.is_file()
+        text = file.read_text("utf-8") if stored else tokenizer.backend_tokenizer.to_str()
+        model = json.loads(text)["model"]
+        if not stored and model["byte_fallback"]:
+            return None
         merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
         return [(str(first), str(second)) for first, second in merges]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

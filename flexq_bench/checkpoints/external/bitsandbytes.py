@@ -69,6 +69,11 @@ class BitsAndBytesLayers(LayerReader):
         state = self._state(name)
         return f"{state['quant_type']}/{state['blocksize']}"
 
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        if name not in self._states:
+            return None
+        return NumberFormat(4, int(self._state(name)["blocksize"]), "float")
+
     def _operand(self, name: str, device: torch.device | str) -> Operand:
         rows, k = self.shape(name)
         if name not in self._states:

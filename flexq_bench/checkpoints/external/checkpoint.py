@@ -43,6 +43,7 @@ from flexq_bench.checkpoints.model_source import check_block_count
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, with_digests
 from flexq_bench.checkpoints.stored import BLOCK
 from flexq_bench.checkpoints.streaming import config_of, model_on_meta
+from flexq_bench.kernels.formats import NumberFormat
 from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -180,7 +181,6 @@ class ExternalCheckpoint(QuantizedCheckpoint):
             )
         self._check_dense()
         converted = () if self._converted is None else self._converted.shapes
-        self.dequantized = frozenset(self._dense_weights)
         self.tensor_names = tuple(sorted([*self._stored_tensors, *self._dense_weights, *converted]))
         self.kv_bits = DENSE_KV_BITS
         self._cache_scales = self._read_cache_scales()
@@ -196,6 +196,18 @@ class ExternalCheckpoint(QuantizedCheckpoint):
         self._tensors.infos = with_digests(self._tensors.infos)
         section = {"config": self._section, "files": vocabulary_digests(self.folder)}
         return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
+
+    @cached_property
+    def dense_formats(self) -> dict[str, NumberFormat]:  # type: ignore[override]
+        """Formats of embeddings, heads and routers, and of layers without codes here."""
+        formats = {
+            f"{name}.weight": self._layers.nearest_format(stored)
+            for name, stored in self._stored_layers.items()
+        }
+        for weight, name in self._dense_weights.items():
+            stored = self._stored_layers[name]
+            formats[weight] = formats[weight] or self._layers.layer(stored).weight_format
+        return {name: number for name, number in formats.items() if number is not None}
 
     def has_bias(self, name: str) -> bool:
         return self._layers.has_bias(self._stored_layers[name])

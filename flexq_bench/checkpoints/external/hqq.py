@@ -21,7 +21,7 @@ from flexq_bench.checkpoints.external.floats import dequantized
 from flexq_bench.checkpoints.external.integers import unpack_rows
 from flexq_bench.checkpoints.external.layer_reader import ONE, LayerReader
 from flexq_bench.checkpoints.folder_tensors import INTEGERS, REALS, FolderTensors
-from flexq_bench.kernels.formats import Operand
+from flexq_bench.kernels.formats import NumberFormat, Operand
 
 _PER_WORD = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}  # codes of a byte, or of a word of 32 bits, by bits
 _SETTINGS = (
@@ -60,6 +60,10 @@ class HqqLayers(LayerReader):
         rows, k = self.shape(name)
         groups = max(self._tensors.shape(f"{name}.scale"))
         return f"hqq{self._number(name, 'nbits')}/{rows * k // groups}"
+
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        bits, _, group = self.formats(name).removeprefix(self.method).partition("/")
+        return NumberFormat(max(2, int(bits)), int(group), "asymmetric")
 
     def _number(self, name: str, setting: str) -> int:
         dtypes = (*INTEGERS, torch.uint8)

@@ -110,6 +110,10 @@ class LayerReader(ABC):
     def formats(self, name: str) -> str:
         """The formats of a layer in the configuration: `uint4/128`, `int8/row-int8/row`."""
 
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        """The format nearest to codes that are read as numbers; None: they are read as codes."""
+        return None
+
     def _is_part(self, module: str, parameter: str) -> bool:
         """Return True for a tensor that only quantized layers have."""
         return parameter in self.parts

@@ -74,6 +74,10 @@ class MlxLayers(LayerReader):
         mode, bits, group = self._settings(name)
         return f"affine{bits}/{group}" if mode == "affine" else str(mode)
 
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        mode, bits, group = self._settings(name)
+        return NumberFormat(int(bits), int(group), "asymmetric") if mode == "affine" else None
+
     def _operand(self, name: str, device: torch.device | str) -> Operand:
         mode, bits, group = self._settings(name)
         rows, k = self.shape(name)

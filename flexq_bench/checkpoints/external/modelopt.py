@@ -39,7 +39,8 @@ from flexq_bench.schemes.rotation import ChannelScales
 
 _FP8, _INT8 = NumberFormat(8, kind="float"), NumberFormat(8)
 _NVFP4, _MXFP8 = NumberFormat.parse("nvfp4"), NumberFormat.parse("mxfp8")
-_NV = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ")
+_NV = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4")
+_STATIC = ("FP8", "W4A8_AWQ")
 _INT4 = ("W4A16_AWQ", "W4A8_AWQ")
 _KNOWN = (
     *("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "W8A16", "W8A8_SQ_PER_CHANNEL"),
@@ -168,9 +169,14 @@ class ModelOptLayers(LayerReader):
 
     def _activation(self, name: str) -> ActivationQuantizer | None:
         algorithm, scale = self._algorithms[name], f"{name}.input_scale"
+        if algorithm not in (*_STATIC, *_NV[:2]) and scale in self._tensors:
+            raise CheckpointError(
+                f"{self._tensors.folder.name}: {name} has an input_scale, and {algorithm} has "
+                "none: check quant_algo"
+            )
         if algorithm in ("FP8_PB_WO", "W4A16_NVFP4", "W4A16_AWQ", "W8A16"):
             return None
-        if algorithm in ("FP8", "W4A8_AWQ"):
+        if algorithm in _STATIC:
             return self._static(_FP8, scale)
         if algorithm in _NV:
             outer = float(self._scales(scale, *ONE).float()) if scale in self._tensors else None

@@ -77,6 +77,11 @@ class QuantoLayers(LayerReader):
         kind = str(self._kinds[name]["weights"])
         return _NUMBERS[kind].name if kind in _NUMBERS else kind
 
+    def nearest_format(self, name: str) -> NumberFormat | None:
+        bits, (rows, k) = _SMALL.get(self._kinds[name]["weights"]), self.shape(name)
+        groups = self._tensors.shape(f"{name}.weight._scale")[0]
+        return None if bits is None else NumberFormat(bits, rows * k // groups, "asymmetric")
+
     def owned(self) -> frozenset[str]:
         named = tuple(f"{name}.weight._" for name in self.names)
         return super().owned() | {n for n in self._tensors.infos if named and n.startswith(named)}
