@@ -54,7 +54,8 @@ class Finding:
     change, low, high None: nothing was judged. pairs: of processes (of placements, if
     there are fewer than 5 processes) that were judged. stopped_early: True if the change was so
     clear that fewer pairs than usual decided it. waiver: the one that applies if it is `waived`.
-    pairs_needed: estimated pairs that would decide an ambiguous case; None: not known.
+    pairs_needed: estimated pairs that would decide an ambiguous case; None: not known. need: what
+    would, in words; empty: not known, or it is not ambiguous.
     """
 
     case: Case
@@ -71,13 +72,7 @@ class Finding:
     stopped_early: bool
     waiver: Waiver | None = None
     pairs_needed: int | None = None
-
-    @property
-    def need(self) -> str:
-        """Describe how many pairs of processes would decide an ambiguous case; empty: not known."""
-        if self.outcome is not GateOutcome.AMBIGUOUS or self.pairs_needed is None:
-            return ""
-        return f"about {self.pairs_needed} pairs of processes would decide it"
+    need: str = ""
 
 
 @dataclass(frozen=True, slots=True)
