@@ -110,6 +110,7 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
         stopped_early=confirmation.stopped_early,
         waiver=waiver,
         pairs_needed=None if judged is None else judged.compared.pairs_needed,
+        need=judged.compared.need if judged and outcome is GateOutcome.AMBIGUOUS else "",
     )
 
 

@@ -54,7 +54,8 @@ class Finding:
     change, low, high None: nothing was judged. pairs: of processes (of placements, if
     there are fewer than 5 processes) that were judged. stopped_early: True if the change was so
     clear that fewer pairs than usual decided it. waiver: the one that applies if it is `waived`.
-    pairs_needed: estimated pairs that would decide an ambiguous case; None: not known.
+    pairs_needed: estimated pairs that would decide an ambiguous case; None: not known. need: what
+    would, in words; empty: not known, or it is not ambiguous.
     """
 
     case: Case
@@ -71,15 +72,7 @@ class Finding:
     stopped_early: bool
     waiver: Waiver | None = None
     pairs_needed: int | None = None
-
-    @property
-    def need(self) -> str:
-        """Describe what would decide an ambiguous case, or why its bounds don't; empty: unknown."""
-        if self.outcome is not GateOutcome.AMBIGUOUS or self.pairs_needed is None:
-            return ""
-        if self.low is not None and self.low > self.limit:
-            return self.reason.partition("; ")[2]
-        return f"about {self.pairs_needed} pairs of processes would decide it"
+    need: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from rules import LONGEST, SIMPLE
 
 from flexq_bench.db.queries.series import BASE_LAG_COMMITS
 from flexq_bench.measure.ab import InterleaveRules
+from flexq_bench.measure.ab.course import is_far
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import (
     CaseComparison,
@@ -86,15 +87,20 @@ def candidate_of(
     return Candidate(*comparison(kind, rng, shift=shift, pairs=pairs, process_sigma=process_sigma))
 
 
-def decide(night: list[Candidate], rules: InterleaveRules) -> list[tuple[Confirmation, int]]:
+def decide(
+    night: list[Candidate], rules: InterleaveRules, *, spares: bool = False
+) -> list[tuple[Confirmation, int]]:
     """Return the verdict on each candidate of a night, and the pairs of processes that it took.
 
     The looks are those of an A/B experiment; then all are judged together, as verdicts are stored.
+    spares: as on a GPU, candidates that are far off in their first pair take those of the first
+    look at once.
     """
 
     def measure(candidates: Sequence[Candidate], pairs: int) -> None:
         for candidate in candidates:
-            candidate.pairs = max(candidate.pairs, pairs)
+            takes_spare = spares and is_far(candidate.base_us[0], candidate.head_us[0])
+            candidate.pairs = max(candidate.pairs, pairs, rules.processes if takes_spare else 0)
 
     for _ in look_by_look(night, rules, measure, Candidate.judge):
         pass

@@ -139,7 +139,7 @@ class JudgedRotation(Rotation):
 
     @property
     def overheads(self) -> Iterator[float]:
-        """Time of each sample's turn beside samples and what precedes them, relative to the samples.
+        """Time of each sample's turn beside samples and what precedes them, relative to samples.
 
         As results are medians of samples or nearly so, a median over samples tells whether they are
         too short, and other programs that disturb some turns don't count.

@@ -38,6 +38,7 @@ if not sys.flags.safe_path:
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
 import importlib
 import json
@@ -195,6 +196,8 @@ class Server:
         self.is_pure = (
             preload(self._libraries) and self._import_program(module) and not _has_opened_gpu()
         )
+        for name in _loaded_names():
+            _folder_of(name)  # each process asks for all of them
         gc.collect()
         gc.freeze()  # a collection in a process would copy the pages of all these objects
 
@@ -420,8 +423,8 @@ def run(request: Request) -> None:
             os.environ[name] = environment[name]
         else:
             os.environ.pop(name, None)
+    _forget_listings(sys.path)
     sys.path[:] = dict.fromkeys([*_own_path(request), *sys.path])
-    sys.path_importer_cache.clear()
     sys.argv[:] = ["-m", *command[3:]]
     sys.orig_argv[:] = command
     sys.modules["__main__"] = types.ModuleType("__main__")
@@ -432,6 +435,17 @@ def run(request: Request) -> None:
     _shift_addresses()
     sys.modules.pop(command[2], None)  # as in a new process, it is only __main__
     runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
+
+
+def _forget_listings(installed: list[str]) -> None:
+    """Forget which files folders have, but for installed ones: they are read-only.
+
+    To list those again takes longer than a fork.
+    """
+    inside = tuple(folder + os.sep for folder in installed)
+    for folder, finder in list(sys.path_importer_cache.items()):
+        if finder is None or not (folder in installed or folder.startswith(inside)):
+            del sys.path_importer_cache[folder]
 
 
 def _is_module(request: Request) -> bool:
@@ -450,13 +464,14 @@ def _own_path(request: Request) -> list[str]:
 def _hidden(folders: list[str], program: str | None) -> set[str]:
     """Loaded modules instead of which those in these folders would be imported."""
     hidden = set()
-    names = {name for name in sys.modules if "." not in name} | {"sitecustomize", "usercustomize"}
+    names = {*_loaded_names(), "sitecustomize", "usercustomize"}
     names -= set(sys.builtin_module_names)
     suffixes = all_suffixes()
-    own = {os.path.realpath(entry) for entry in ([*sys.path, program] if program else sys.path)}
+    own = {_real(entry) for entry in ([*sys.path, program] if program else sys.path)}
     for folder in folders:
-        if os.path.realpath(folder) in own:  # modules that were loaded from there come first
-            names = {name for name in names if _folder_of(name) != os.path.realpath(folder)}
+        real = os.path.realpath(folder)
+        if real in own:  # modules that were loaded from there come first
+            names = {name for name in names if _folder_of(name) != real}
             continue
         try:
             entries = os.listdir(folder)
@@ -476,6 +491,16 @@ def _hidden(folders: list[str], program: str | None) -> set[str]:
     return hidden
 
 
+@functools.cache
+def _real(path: str) -> str:
+    return os.path.realpath(path)
+
+
+def _loaded_names() -> list[str]:
+    return [name for name in sys.modules if "." not in name]
+
+
+@functools.cache
 def _folder_of(name: str) -> str | None:
     """Folder of the path from which a top-level module was loaded; None: from none."""
     module = sys.modules.get(name)
@@ -483,7 +508,7 @@ def _folder_of(name: str) -> str | None:
     if file is None:
         return None
     folder = os.path.dirname(file)
-    return os.path.realpath(os.path.dirname(folder) if hasattr(module, "__path__") else folder)
+    return _real(os.path.dirname(folder) if hasattr(module, "__path__") else folder)
 
 
 def _shift_addresses() -> None:

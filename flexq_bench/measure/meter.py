@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 from weakref import finalize
 
@@ -167,7 +168,6 @@ class Meter:
         self._knows_free_mhz = False
         self.capability = capability(self._device)
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
-        self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
 
     def spec_of(self, case: Case) -> KernelSpec:
         """The spec of a case's kernel. Raises as memory_needed."""
@@ -266,6 +266,11 @@ class Meter:
     def choices(self) -> TuningMemory:
         """The configurations chosen here, and those that others chose."""
         return self._choices
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """Describe what affects times besides the device. To take a configuration needs none."""
+        return describe_environment(self._device, self._nvml)
 
     @property
     def tuning_machine(self) -> TuningMachine:

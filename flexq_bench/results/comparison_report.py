@@ -76,15 +76,12 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
 
 
 def undecided_lines(results: Iterable[CaseComparison]) -> list[str]:
-    """Name the ambiguous cases with the pairs of processes that would decide them, where known."""
+    """Name the ambiguous cases with what would decide them, where known."""
     lines = []
     for result in results:
-        if result.confirmation.verdict is Verdict.AMBIGUOUS and result.pairs_needed is not None:
+        if result.confirmation.verdict is Verdict.AMBIGUOUS and result.need:
             reason = f"{result.detail}; " if result.detail else ""
-            lines.append(
-                f"ambiguous: {result.case.key}: {reason}about {result.pairs_needed} pairs of "
-                "processes would decide it"
-            )
+            lines.append(f"ambiguous: {result.case.key}: {reason}{result.need}")
     return lines
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flexq_bench.verdicts.alert_rule import LOOKS, MAX_CPU_WAIT, PAIRS_OF_PROCESSES
 from flexq_bench.verdicts.confirmation import Comparison, Confirmation
 from flexq_bench.verdicts.verdict import Verdict
 from flexq_bench.workloads.case import Case
+
+_MOST_PROCESSES = 100  # that --processes takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,22 @@ class CaseComparison:
     def is_far(self) -> bool:
         """Return True if the sides are far apart; see Confirmation."""
         return self.confirmation.is_far
+
+    @property
+    def need(self) -> str:
+        """Describe what would decide an ambiguous case; empty: not known."""
+        needs = []
+        if self.pairs_needed is not None:
+            need = f"about {self.pairs_needed} pairs of processes would decide it"
+            processes = math.ceil(self.pairs_needed / 2 ** (LOOKS - 1))
+            allows_as_many = PAIRS_OF_PROCESSES < processes <= _MOST_PROCESSES
+            needs.append(f"{need} (--processes {processes})" if allows_as_many else need)
+        if self.comparison.cpu_wait > MAX_CPU_WAIT:
+            needs.append(
+                f"its processes waited for a CPU in {self.comparison.cpu_wait:.0%} of the time: "
+                "measure it where less else runs"
+            )
+        return "; ".join(needs)
 
 
 Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]

@@ -65,8 +65,6 @@ def test_case_that_was_not_measured_to_the_end_is_ambiguous(gate, compared):
 
     assert (outcomes(report), report.exit_code) == (["ambiguous", "pass"], ExitCode.AMBIGUOUS)
     assert report.findings[0].need == "about 6 pairs of processes would decide it"
-    on_busy_machine = {"low": 28.0, "reason": "+33%, 99 % bounds +28% and +37%; waited for a CPU"}
-    assert replace(report.findings[0], **on_busy_machine).need == "waited for a CPU"
 
 
 def test_slowdown_within_the_kernels_limit_passes(gate, compared):

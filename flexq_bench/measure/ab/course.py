@@ -344,7 +344,9 @@ class _Course:
 
             def groups(pair: CasePair) -> Iterator[Sequence[Workers]]:
                 yield from ([each] for each in workers[:alone])
-                yield workers[alone : len(workers) if _is_far(pair) else count]
+                times = ((block.base_us, block.head_us) for block in pair.blocks)
+                takes_spare = is_far(*next(times, (math.nan, math.nan)))
+                yield workers[alone : len(workers) if takes_spare else count]
 
             for position, pair in enumerate(pairs):
                 if self._is_over():
@@ -458,10 +460,9 @@ class _Course:
         )
 
 
-def _is_far(pair: CasePair) -> bool:
-    """Return True if a case won't end before a look, because its sides differ by too much."""
-    times = [(block.base_us, block.head_us) for block in pair.blocks]
-    return bool(times) and abs(math.log(times[0][1] / times[0][0])) > _FAR
+def is_far(base_us: float, head_us: float) -> bool:
+    """Return True if a case won't end before a look, by the first block of its first pair."""
+    return abs(math.log(head_us / base_us)) > _FAR
 
 
 def _is_on_cpu(experiment: ABExperiment) -> bool:

@@ -31,8 +31,8 @@ def look_by_look(
 
     Clear changes get a few more pairs of processes instead of a whole look. This spends no
     additional error: such a change was slower or faster in the look before. Neither do the stages
-    before looks, at which no case ends as slower or faster. A case that all looks are unlikely to
-    decide (`InterleaveRules.is_hopeless`) ends at any stage.
+    before looks, at which no case ends as slower or faster, or with two speeds. A case that all
+    looks are unlikely to decide (`InterleaveRules.is_hopeless`) ends at any stage.
     """
     undecided = list(pairs)
     decided: list[CaseComparison] = []
@@ -47,7 +47,8 @@ def look_by_look(
         results = [judge(pair) for pair in undecided]
         together = judge_together()
         is_enough = [
-            rules.is_enough(result) and (is_look or not result.is_changed) for result in together
+            rules.is_enough(result) and (is_look or not _waits_for_look(result))
+            for result in together
         ]
         is_last = pairs_now == rules.most_pairs or is_over()
         if is_look and not is_last:
@@ -81,3 +82,11 @@ def look_by_look(
             return
         undecided = [pair for _, pair in sorted(again, key=lambda item: item[0])]
         log.info("%d cases are not decided: another look", len(undecided))
+
+
+def _waits_for_look(result: CaseComparison) -> bool:
+    """Return True if a case does not end before a look.
+
+    Bounds within two speeds of few processes are too narrow: what chance makes of an outlier.
+    """
+    return result.is_changed or result.confirmation.modes is not None

@@ -33,6 +33,7 @@ from flexq_bench.workloads.case import Case
 
 _SIDES = 2  # of a comparison, which are on the device together
 _PACKAGE = Path(flexq_bench.__file__).resolve().parent
+_KERNELS = hash_of_folders([_PACKAGE / "kernels"])  # a fork server computes it for all processes
 
 
 @dataclass
@@ -115,7 +116,7 @@ class WorkerOperations:
             "takes_findings": True,
             "protocol": self._meter.protocol.version,
             "root": str(_PACKAGE.parent),
-            "kernels": "" if external_labels() else hash_of_folders([_PACKAGE / "kernels"]),
+            "kernels": "" if external_labels() else _KERNELS,
             "device": {"uuid": device.uuid, "sku": device.sku},
         }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from flexq_bench.errors import UsageError
-from flexq_bench.verdicts import CaseComparison, Confirmation, confirm_together
+from flexq_bench.verdicts import CaseComparison, Confirmation, Verdict, confirm_together
 from flexq_bench.verdicts.alert_rule import (
     BEFORE_LOOK,
     BLOCKS,
@@ -16,6 +16,7 @@ from flexq_bench.verdicts.alert_rule import (
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
     LOOKS,
+    MAX_CPU_WAIT,
     PAIRS_OF_PROCESSES,
     PLACEMENTS_A_PAIR,
     SURE_PLACEMENTS,
@@ -158,6 +159,7 @@ class InterleaveRules:
         Bounds narrow with the square root of their number.
         """
         now = result.confirmation
+        is_limited = result.comparison.cpu_wait > MAX_CPU_WAIT and not now.is_clear
         if not (math.isfinite(now.low) and math.isfinite(now.high)):
             return None
         for step in range(1, _MAX_STEPS + 1):
@@ -166,6 +168,8 @@ class InterleaveRules:
             low = mean - (now.log_ratio - now.low) * shrink
             high = mean + (now.high - now.log_ratio) * shrink
             verdict = verdict_of(mean, low, high, now.smallest_change)
+            if is_limited and verdict in (Verdict.SLOWER, Verdict.FASTER):
+                verdict = Verdict.AMBIGUOUS
             then = replace(
                 now, verdict=verdict, log_ratio=mean, low=low, high=high, placements=placements
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from flexq_bench.ci.gate_inputs import suffices
 from flexq_bench.ci.policy import load_policy
+from flexq_bench.cli.options import MAX_PROCESSES
 from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.measure.ab.looks import look_by_look
 from flexq_bench.verdicts import CaseComparison, Comparison, Verdict, confirm
@@ -104,6 +105,53 @@ def test_kernel_with_two_speeds_is_no_change():
     case.logs[:, 6] = (0.12, 0.0)
 
     assert taken(cases)[0][0] not in CHANGED
+
+
+def test_case_with_two_speeds_ends_at_a_look():
+    rng = np.random.default_rng(6)
+    cases = [gaussian(rng, sigma=0.001) for _ in range(3)]
+    cases[0].logs[:, 1] += 0.12
+
+    assert taken(cases) == [(Verdict.SAME, 6), (Verdict.SAME, 5), (Verdict.SAME, 5)]
+
+
+@pytest.mark.parametrize(("cpu_wait", "is_known"), [(0.0, True), (0.2, False)])
+def test_more_pairs_beside_busy_processes_decide_no_unclear_change(cpu_wait, is_known):
+    case = gaussian(np.random.default_rng(2), 0.03, 0.03)
+    case.pairs = 12
+    comparison = replace(case.judge().comparison, cpu_wait=cpu_wait)
+    found = CaseComparison(CASE, "base", "head", comparison, confirm(comparison))
+
+    assert (found.confirmation.verdict, found.is_clear) == (Verdict.AMBIGUOUS, False)
+    assert (InterleaveRules().pairs_needed(found) is not None) is is_known
+
+
+@pytest.mark.parametrize(
+    ("pairs", "option"),
+    [
+        *((24, ""), (25, "--processes 7")),
+        *((4 * MAX_PROCESSES, f"--processes {MAX_PROCESSES}"), (4 * MAX_PROCESSES + 1, "")),
+    ],
+)
+def test_ambiguous_case_names_the_option_that_decides_it(pairs, option):
+    case = gaussian(np.random.default_rng(2))
+    case.pairs = 6
+    found = replace(case.judge(), pairs_needed=pairs)
+
+    assert f"about {pairs} pairs" in found.need
+    assert ("--processes" in found.need, option in found.need) == (bool(option), True)
+    if option:
+        rules = InterleaveRules.with_processes(int(option.split()[1]))
+        assert rules.most_pairs >= pairs
+
+
+def test_ambiguous_case_that_waited_for_cpus_says_so():
+    case = gaussian(np.random.default_rng(2))
+    case.pairs = 6
+    comparison = replace(case.judge().comparison, cpu_wait=0.2)
+
+    assert case.judge().need == ""
+    assert "20%" in replace(case.judge(), comparison=comparison).need
 
 
 @pytest.mark.parametrize(("make", "most"), [(gaussian, 0), (two_speeds, 3)])
