@@ -459,8 +459,8 @@ def export_external(
             )
         if not (written := write_traces(file, records)):
             raise UsageError(
-                f"no result can be a trace of {TRACES}: they are of kernels of this program (not of "
-                "--kernels-from), cold, with checked outputs; take another format"
+                f"no result can be a trace of {TRACES}: they are of kernels of this program (not "
+                "of --kernels-from), cold, with checked outputs; take another format"
             )
         return written
     if format_name not in EXPORTS:
