@@ -27,6 +27,10 @@ def open_checkpoint(path: Path | str) -> QuantizedCheckpoint:
     if section is None:
         if (folder / CONFIG).is_file():
             read_json(folder / CONFIG)  # it may be damaged
+        if folder.suffix == ".gguf":
+            raise UsageError(
+                f"{folder} is a GGUF file: give it as the model, and its original with --reference"
+            )
         raise UsageError(
             f"{folder} holds no quantized checkpoint: make one with flexq-bench quantize"
         )
