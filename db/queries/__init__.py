@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         nights_page,
         run_outcomes,
         series_identity_of,
+        series_of_run,
         unfinished_nights,
         verdicts_of_commit,
     )
