@@ -543,7 +543,7 @@ def _store_absent_kinds(
             continue
         named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
         reason = pool.refusal(gpu) or f"no {gpu} was available"
-        with open_run(database, named, commit) as run:
+        with open_run(database, named, commit, rules.options) as run:
             run.status = "interrupted"
             with database.session() as session:
                 jobs = [JobInfo(case, reason=reason) for case in plan]
@@ -566,8 +566,11 @@ def _summary(
     """outcome None: by the missing results and comparisons."""
     run = queries.run_by_uuid_prefix(session, info.run)
     reasons: dict[str, int] = defaultdict(int)
-    for job in queries.jobs_of(session, info.run, states=("no-device",)):
-        reasons[job.reason] += 1
+    without_device = queries.jobs_of(session, info.run, states=("no-device",))
+    filled_in = queries.series_of_run(session, info.run) if without_device else {}
+    for job in without_device:
+        if job.repetition > 1 or job.case_key not in filled_in:
+            reasons[job.reason] += 1
     for row in queries.run_outcomes(session, [info.run]):
         if row.status in ("failed", "incorrect"):
             reasons[f"{row.status}: {row.detail}"] += row.cases

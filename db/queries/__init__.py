@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         branch_names,
         branch_of,
         history_notes,
+        is_ancestor,
         is_orphaned,
         orphaned,
     )

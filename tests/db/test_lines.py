@@ -167,6 +167,9 @@ def test_main_that_pulled_its_own_commits_keeps_them(session, measure):
     measure(5)
 
     assert line(session) == [1, 2, 3, 5]
+    pairs = [(1, 5), (2, 5), (5, 1), (6, 5), (5, 5)]
+    found = [queries.is_ancestor(session, sha(a), sha(b), "") for a, b in pairs]
+    assert found == [True, True, False, False, False]
 
 
 def test_branch_that_main_is_forwarded_to_becomes_main(session, measure):
