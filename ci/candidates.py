@@ -116,7 +116,9 @@ def suspects_of(
             earlier = [p for p in points if p.epoch == epoch and p is not latest]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     outliers, measured = _outliers(session, measured, waiting or {})
-    perhaps_fixed = _perhaps_fixed(measured, alerts)
+    on_main = head if branch is None else 0
+    since = [alert for alert in alerts if _is_since(session, commit, on_main, alert)]
+    perhaps_fixed = _perhaps_fixed(measured, since)
     # They are compared with the last good commit instead.
     back = {suspect.series for _, suspect in perhaps_fixed}
     return Suspects(
@@ -269,10 +271,19 @@ def _crept(
     return [(release, suspect) for _, suspect in slowest_first]
 
 
+def _is_since(session: Session, commit: CommitInfo, head: int, alert: AlertRow) -> bool:
+    """Return True if a commit has an alert's first bad one. head: its place on main; 0: none."""
+    if alert.bad.project != commit.project:
+        return False
+    if head and alert.bad.topo_order is not None:
+        return head > alert.bad.topo_order
+    return queries.is_ancestor(session, alert.bad.sha, commit.sha, commit.project)
+
+
 def _perhaps_fixed(
     measured: Sequence[Suspect], alerts: Sequence[AlertRow]
 ) -> list[tuple[str, Suspect]]:
-    """Return series of open alerts that are near their good level, with the last good commit.
+    """Return series of alerts that are near their good level, with the last good commit.
 
     A series that was slow for a night or two is no outlier when it recovers, because its history is
     mostly at the good level. Without this comparison its alert would stay open.
@@ -301,13 +312,17 @@ def _slow_down_since(suspect: Suspect, release: int, *, up_to: int) -> float:
 
 def _is_back(suspect: Suspect, alert: AlertRow) -> bool:
     """Return True if the level moved, to nearer to that before the alert than to that after it."""
-    last_good = None if alert.good is None else alert.good.topo_order
-    first_bad = alert.bad.topo_order
-    if last_good is None or first_bad is None or (suspect.latest.topo_order or 0) <= first_bad:
+    places = {p.commit: p.topo_order for p in suspect.earlier if p.topo_order is not None}
+    # A branch's commits have a place on its line only.
+    last_good, first_bad = (
+        None if one is None else one.topo_order or places.get(one.sha)
+        for one in (alert.good, alert.bad)
+    )
+    if last_good is None:
         return False
     placed = [(p.topo_order, p.median_us) for p in suspect.earlier if p.topo_order is not None]
     good = [us for order, us in placed if order <= last_good]
-    bad = [us for order, us in placed if order >= first_bad]
+    bad = [us for order, us in placed if first_bad is not None and order >= first_bad]
     if bad and not suspect.is_news:
         return False
     return is_near_good_level(suspect.latest.median_us, good, bad)

@@ -35,7 +35,7 @@ from flexq_bench.db.engine import Database, Session
 from flexq_bench.db.fleet import JobInfo, add_jobs, reopen_comparisons
 from flexq_bench.db.leases import COMPARE, OPEN_JOB_STATES, UNFINISHED_JOB_STATES
 from flexq_bench.db.nightly import NightInfo, set_night
-from flexq_bench.db.records import CommitInfo
+from flexq_bench.db.records import CommitInfo, DeviceInfo
 from flexq_bench.errors import FlexqError, UsageError, one_line
 from flexq_bench.fleet.compare_jobs import (
     CompareJob,
@@ -50,6 +50,7 @@ from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Judged
 from flexq_bench.verdicts.nightly import Night, record_night
+from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.suite import Suite
 
 if TYPE_CHECKING:
@@ -353,10 +354,11 @@ def _conclude(
         judged, looked_back = Night(()), LookedBack(0, 0)
         if devices := [*stored.devices, *measured_by]:
             backend: Backend = "cuda" if devices[0].backend == "cuda" else "cpu"
+            machine = Machine(backend, devices[0], commit.project)
             judged = record_night(
                 session,
                 stored.comparisons,
-                Machine(backend, devices[0], commit.project),
+                _Measured(machine, queries.series_of_run(session, info.run)),
                 commits,
                 alerting=rules.alerting,
                 devices=stored.devices,
@@ -410,6 +412,24 @@ def _conclude(
         at = night.updated_at if again else datetime.now(UTC)  # that of its state
         set_night(session, info, state, report=asdict(report), at=at)
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The device of a night's comparisons. series: of the night's results, by case.
+
+    They name the series also where another commit's kernels are loaded, or none.
+    """
+
+    machine: Machine
+    series: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self.machine.device
+
+    def series_of(self, case: Case) -> dict[str, Any]:
+        return dict(self.series.get(case.key) or self.machine.series_of(case))
 
 
 def _not_judged(
@@ -523,7 +543,7 @@ def _store_absent_kinds(
             continue
         named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
         reason = pool.refusal(gpu) or f"no {gpu} was available"
-        with open_run(database, named, commit) as run:
+        with open_run(database, named, commit, rules.options) as run:
             run.status = "interrupted"
             with database.session() as session:
                 jobs = [JobInfo(case, reason=reason) for case in plan]
@@ -546,8 +566,11 @@ def _summary(
     """outcome None: by the missing results and comparisons."""
     run = queries.run_by_uuid_prefix(session, info.run)
     reasons: dict[str, int] = defaultdict(int)
-    for job in queries.jobs_of(session, info.run, states=("no-device",)):
-        reasons[job.reason] += 1
+    without_device = queries.jobs_of(session, info.run, states=("no-device",))
+    filled_in = queries.series_of_run(session, info.run) if without_device else {}
+    for job in without_device:
+        if job.repetition > 1 or job.case_key not in filled_in:
+            reasons[job.reason] += 1
     for row in queries.run_outcomes(session, [info.run]):
         if row.status in ("failed", "incorrect"):
             reasons[f"{row.status}: {row.detail}"] += row.cases

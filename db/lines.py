@@ -15,7 +15,7 @@ stored, and are computed again whenever a commit, a parent or a tip arrives; rea
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -129,10 +129,10 @@ def place_commits(session: Session, project: str, *, at: datetime) -> None:
     if not commits.keys() & line and (measured := _most_measured(branches, graph, commits)):
         main, line = measured
     on_main = set(line)
-    merged = _merged(main, line, commits, graph)
+    merged = _merged(main, branches, line, commits, graph)
     line = [sha for sha in line if sha not in merged]
     others = {b.id: b for b in branches if b is not main}
-    own = {b: graph.order(others[b].tip_sha, without=on_main - merged) for b in others}
+    own = {b: graph.order(others[b].tip_sha, without=on_main - merged.keys()) for b in others}
     on_branch = {sha for order in own.values() for sha in order}
 
     joined: dict[int, list[str]] = defaultdict(list)  # by branch: commits placed by time
@@ -140,7 +140,7 @@ def place_commits(session: Session, project: str, *, at: datetime) -> None:
     of_name = {branch.name: branch for branch in branches}
     for sha, commit in commits.items():
         if sha in merged and sha not in on_branch:
-            joined[of_name[commit.branch].id].append(sha)
+            joined[merged[sha].id].append(sha)
         if sha in on_main:
             continue
         meets = graph.meets(sha, on_main)
@@ -240,6 +240,14 @@ class _Graph:
         """Return the commits that a tip reaches, parents before children, first parents first."""
         seen = set(without or ())
         return [] if tip is None else list(_post_order((tip,), self.parents, seen))
+
+    def first_parents(self, tip: str | None, seen: Collection[str]) -> set[str]:
+        """Return a tip, its first parent and so on, up to a commit that was seen."""
+        firsts: set[str] = set()
+        while tip is not None and tip not in firsts and tip not in seen:
+            firsts.add(tip)
+            tip = next(iter(self.parents(tip)), None)
+        return firsts
 
     def meets(self, sha: str, line: set[str]) -> bool:
         """Return True if a commit has a known ancestor on a line."""
@@ -406,20 +414,31 @@ def _main_branch(
 
 
 def _merged(
-    main: Branch, line: Sequence[str], commits: Mapping[str, _Measured], graph: _Graph
-) -> set[str]:
+    main: Branch,
+    branches: Sequence[Branch],
+    line: Sequence[str],
+    commits: Mapping[str, _Measured],
+    graph: _Graph,
+) -> dict[str, Branch]:
     """Return the measured commits of a line that are results of the branches merged into it.
 
-    They were measured on another branch, and no first parents lead from the tip to them.
+    Each with the branch, by sha. They were measured on another branch, and no first parents lead
+    from the tip to them. Of those measured on an unknown branch, it is those that were never on
+    main, and to which the first parents of another branch lead.
     """
-    firsts, sha = set(), main.tip_sha
-    while sha is not None and sha not in firsts:
-        firsts.add(sha)
-        sha = next(iter(graph.parents(sha)), None)
-    own = ("", main.name)
-    return {sha for sha in line if sha not in firsts and sha in commits} - {
-        sha for sha, commit in commits.items() if commit.branch in own
-    }
+    firsts = graph.first_parents(main.tip_sha, {})
+    others: dict[str, Branch] = dict.fromkeys(firsts, main)
+    for branch in branches:
+        others |= dict.fromkeys(graph.first_parents(branch.tip_sha, others), branch)
+    of_name = {"": main, **{branch.name: branch for branch in branches}}
+    merged = {}
+    for sha in commits.keys() & set(line) - firsts:
+        commit = commits[sha]
+        is_new = not commit.branch and main.name and commit.position is None
+        branch = others.get(sha, main) if is_new else of_name[commit.branch]
+        if branch is not main:
+            merged[sha] = branch
+    return merged
 
 
 def _most_measured(

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         branch_names,
         branch_of,
         history_notes,
+        is_ancestor,
         is_orphaned,
         orphaned,
     )
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         nights_page,
         run_outcomes,
         series_identity_of,
+        series_of_run,
         unfinished_nights,
         verdicts_of_commit,
     )

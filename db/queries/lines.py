@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
-from flexq_bench.db.tables import Branch, BranchCommit, Commit, Series
+from flexq_bench.db.tables import Branch, BranchCommit, Commit, CommitParent, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,15 @@ def branch_of(session: Session, sha: str, project: str) -> str | None:
         .order_by(Branch.closed_at.is_not(None), Branch.fork_position.desc())
     )
     return session.scalar(query.limit(1))
+
+
+def is_ancestor(session: Session, sha: str, of: str, project: str) -> bool:
+    """Return True if a commit reaches another one by its stored parents."""
+    parents = select(CommitParent.parent_sha).where(CommitParent.project == project)
+    reached = parents.where(CommitParent.sha == of).cte(recursive=True)
+    further = parents.join(reached, CommitParent.sha == reached.c.parent_sha)
+    reached = reached.union(further)
+    return session.scalar(select(reached.c.parent_sha).where(reached.c.parent_sha == sha)) == sha
 
 
 def is_orphaned(session: Session, sha: str, project: str) -> bool:

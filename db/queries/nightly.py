@@ -177,13 +177,31 @@ def _change_points(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
+_IDENTITY = [c for c in Series.__table__.columns if c.name not in ("id", "identity_hash")]
+
+
 def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
     """Return the full identity of a stored series (db.writer.series_identity)."""
-    columns = [
-        column for column in Series.__table__.columns if column.name not in ("id", "identity_hash")
-    ]
-    row = session.execute(select(*columns).where(Series.id == series_id)).mappings().one()
+    row = session.execute(select(*_IDENTITY).where(Series.id == series_id)).mappings().one()
     return {name: value for name, value in row.items() if name != "project" or value}
+
+
+def series_of_run(session: Session, run: str) -> dict[str, Mapping[str, Any]]:
+    """Return the full identity of the series of each result of a run, by the key of its case."""
+    rows = session.execute(
+        select(Measurement.case_key, *_IDENTITY)
+        .join(Series, Measurement.series_id == Series.id)
+        .join(Run, Measurement.run_id == Run.id)
+        .where(Run.uuid == run)
+    ).mappings()
+    return {
+        row["case_key"]: {
+            name: value
+            for name, value in row.items()
+            if name != "case_key" and (name != "project" or value)
+        }
+        for row in rows
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,7 @@ def resume(target: TargetArgument, db: DbOption = None, as_json: JsonFlag = Fals
         drained = [row.target for row in queries.drains(session)]
         matching = [name for name in drained if name == target or _is_prefix(target, name)]
         if len(matching) != 1:
-            there_are = ", ".join(drained) or "none is"
-            raise UsageError(f"{target} is not drained: there are {there_are}")
+            raise UsageError(f"{target} is not drained: {', '.join(drained) or 'nothing'} is")
         end_drain(session, matching[0])
         if as_json:
             print_json({"resumed": matching[0]})
@@ -84,7 +83,7 @@ def list_(db: DbOption = None, as_json: JsonFlag = False) -> None:
 def _known(session: Session, target: str) -> str:
     """Return the host or device that a target names. Raises UsageError."""
     workers = queries.workers(session)
-    devices = sorted({worker.device for worker in workers})
+    devices = sorted({device.uuid for device in queries.devices(session)})
     hosts = sorted({worker.host for worker in workers})
     if target in (*hosts, *devices):
         return target
@@ -93,7 +92,7 @@ def _known(session: Session, target: str) -> str:
         return matching[0]
     if matching:
         raise UsageError(f"{target} is the beginning of {', '.join(matching)}: give more of it")
-    known = ", ".join((*hosts, *devices)) or "none, as nothing was measured by a fleet yet"
+    known = ", ".join((*hosts, *devices)) or "none, as nothing was measured yet"
     raise UsageError(f"no node and no GPU {target!r}: there are {known}")
 
 

@@ -129,7 +129,8 @@ def _resume(database: Database, run: RunSummary) -> str:
 
     if run.suite in (ACCURACY, DECODE):  # their runs don't store all options
         return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
-    return command("run", "--resume", run.uuid[:8], *database_arguments(database))
+    verb = "nightly" if run.trigger == "nightly" else "run"
+    return command(verb, "--resume", run.uuid[:8], *database_arguments(database))
 
 
 def _read(session: Session) -> dict[str, list[Any]]:

@@ -121,7 +121,11 @@ def _program(session: str) -> Program:
 
 
 def session_name() -> str:
-    """Return the name of the current Ray session, for caches of references."""
+    """Return the name of the current Ray session, for caches of references.
+
+    The first job of every cluster has the same id, but each node has an id of its own.
+    """
     import ray
 
-    return str(ray.get_runtime_context().get_job_id())
+    context = ray.get_runtime_context()
+    return f"{context.get_node_id()} {context.get_job_id()}"

@@ -298,8 +298,13 @@ def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
 
 
 def _overlaps(group: Group, alert: AlertRow) -> bool:
-    """Return True if the ranges (good, bad] share a commit, as far as their order is known."""
-    if alert.bad.sha == group.bad.sha or (alert.good and alert.good.sha == group.good.sha):
+    """Return True if the ranges (good, bad] share a commit, as far as their order is known.
+
+    One of a branch, whose commits have no place on main, shares none with a range of main.
+    """
+    is_same_line = (alert.bad.topo_order is None) == (group.bad.topo_order is None)
+    is_same_good = alert.good is not None and alert.good.sha == group.good.sha
+    if alert.bad.sha == group.bad.sha or (is_same_good and is_same_line):
         return True
     good = 0 if alert.good is None else alert.good.topo_order
     orders = (good, alert.bad.topo_order, group.good.topo_order, group.bad.topo_order)

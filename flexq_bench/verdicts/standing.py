@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
-from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint
+from flexq_bench.db.queries import AlertRow, CommitRow, ComparedRow, DecisionRow, HistoryPoint
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.verdicts.alert_rule import NOT_WORSE
 from flexq_bench.verdicts.commit_points import one_per_commit
@@ -75,7 +75,7 @@ def judge_alerts(
         if series and (alert.bad.sha, alert.bad.project) in orphaned:
             standings = [Standing(None, _gone(alert.bad.sha))]
         else:
-            standings = list(_by_comparison(alert, series, latest))
+            standings = list(_by_comparison(session, alert, series, latest))
         if alert.id in by_history:
             standings += _by_history(session, alert)
         times = [last[series] for series in alert.series if series in last]
@@ -127,6 +127,7 @@ def metric_of(row: queries.ProjectSeries | DecisionRow) -> Metric:
 
 
 def _by_comparison(
+    session: Session,
     alert: AlertRow,
     series_ids: Sequence[int],
     latest: Mapping[tuple[str, int], queries.ComparedRow],
@@ -135,13 +136,24 @@ def _by_comparison(
         return
     for series_id in series_ids:
         newest = latest.get((alert.good.sha, series_id))
-        orders = (None if newest is None else newest.head_order, alert.bad.topo_order)
-        is_later = None not in orders and (orders[0] or 0) > (orders[1] or 0)
-        if newest is None or newest.verdict not in NOT_WORSE or not is_later:
+        if (
+            newest is None
+            or newest.verdict not in NOT_WORSE
+            or not _is_since(session, newest, alert.bad)
+        ):
             yield Standing((alert.good.sha, alert.bad.sha))
         else:
             reason = f"at the level of {alert.good.sha[:10]} at {newest.head[:10]}"
             yield Standing(None, reason, is_back=True)
+
+
+def _is_since(session: Session, newest: ComparedRow, bad: CommitRow) -> bool:
+    """Return True if the head of a comparison has a commit, by the main line or by ancestry."""
+    if newest.head_order is not None and bad.topo_order is not None:
+        return newest.head_order > bad.topo_order
+    return newest.head != bad.sha and queries.is_ancestor(
+        session, bad.sha, newest.head, bad.project
+    )
 
 
 def _by_history(session: Session, alert: AlertRow) -> Iterator[Standing]:

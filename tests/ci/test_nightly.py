@@ -171,8 +171,10 @@ def test_confirmed_outlier_opens_an_alert(a_night, sha):
 
 
 @pytest.mark.usefixtures("seven_nights")
-def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database):
+def test_rejudged_night_has_the_same_verdicts_and_alerts(a_night, database, monkeypatch):
+    """Its project's kernels need not be loaded."""
     _, [report] = a_night(8, us=21.0)
+    monkeypatch.setattr("flexq_bench.kernels.registry.resolve", None)
     with database.session() as session:
         decisions = session.scalar(text("SELECT count(*) FROM decision"))
 
@@ -545,6 +547,8 @@ def test_missing_kind_is_reported_with_its_reason(
                              "WHERE state = 'measuring'"))  # fmt: skip
         [stalled] = [stall.reason for stall in stalls(session) if stall.what == "night"]
     assert expected in stalled
+    _, [back, _] = a_night(2, gpus=("Another CPU",))
+    assert (back.gpu, back.outcome, back.reasons) == ("Another CPU", "complete", {})
 
 
 def test_gpus_that_refuse_their_first_night_are_reported(a_night, database, commits, sha, compared):
@@ -560,10 +564,11 @@ def test_gpus_that_refuse_their_first_night_are_reported(a_night, database, comm
 
 def test_absent_gpu_leaves_a_gap_that_is_filled_later(a_night, database, sha):
     a_night(1, gpus=("A CPU", "Another CPU"))
-    a_night(2)
+    a_night(2, options={"seed": 3})
     with database.session() as session:
         [gone] = [n for n in queries.night_states(session, name="2025-11-02") if "Another" in n.gpu]
         jobs = queries.jobs_of(session, gone.run)
+        assert queries.run_options(session, gone.run) == {"seed": 3}
     assert {(j.state, j.reason) for j in jobs} == {("no-device", "no Another CPU was available")}
 
     gpus = ["A CPU", "Another CPU"]

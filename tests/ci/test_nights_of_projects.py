@@ -106,6 +106,58 @@ def test_night_after_a_rewrite_notes_the_new_root(database, compared, tmp_path, 
     assert ["has a new root" in text for text in notes] == [False, True, False]
 
 
+class OfCommits(MadePool):
+    """Every case takes as long as the time of its commit: by sha, us."""
+
+    times: dict[str, float]
+
+    def compare_now(self, gpu, base, head, cases):
+        ratio = self.times[head] / self.times[base]
+        made = [(case, 1.0 if is_probe(case.kernel) else ratio) for case in cases]
+        return [
+            replace(self._compared(case.kernel, by), case=case, base=base, head=head)
+            for case, by in made
+        ]
+
+
+def test_alerts_are_fixed_by_commits_that_have_theirs(database, compared, tmp_path, git):
+    git(tmp_path, "init", "-q", "-b", "main")
+    times, changes = {}, []
+
+    def night(name, us, *more):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", name, *more)
+        sha = git(tmp_path, "rev-parse", "HEAD")
+        times[sha] = us
+        commit = replace(commit_at(tmp_path, sha), project="acme")
+        pool = OfCommits(database, commit, compared, us=us)
+        pool.times = times
+        rules = Rules(f"{len(times):02}", tmp_path, canaries=0)
+        infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        [report] = conclude_nights(database, pool, infos, commit, rules, progress=unseen)
+        changes.append((name, report.opened, report.fixed))
+
+    night("first", 20.0)
+    night("second", 20.0)
+    git(tmp_path, "checkout", "-q", "-b", "side")
+    night("slow on side", 30.0)
+    night("fast on side", 20.0)
+    git(tmp_path, "checkout", "-q", "main")
+    night("slow", 24.0)
+    git(tmp_path, "checkout", "-q", "side")
+    night("as fast on side", 20.0)
+    git(tmp_path, "checkout", "-q", "main")
+    git(tmp_path, "merge", "-q", "--no-ff", "-m", "merge", "side")
+    night("merged", 24.0)
+    night("fast", 20.0)
+
+    assert [change for change in changes if change[1:] != ((), ())] == [
+        ("slow on side", (1,), ()),
+        ("fast on side", (), (1,)),
+        ("slow", (2,), ()),
+        ("fast", (), (2,)),
+    ]
+
+
 def test_alerts_of_projects_are_separate(database, commits, compared):
     for name, ratio in (("gemm", 1.2), ("attention", 1.3)):
         machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"), name)

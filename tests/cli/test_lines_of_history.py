@@ -131,7 +131,7 @@ def test_deleted_branch_keeps_its_line(origin, git, commit, measured, main_line)
     assert main_line("feature") == [first, side]
 
 
-def test_merged_commits_are_on_the_main_line(origin, git, commit, measured, main_line):
+def test_merged_commits_stay_on_the_line_of_their_branch(origin, git, commit, measured, main_line):
     first = commit("first")
     git(origin, "checkout", "-q", "-b", "feature")
     side = commit("feature")
@@ -145,7 +145,8 @@ def test_merged_commits_are_on_the_main_line(origin, git, commit, measured, main
     merge = git(origin, "rev-parse", "HEAD")
     measured(merge, 100)
 
-    assert main_line() == [first, second, side, merge]
+    assert main_line() == [first, second, merge]
+    assert main_line("feature") == [first, side]
 
 
 @pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -142,6 +142,36 @@ def test_commits_measured_on_a_merged_branch_stay_on_its_line(session, measure):
     assert not queries.is_orphaned(session, sha(5), project="")
 
 
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_commits_of_a_detached_checkout_stay_on_their_branch(session, measure, is_merged):
+    """They name no branch: a branch that is merged before or after reaches them."""
+    told(session, {2: (1,), 1: ()})
+    told(session, {6: (5,), 5: (1,)}, name="feature")
+    if is_merged:
+        told(session, {3: (2, 6)})
+    for number in (1, 2, 5):
+        measure(number)
+    told(session, {3: (2, 6)})
+    measure(3)
+
+    assert (line(session), line(session, "feature")) == ([1, 2, 3], [1, 5])
+
+
+def test_main_that_pulled_its_own_commits_keeps_them(session, measure):
+    """Their first parents are those of a local commit; a branch was begun at one of them."""
+    for number in (1, 2, 3):
+        measure(number)
+    told(session, {3: (2,), 2: (1,), 1: ()})
+    told(session, {6: (2,)}, name="feature")
+    told(session, {5: (4, 3), 4: (1,)})
+    measure(5)
+
+    assert line(session) == [1, 2, 3, 5]
+    pairs = [(1, 5), (2, 5), (5, 1), (6, 5), (5, 5)]
+    found = [queries.is_ancestor(session, sha(a), sha(b), "") for a, b in pairs]
+    assert found == [True, True, False, False, False]
+
+
 def test_branch_that_main_is_forwarded_to_becomes_main(session, measure):
     for number, branch in ((1, "main"), (5, "feature"), (6, "feature")):
         measure(number, branch=branch)

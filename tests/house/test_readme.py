@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -31,6 +32,7 @@ NARROWED = {
     "sweep --model": f"{FEW} --layers o_proj",
     "sweep --like": "--kernels cublas-fp16",
     "sweep --kernels-from": "--n 64 --k 64",
+    "sweep --from-trace": "--kernels cublas-fp16",
     "nightly": "smoke --cluster none --canaries 0 --backfill 0",
     "compare HEAD .": f"{FEW} --processes 1",
     "compare cublaslt-w8a8": "--m 1 --processes 1",
@@ -77,6 +79,22 @@ NVBENCH = {
         }
     ],
 }
+# As torch.profiler writes it: one linear layer [1, 64] x [96, 64]^T.
+LINEAR = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::linear",
+    "pid": 1,
+    "tid": 1,
+    "ts": 0,
+    "dur": 9,
+    "args": {"Input Dims": [[1, 64], [96, 64]], "Concrete Inputs": []},
+}
+FILES = {  # that commands read, in the folder where they are given
+    "gemm.json": json.dumps(NVBENCH).encode(),
+    "trace.json.gz": gzip.compress(json.dumps({"traceEvents": [LINEAR]}).encode()),
+}
+WRITTEN = ("report.md", "times.png", "flexq.prom")
 MAY_END_WITH = {
     "compare": {0, 1, 3},
     "bisect": {0, 1, 2, 3},  # 2: nothing between the two changes the code
@@ -101,7 +119,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["git", "init", "--quiet", str(project)], check=True)
     (project / "my_kernels.py").write_text(KERNEL_FILE)
     commit(project, "Add a kernel")
-    (tree / "gemm.json").write_text(json.dumps(NVBENCH))
+    for name, content in FILES.items():
+        (tree / name).write_bytes(content)
     # Outside of the tree: in it a gate reads what base has.
     (folder / "quick.toml").write_text(QUICK_POLICY)
     (folder / "small.toml").write_text(SMALL_SUITE)
@@ -154,6 +173,14 @@ def test_each_way_of_narrowing_is_of_a_command():
     ]
 
     assert unused == []
+
+
+def test_files_that_commands_read_exist():
+    named = {word for command in COMMANDS for word in shlex.split(command) if "." in word[:-3]}
+    files = {word for word in named if Path(word).suffix and "*" not in word}
+    known = {*FILES, *OF_THE_PROJECT, *WRITTEN, *STANDS_FOR}
+
+    assert {file for file in files - known if not (ROOT / file).exists()} == set()
 
 
 @pytest.mark.slow
