@@ -106,7 +106,6 @@ def runs(
     suite: str | None = None,
     status: str | None = None,
     gpu: str | None = None,
-    trigger: str | None = None,
     without_suites: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[RunSummary]:
@@ -120,8 +119,6 @@ def runs(
         query = query.where(Run.status == status)
     if gpu is not None:
         query = query.where(_measured_on(gpu))
-    if trigger is not None:
-        query = query.where(Run.trigger == trigger)
     return _summaries(session, session.scalars(query).all())
 
 
