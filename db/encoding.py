@@ -90,30 +90,40 @@ def canonical(info: T) -> T:
     return type(info)(**_canonical_values(info))
 
 
+def _values(info: Any) -> dict[str, Any]:
+    return {f.name: getattr(info, f.name) for f in _fields(type(info))}
+
+
 def _canonical_values(info: Any) -> dict[str, Any]:
-    values = {f.name: getattr(info, f.name) for f in _fields(type(info))}
+    values = _values(info)
     error = values.get("max_rel_error")
     if isinstance(error, Real) and not math.isfinite(error):
         values["max_rel_error"] = None
     return _checked(type(info), values)
 
 
-def encode_record(record: AnyRecord) -> dict[str, Any]:
-    """Return a record as a flat mapping, in the order of its fields. Raises RecordError."""
+def encode_record(record: AnyRecord, *, stored: bool = False) -> dict[str, Any]:
+    """Return a record as a flat mapping, in the order of its fields. Raises RecordError.
+
+    stored: it was read from a database, so it was checked when it was stored.
+    """
     flat: dict[str, Any] = {"schema_version": record.schema_version}
     kind = next((name for name, owner in MODEL_KINDS.items() if isinstance(record, owner)), None)
     if kind is not None:
         flat[KIND_KEY] = kind
+    values = _values(record) if stored else _canonical_values(record)
     infos: dict[str, Any] = {}
-    for name, value in _canonical_values(record).items():
-        if name in NESTED:
-            key, part = NESTED[name]
-            flat[name] = getattr(value, part)
-            infos[key] = _plain_info(value)
-        elif name == "device":
-            infos[DEVICE_KEY] = _plain_info(value)
-        elif name not in _OPERATION_FIELDS or not _is_linear(record):
-            flat[name] = value if type(value) in _PLAIN else plain_value(value)
+    for name, (key, part) in NESTED.items():
+        infos[key] = _plain_info(values[name])
+        values[name] = getattr(values[name], part)
+    infos[DEVICE_KEY] = _plain_info(values.pop("device"))
+    if _is_linear(record):
+        for name in _OPERATION_FIELDS:
+            del values[name]
+    for name, value in values.items():
+        if type(value) not in _PLAIN:
+            values[name] = plain_value(value)
+    flat |= values
     if isinstance(record, Record) and record.unit != "us":
         flat = {IN_UNIT.get(name, name): value for name, value in flat.items()}
     return flat | infos

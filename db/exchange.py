@@ -66,11 +66,12 @@ def read_records(path: str | Path) -> Iterator[AnyRecord]:
             yield from jsonlines.read(source, compressed=compressed)
 
 
-def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
+def write_records(path: str | Path, records: Iterable[AnyRecord], *, stored: bool = False) -> int:
     """Write records to a .jsonl, .jsonl.gz or .parquet file and return their number.
 
-    The complete file replaces an existing one atomically. Raises RecordError for a record that
-    can't be stored, ResultsFileError if the file can't be written.
+    stored: they were read from a database, so they are not checked again. The complete file
+    replaces an existing one atomically. Raises RecordError for a record that can't be stored,
+    ResultsFileError if the file can't be written.
     """
     target = Path(path)
     kind, compressed = _format(target)
@@ -78,8 +79,8 @@ def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
         if kind == _PARQUET_SUFFIX:
             from flexq_bench.db import parquet  # slow import, see read_records
 
-            return parquet.write(file, records)
-        return jsonlines.write(file, records, compress=compressed)
+            return parquet.write(file, records, stored=stored)
+        return jsonlines.write(file, records, compress=compressed, stored=stored)
 
 
 def import_file(session: Session, path: str | Path) -> ImportSummary:

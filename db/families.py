@@ -148,11 +148,15 @@ def column_values(record: AnyRecord) -> Row:
     return row | {name: plain_value(row[name]) for name in nested}
 
 
-def field_values(kind: Any, row: Any) -> Row:
-    """Return the fields of a record that are columns of a row of its table, or of its series."""
-    table: Any = type(row)
+def stored_columns(kind: Any, table: Any) -> list[Any]:
+    """Return the columns of a table that hold fields of a record, as `field_values` takes them."""
+    return [getattr(table, name) for name in _stored_names(kind, table)[0]]
+
+
+def field_values(kind: Any, table: Any, cells: Sequence[Any]) -> Row:
+    """Return the fields of a record from `stored_columns` of a row of its table, or its series."""
     names, nested = _stored_names(kind, table)
-    values = {name: getattr(row, name) for name in names}
+    values = dict(zip(names, cells, strict=True))
     for name, item in nested.items():
         entries = values[name]
         values[name] = tuple(entries) if item is None else tuple(item(**e) for e in entries)

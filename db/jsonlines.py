@@ -31,22 +31,23 @@ def count_cells(json_text: bytes | str) -> int:
     return sum(map(json_text.count, ",[{"))
 
 
-def record_line(record: AnyRecord) -> str:
+def record_line(record: AnyRecord, *, stored: bool = False) -> str:
     """Return a record as one line without newline. Floats have the shortest exact representation.
 
-    Raises RecordError if a field can't be stored.
+    stored: as of `encode_record`. Raises RecordError if a field can't be stored.
     """
-    return json.dumps(
-        encode_record(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")
-    )
+    flat = encode_record(record, stored=stored)
+    return json.dumps(flat, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> int:
-    """Write the records and return their number."""
+def write(
+    file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool, stored: bool = False
+) -> int:
+    """Write the records and return their number. stored: as of `encode_record`."""
     count = 0
     with packing(file, compress=compress) as content:
         for record in records:
-            content.write(record_line(record).encode() + b"\n")
+            content.write(record_line(record, stored=stored).encode() + b"\n")
             count += 1
     return count
 

@@ -64,11 +64,14 @@ _JSON_COLUMNS = frozenset(
 )
 
 
-def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
-    """Write the records and return their number. Raises RecordError."""
+def write(file: BinaryIO, records: Iterable[AnyRecord], *, stored: bool = False) -> int:
+    """Write the records and return their number. stored: as of `encode_record`.
+
+    Raises RecordError.
+    """
     count = 0
     texts: dict[str, tuple[object, str]] = {}
-    rows = (_row(record, texts) for record in records)
+    rows = (_row(record, texts, stored=stored) for record in records)
     # Checksums of pages: without them a flipped bit of a sample is read as another number.
     options = {"compression": "zstd", "write_page_checksum": True}
     with pq.ParquetWriter(file, SCHEMA, **options) as writer:
@@ -161,11 +164,13 @@ def _cell_sizes(column: pa.Array) -> tuple[Any, Any]:
     return 8 * values, values
 
 
-def _row(record: AnyRecord, texts: dict[str, tuple[object, str]]) -> dict[str, Any]:
+def _row(
+    record: AnyRecord, texts: dict[str, tuple[object, str]], *, stored: bool
+) -> dict[str, Any]:
     """Return the cells of a row. texts: the last object of each column, and its JSON."""
     if not isinstance(record, Record):
         raise RecordError("a .parquet file holds measurements only: use .jsonl for other results")
-    row = encode_record(record)
+    row = encode_record(record, stored=stored)
     for name in _JSON_COLUMNS & row.keys():
         if name not in texts or texts[name][0] is not row[name]:
             texts[name] = row[name], canonical_json(row[name])

@@ -96,6 +96,7 @@ def _later_nights(session: Session, nights: int, series: int) -> Iterator[dict[s
             "commit": commit,
             "later": f"+{night - again} days",
         }
+    writer.place_commits()  # on the main line: results at other commits are no history
 
 
 def _repeat(connection: sqlite3.Connection, later: Sequence[Mapping[str, object]]) -> None:

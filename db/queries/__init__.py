@@ -130,6 +130,7 @@ if TYPE_CHECKING:
         RunSummary,
         cases_to_measure,
         first_run_sharing_cases,
+        last_nights,
         latest_runs,
         leased_jobs,
         measured_commits,

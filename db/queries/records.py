@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import func, null, select
 from sqlalchemy.orm import Session
 
-from flexq_bench.db.families import FAMILIES, field_values
+from flexq_bench.db.families import FAMILIES, field_values, stored_columns
 from flexq_bench.db.queries.filters import Filters
 from flexq_bench.db.queries.runs_and_plans import run_info
 from flexq_bench.db.records import AnyRecord, CommitInfo, DeviceInfo, Record, RunInfo
-from flexq_bench.db.tables import Commit, CommitParent, Device, Environment, Epoch, Run, Series
+from flexq_bench.db.tables import (
+    Commit,
+    CommitParent,
+    Device,
+    Environment,
+    Epoch,
+    Measurement,
+    Run,
+    Series,
+)
 
 R = TypeVar("R", bound=AnyRecord)
 T = TypeVar("T")
@@ -30,23 +39,38 @@ def stored_records(session: Session, kind: type[R], filters: Filters | None = No
     """
     filters = filters or Filters()
     table = FAMILIES[kind].table
-    query = (
-        select(table.id)
-        .join(Run, table.run_id == Run.id)
-        .join(Device, table.device_id == Device.id)
-        .order_by(Run.created_at, Run.uuid, table.created_at, table.uuid)
-    )
+    query = select(Run.id).join(table, table.run_id == Run.id)
     if kind is Record:
-        query = query.join(Series, table.series_id == Series.id)
-        query = query.where(*filters.on_series(), *filters.on_measurement())
+        conditions = filters.on_series()
+        if conditions:
+            query = query.join(Series, table.series_id == Series.id)
+        query = query.where(*conditions, *filters.on_measurement())
     elif filters.can_match_models():
+        query = query.join(Device, table.device_id == Device.id)
         query = query.where(*filters.on_model_results(table))
     else:
         return
-    ids = session.scalars(query).all()
+    order = Run.created_at, Run.uuid
+    counted = query.add_columns(func.count()).group_by(Run.id, *order).order_by(*order)
+    in_order = query.with_only_columns(table.id).order_by(*order, table.created_at, table.uuid)
     runs: dict[str, RunInfo] = {}
-    for start in range(0, len(ids), _BATCH):
-        yield from _load(session, kind, ids[start : start + _BATCH], runs)
+    for part in _parts(session.execute(counted).all()):
+        ids = session.scalars(in_order.where(Run.id.in_(part))).all()
+        for start in range(0, len(ids), _BATCH):
+            yield from _load(session, kind, ids[start : start + _BATCH], runs)
+
+
+def _parts(counts: Iterable[Any]) -> Iterator[list[int]]:
+    """Group runs, given with their number of results, so that a group has about a batch of them."""
+    part: list[int] = []
+    results = 0
+    for run, count in counts:
+        part, results = [*part, run], results + count
+        if results >= _BATCH:
+            yield part
+            part, results = [], 0
+    if part:
+        yield part
 
 
 def run_records(session: Session, run_uuid: str) -> Iterator[Record]:
@@ -60,43 +84,54 @@ def _load(
     """Iterate over the records of these results. runs: those that were read already, by uuid."""
     table, samples = FAMILIES[kind].table, FAMILIES[kind].samples
     environment_id = Epoch.environment_id if kind is Record else table.environment_id
-    query = select(table, environment_id, Run.uuid).join(Run, table.run_id == Run.id)
+    # Columns, not objects of the ORM, which take most of the time of an export.
+    own = (Measurement.series_id, Measurement.case_key) if kind is Record else (null(), null())
+    shared = Run.uuid, environment_id, table.commit_id, table.device_id, table.created_at, *own
+    query = select(table.id, *shared, *stored_columns(kind, table)).where(table.id.in_(ids))
+    query = query.join(Run, table.run_id == Run.id)
     if kind is Record:
         query = query.join(Epoch, table.epoch_id == Epoch.id)
-    query = query.where(table.id.in_(ids)).execution_options(**_FRESH)
-    rows = {row[0].id: row for row in session.execute(query)}
-    found_commits = _by_id(session, Commit, {row[0].commit_id for row in rows.values()})
-    found_devices = _by_id(session, Device, {row[0].device_id for row in rows.values()})
-    environments = _by_id(session, Environment, {row[1] for row in rows.values()})
+    rows = {row[0]: row[1:] for row in session.connection().execute(query).all()}
+    used, used_environments, used_commits, used_devices, _, used_series, _ = (
+        set(column) for column in zip(*(row[: len(shared)] for row in rows.values()), strict=True)
+    )
+    for uuid in runs.keys() - used:
+        del runs[uuid]  # each has its plan
+    found_commits = _by_id(session, Commit, used_commits)
+    found_devices = _by_id(session, Device, used_devices)
+    environments = _by_id(session, Environment, used_environments)
     parents = _parents(session, {commit.sha for commit in found_commits.values()})
     commits = {
         number: _commit_info(commit, parents[commit.project, commit.sha])
         for number, commit in found_commits.items()
     }
     devices = {number: _device_info(device) for number, device in found_devices.items()}
-    series: Mapping[int, Any] = {}
+    series: dict[int, dict[str, Any]] = {}
     if kind is Record:
-        series = _by_id(session, Series, {row[0].series_id for row in rows.values()})
+        of_series = select(Series.id, *stored_columns(kind, Series))
+        for row in session.connection().execute(of_series.where(Series.id.in_(used_series))).all():
+            series[row[0]] = field_values(kind, Series, row[1:])
     sample_rows: dict[int, list[Any]] = defaultdict(list)
     if samples is not None:
         result_id = getattr(samples.table, samples.result_id)
         for sample in session.scalars(select(samples.table).where(result_id.in_(ids))):
             sample_rows[getattr(sample, samples.result_id)].append(sample)
     for number in ids:
-        result, environment, run_uuid = rows[number]
+        run_uuid, environment, commit, device, created_at, of, case, *cells = rows[number]
         if run_uuid not in runs:
             runs[run_uuid] = run_info(session, run_uuid)
-        values = field_values(kind, result)
-        if series:
-            values |= field_values(kind, series[result.series_id]) | {"case": result.case_key}
+        values = field_values(kind, table, cells)
+        if kind is Record:
+            values |= series[of]
+            values["case"] = case
         if samples is not None:
-            values[samples.field] = samples.from_rows(sample_rows[number])
+            values[samples.field] = samples.from_rows(sample_rows.get(number, ()))
         yield kind(
             **values,
-            created_at=result.created_at.isoformat(),
+            created_at=created_at.isoformat(),
             run=runs[run_uuid],
-            commit=commits[result.commit_id],
-            device=devices[result.device_id],
+            commit=commits[commit],
+            device=devices[device],
             environment=environments[environment].content,
         )
 

@@ -16,6 +16,7 @@ from flexq_bench.db.errors import AmbiguousError, NotFoundError
 from flexq_bench.db.leases import JOB_LEASES, UNFINISHED_JOB_STATES
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
 from flexq_bench.db.queries.pages import Listing, Page, count_of
+from flexq_bench.db.queries.results import SCHEDULED
 from flexq_bench.db.queries.rows import columns_of, rows_of
 from flexq_bench.db.records import RunInfo, RunOwner
 from flexq_bench.db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
@@ -105,7 +106,6 @@ def runs(
     suite: str | None = None,
     status: str | None = None,
     gpu: str | None = None,
-    trigger: str | None = None,
     without_suites: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[RunSummary]:
@@ -119,9 +119,22 @@ def runs(
         query = query.where(Run.status == status)
     if gpu is not None:
         query = query.where(_measured_on(gpu))
-    if trigger is not None:
-        query = query.where(Run.trigger == trigger)
     return _summaries(session, session.scalars(query).all())
+
+
+def last_nights(session: Session, *, limit: int) -> list[RunSummary]:
+    """Return the last scheduled run of each suite and project, of so many newest; newest first."""
+    query = (
+        select(Run.id, Run.suite, Commit.project)
+        .join(Commit, Run.commit_id == Commit.id)
+        .where(Run.trigger == SCHEDULED)
+        .order_by(Run.created_at.desc(), Run.id.desc())
+        .limit(limit)
+    )
+    newest: dict[tuple[str, str], int] = {}
+    for run_id, suite, project in session.execute(query):
+        newest.setdefault((suite, project), run_id)
+    return _summaries(session, list(newest.values()))
 
 
 _NEWEST_FIRST = Listing(Run.uuid, (Run.created_at, Run.id), (True, True))

@@ -216,14 +216,13 @@ def export(
             else:
                 say(console(), f"{count} results in {file} ({format_name})")
             return
-        other_records = [
-            record
-            for kind in MODEL_KINDS.values()
-            for record in queries.stored_records(session, kind, filters)
-        ]
-        left_out = len(other_records) if file.endswith(".parquet") else 0
-        records: Iterable[AnyRecord] = gemms if left_out else chain(gemms, other_records)
-        count = write_records(file, records)
+        others: Iterator[AnyRecord] = chain.from_iterable(
+            queries.stored_records(session, kind, filters) for kind in MODEL_KINDS.values()
+        )
+        is_parquet = file.endswith(".parquet")
+        left_out = sum(1 for _ in others) if is_parquet else 0
+        records: Iterable[AnyRecord] = gemms if is_parquet else chain(gemms, others)
+        count = write_records(file, records, stored=True)
     if as_json:
         print_json({"file": file, "records": count, "left_out": left_out})
     else:

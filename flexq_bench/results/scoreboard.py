@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -121,16 +121,26 @@ def board_rows(
     return rows
 
 
-def case_changes(known: Iterable[SeriesName], noise: StoredNoise) -> list[CaseChange]:
-    """Changes of each series from a week before its latest result, the largest first."""
+def case_changes(
+    known: Iterable[SeriesName], noise: StoredNoise, *, verdicts: Collection[Verdict] = ()
+) -> list[CaseChange]:
+    """Changes of each series from a week before its latest result, the largest first.
+
+    verdicts: only those with one of these of slower and faster; empty: all.
+    """
     changes = []
     for series in known:
         points = noise.histories.get(series.id)
         if not points:
             continue
-        latest = points[-1]
-        change = change_of({series.id: latest}, noise, _before(latest.created_at - WEEK))
-        if change is not None:
+        latest, is_then = points[-1], _before(points[-1].created_at - WEEK)
+        # Noise only widens an interval: its estimate is left out where nothing can come of it.
+        if verdicts:
+            then = _earlier(latest, points, is_then)
+            if then is None or verdict_of_ratio(_ratio(latest, then)) not in verdicts:
+                continue
+        change = change_of({series.id: latest}, noise, is_then)
+        if change is not None and (not verdicts or change.verdict in verdicts):
             changes.append(CaseChange(series, change, latest))
     return sorted(changes, key=lambda change: -abs(math.log(change.change.ratio.estimate)))
 
@@ -146,20 +156,34 @@ def change_of(
     """
     ratios, series, then = [], [], []
     for series_id, now in latest.items():
-        earlier = [
-            p
-            for p in noise.histories[series_id]
-            if p.measurement != now.measurement and p.epoch == now.epoch and is_then(p)
-        ]
-        if earlier:
-            ratios.append(ratio_interval(_interval(now), _interval(earlier[-1])))
+        earlier = _earlier(now, noise.histories[series_id], is_then)
+        if earlier is not None:
+            ratios.append(_ratio(now, earlier))
             series.append(series_id)
-            then.append(earlier[-1])
+            then.append(earlier)
     if not ratios:
         return None
     own = noise.of_series(series[0]) if len(series) == 1 else noise.of_mean(series)
     ratio = with_run_noise(geometric_mean(ratios), own, runs=2)
     return Change(ratio, len(ratios), max(then, key=lambda point: point.created_at).commit)
+
+
+def _earlier(
+    now: HistoryPoint, points: Sequence[HistoryPoint], is_then: Callable[[HistoryPoint], bool]
+) -> HistoryPoint | None:
+    """Return the last other point of now's epoch for which is_then is True; None: there is none."""
+    return next(
+        (
+            p
+            for p in reversed(points)
+            if p.epoch == now.epoch and p.measurement != now.measurement and is_then(p)
+        ),
+        None,
+    )
+
+
+def _ratio(now: HistoryPoint, then: HistoryPoint) -> Interval:
+    return ratio_interval(_interval(now), _interval(then))
 
 
 def _trend(

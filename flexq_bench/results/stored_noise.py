@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
+from functools import cached_property
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
@@ -50,14 +51,7 @@ class StoredNoise:
         }
         self.histories = histories
         self._calibration = calibration or {}
-        self._own = {
-            series: run_noise([[p.median_us for p in part] for part in _by_epoch(points)])
-            for series, points in histories.items()
-        }
-        changes = [
-            change for points in histories.values() for change in _changes(points, _log_time)
-        ]
-        self._of_all = noise_of_changes(np.array(changes))
+        self._own: dict[int, RunNoise | None] = {}
         self._of_means: dict[tuple[int, ...], RunNoise] = {}
 
     def of_series(self, series_id: int) -> RunNoise:
@@ -132,8 +126,17 @@ class StoredNoise:
             float(np.mean([noise.sigma for noise in each])), min(noise.degrees for noise in each)
         )
 
+    @cached_property
+    def _of_all(self) -> RunNoise | None:
+        changes = [_changes(points, _log_time) for points in self.histories.values()]
+        return noise_of_changes(np.array(list(chain.from_iterable(changes))))
+
     def _own_noise(self, series_id: int) -> RunNoise | None:
-        own = self._own.get(series_id)
+        """Noise of a series' own runs, estimated when it is asked for: a page shows few of many."""
+        if series_id not in self._own:
+            parts = _by_epoch(self.histories.get(series_id, ()))
+            self._own[series_id] = run_noise([[p.median_us for p in part] for part in parts])
+        own = self._own[series_id]
         return None if own is None else larger_noise(own, self._calibrated(series_id))
 
     def _calibrated(self, series_id: int) -> RunNoise | None:

@@ -18,8 +18,10 @@ from flexq_bench.dashboard.views.leaderboard.frame import leaderboard_frame
 from flexq_bench.db.releases import store_releases
 from flexq_bench.results.latest_rows import latest_rows
 from flexq_bench.results.scoreboard import board_rows, case_changes
+from flexq_bench.verdicts import Verdict
 
 SEEDS = (1, 3)
+CHANGED = (Verdict.SLOWER, Verdict.FASTER)
 
 
 @pytest.fixture(params=[SEEDS[0], *(pytest.param(s, marks=pytest.mark.slow) for s in SEEDS[1:])])
@@ -212,6 +214,16 @@ def coverage(seeds: range) -> dict[str, float]:
 
 def test_intervals_cover_the_truth_in_a_few_histories():
     assert {kind: c for kind, c in coverage(range(40)).items() if c < 0.9} == {}
+
+
+def test_changed_cases_are_those_of_all_cases_with_a_change():
+    found = set()
+    for seed in range(12):
+        noise, known = noise_of(made(seed)), names(made(seed))
+        changed = case_changes(known, noise, verdicts=CHANGED)
+        found |= {case.change.verdict for case in changed}
+        assert changed == [c for c in case_changes(known, noise) if c.change.verdict in CHANGED]
+    assert found == {Verdict.SLOWER}  # the kernels get slower
 
 
 @pytest.mark.slow

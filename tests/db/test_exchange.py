@@ -106,7 +106,7 @@ def test_export_import_export_is_the_same_file(make_url, tmp_path, build, suffix
         build.a_record("early", m=16, environment={"z": "1", "a": "2"}),
         build.a_record("dirty", m=2, commit=build.a_commit(3, dirty=True), config={"z": 1, "a": 2}),
     ]
-    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    first, second, unchecked = (tmp_path / f"{name}{suffix}" for name in ("1", "2", "3"))
     write_records(tmp_path / "given.jsonl", records)
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, tmp_path / "given.jsonl")
@@ -115,11 +115,14 @@ def test_export_import_export_is_the_same_file(make_url, tmp_path, build, suffix
     with open_database(make_url()) as database, database.session() as session:
         import_file(session, first)
         write_records(second, queries.stored_records(session, Record))
+        write_records(unchecked, queries.stored_records(session, Record), stored=True)
 
-    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes() == second.read_bytes() == unchecked.read_bytes()
 
 
-def test_export_order_is_independent_of_the_order_of_insertion(make_url, build):
+@pytest.mark.parametrize("batch", [1, 2, 500])
+def test_export_order_is_independent_of_the_order_of_insertion(make_url, build, monkeypatch, batch):
+    monkeypatch.setattr(queries.records, "_BATCH", batch)
     late = build.a_record("late", created_at="2025-11-21T11:00:00+00:00")
     early = build.a_record("early")
     older = build.a_record(run=build.a_run("older", created_at="2025-11-20T00:00:00+00:00"))

@@ -47,7 +47,7 @@ def show_decisions(
 ) -> None:
     """Show all that waits for a decision; if nothing does, what that statement is based on.
 
-    nights: the newest scheduled runs, newest first.
+    nights: the last scheduled run of each suite and project.
     """
     with database.session() as session:
         broken = _broken_nights(session, nights, zone)
@@ -143,10 +143,7 @@ def _accuracy_gate(gate: GateRow, zone: tzinfo) -> dict[str, Any]:
 def _broken_nights(
     session: Session, nights: Sequence[RunSummary], zone: tzinfo
 ) -> list[dict[str, Any]]:
-    """Return the last scheduled runs with a problem, per suite and project, and stalled nights."""
-    newest: dict[tuple[str, str], RunSummary] = {}
-    for run in nights:
-        newest.setdefault((run.suite, run.project), run)
+    """Return the last scheduled runs with a problem, and stalled nights."""
     stalled: dict[str, NightState] = {
         night.run: night
         for night in queries.unfinished_nights(session)
@@ -154,7 +151,7 @@ def _broken_nights(
     }
     rows = [
         _broken_row(run, problem, zone)
-        for run in newest.values()
+        for run in nights
         if run.uuid not in stalled and (problem := _problem_of(run))
     ]
     for run in queries.runs_by_uuid(session, list(stalled)):

@@ -42,7 +42,7 @@ def page(database: Database) -> None:
         open_alerts = queries.alerts(session, states=OPEN_STATES)
         judged = queries.judgements(session, gate_detector=alert_rule.DETECTOR)
         gates = queries.latest_gates(session)
-        nights = queries.runs(session, trigger=SCHEDULED, limit=_MAX_NIGHTS)
+        nights = queries.last_nights(session, limit=_MAX_NIGHTS)
         rates = queries.false_alarm_rates(session, limit=1)
         has_models = queries.decoded_models(session) or queries.scored_models(session)
     if not (suites or open_alerts or judged or gates or nights or has_models):

@@ -89,7 +89,7 @@ def _compared(
     """Compare kernels and cases with last week; of a SQLite file once after each commit."""
     version = database.version()
     if version is None:
-        return board_rows(chosen, noise, release_order=order), case_changes(chosen, noise)
+        return _compare(chosen, noise, order)
     ids = " ".join(str(series.id) for series in chosen)
     return _compared_in_file(chosen, noise, file_identity(database.path), version, ids, order)
 
@@ -103,7 +103,12 @@ def _compared_in_file(
     ids: str,
     order: int | None,
 ) -> Compared:
-    return board_rows(_chosen, _noise, release_order=order), case_changes(_chosen, _noise)
+    return _compare(_chosen, _noise, order)
+
+
+def _compare(chosen: Sequence[SeriesName], noise: StoredNoise, order: int | None) -> Compared:
+    rows = board_rows(chosen, noise, release_order=order)
+    return rows, case_changes(chosen, noise, verdicts=(Verdict.SLOWER, Verdict.FASTER))
 
 
 def _say_nothing_accepted(database: Database, series: Sequence[int]) -> None:
