@@ -272,7 +272,6 @@ def test_damaged_columns_are_named(quantized, loaded, scheme, damage):
 
     (found,) = weight_distances(model, loaded.model).findings
     assert found.name == f"weights.{DOWN}"
-    assert "unlike the original's" in str(found)
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", "nvfp4", "fp8", "w8a16"])
