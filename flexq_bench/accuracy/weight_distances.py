@@ -453,9 +453,6 @@ class _Comparison:
         # The state: parameters, and buffers such as the biases of a router.
         seen: set[int] = set()
         for name, theirs in self._original.state_dict().items():
-            if theirs.data_ptr() in seen and self._tensors[name].data_ptr() in seen:
-                continue  # tied in both
-            seen |= {theirs.data_ptr(), self._tensors[name].data_ptr()}
             module, _, part = name.rpartition(".")
             if module in self._sites:
                 if part == "bias":
@@ -464,6 +461,10 @@ class _Comparison:
             if module in self._scaled_norms or name not in self._tensors:
                 continue
             ours = self._tensors[name]
+            places = {theirs.data_ptr(), ours.data_ptr()}
+            if places <= seen:
+                continue  # tied in both
+            seen |= places
             if ours.shape != theirs.shape:
                 yield Difference(f"weights.{module}", f"{part} has another shape")
             elif theirs.ndim == 2:
