@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.accuracy.weight_distances import weight_distances
+from flexq_bench.decode.kernel_linear import ActivationBuffers, KernelLinear
 from flexq_bench.kernels.formats import NumberFormat, quantize
 from flexq_bench.schemes.calibration import calibration_segments
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
@@ -272,6 +273,18 @@ def test_damaged_columns_are_named(quantized, loaded, scheme, damage):
 
     (found,) = weight_distances(model, loaded.model).findings
     assert found.name == f"weights.{DOWN}"
+
+
+def test_layers_of_kernels_are_compared_by_their_codes(quantized, loaded):
+    model, buffers = quantized("w8a16"), ActivationBuffers()
+    scale_a_norm(model)
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, FakeQuantizedLinear):
+            replace_module(model, name, KernelLinear(name, module.layer, buffers))
+
+    (found,) = weight_distances(model, loaded.model).findings
+
+    assert found.name == "weights.model.layers.1.input_layernorm"
 
 
 @pytest.mark.parametrize("scheme", ["w4a16", "nvfp4", "fp8", "w8a16"])
