@@ -35,8 +35,8 @@ from flexq_bench.workloads.case import Case
 # turn in 13, and the twenty turns of the shortest comparison once in 10^22.
 _MOST_CHECKED = (64, 256)  # rows and columns
 # Part of a turn by which head's overhead may exceed base's: nearly all honest turns differ by less,
-# in spite of the scheduler.
-MAX_EXCESS_OVERHEAD = 0.05
+# in spite of the scheduler. On a CPU two processes differed by 6 % in some honest gates.
+MAX_EXCESS_OVERHEAD = {"cuda": 0.05, "cpu": 0.2}
 _MAX_P_VALUE = 1e-3
 _MIN_TURNS = 12
 # In one of this many placements, drawn at random, and in the first, the worker looks at what it
@@ -181,7 +181,9 @@ class JudgedSide(CaseSide):
         if self.opponent is not None and not self.is_trusted:
             self.wrong = (
                 self.wrong
-                or _unaccounted(self.turns, self.opponent.turns)
+                or _unaccounted(
+                    self.turns, self.opponent.turns, MAX_EXCESS_OVERHEAD[self.judge.device.type]
+                )
                 or _rescheduled(self.opponent)
                 or self._changed_files()
             )
@@ -236,8 +238,8 @@ def _rescheduled(base: JudgedSide) -> str:
     return f"the {changed} of base's process changed while it was measured" if changed else ""
 
 
-def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn]) -> str:
-    """Describe errors of head's times; empty: none.
+def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn], most: float) -> str:
+    """Describe errors of head's times; empty: none. most: of MAX_EXCESS_OVERHEAD.
 
     A turn consists of its samples, one after the other, and of an overhead, which is base's code on
     both sides. Head's samples are too short if the overhead of its turns is larger. Keeping outputs
@@ -254,7 +256,7 @@ def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn]) -> str:
     ]
     if len(excess) < _MIN_TURNS:
         return ""
-    over = sum(share > MAX_EXCESS_OVERHEAD for share in excess)
+    over = sum(share > most for share in excess)
     # Binomial: if turns are above and below it equally often, so many above have this small
     # probability.
     chance = sum(math.comb(len(excess), k) for k in range(over, len(excess) + 1))
