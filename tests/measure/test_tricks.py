@@ -137,9 +137,11 @@ def launcher():
 @pytest.fixture
 def measured(launcher, tmp_path, monkeypatch):
     """The result of a kernel of a file, or of an installed package, without a sandbox."""
-    protocol = replace(PROTOCOL_CPU, min_samples=60, min_placements=3)
 
-    def run(source, *, declared=DECLARED, installed=False, case="gemm hot m4n256k256"):
+    def run(
+        source, *, declared=DECLARED, installed=False, case="gemm hot m4n256k256", placements=3
+    ):
+        protocol = replace(PROTOCOL_CPU, min_samples=60, min_placements=placements)
         path = tmp_path / "cheats.py"
         path.write_text(f"{PREAMBLE}{source}{declared}")
         place, environment = KernelSource.parse(str(path)), None
@@ -204,7 +206,8 @@ def test_a_trick_is_incorrect_refused_or_in_vain(measured, source, said):
 
 @pytest.mark.parametrize(("source", "said"), of_all(DECLARED_TRICKS))
 def test_so_is_one_of_a_file_that_declares_its_kernel(measured, source, said):
-    check_ends(measured(source, declared=""), said)
+    # What is kept is drawn by lot: more placements find a trick of one sample a batch.
+    check_ends(measured(source, declared="", placements=12 if said == STALE else 3), said)
 
 
 @pytest.mark.parametrize(("source", "workload", "said"), of_all(OPERATION_TRICKS))
