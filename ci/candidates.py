@@ -116,8 +116,13 @@ def suspects_of(
             earlier = [p for p in points if p.epoch == epoch and p is not latest]
             measured.append(Suspect(row.series_id, case, latest, earlier))
     outliers, measured = _outliers(session, measured, waiting or {})
-    on_main = head if branch is None else 0
-    since = [alert for alert in alerts if _is_since(session, commit, on_main, alert)]
+    on_main = (head or None) if branch is None else None
+    since = [
+        alert
+        for alert in alerts
+        if alert.bad.project == commit.project
+        and queries.comes_after(session, commit.sha, on_main, alert.bad)
+    ]
     perhaps_fixed = _perhaps_fixed(measured, since)
     # They are compared with the last good commit instead.
     back = {suspect.series for _, suspect in perhaps_fixed}
@@ -269,15 +274,6 @@ def _crept(
             del changes[series]
     slowest_first = sorted(changes.values(), key=lambda change: -change[0])
     return [(release, suspect) for _, suspect in slowest_first]
-
-
-def _is_since(session: Session, commit: CommitInfo, head: int, alert: AlertRow) -> bool:
-    """Return True if a commit has an alert's first bad one. head: its place on main; 0: none."""
-    if alert.bad.project != commit.project:
-        return False
-    if head and alert.bad.topo_order is not None:
-        return head > alert.bad.topo_order
-    return queries.is_ancestor(session, alert.bad.sha, commit.sha, commit.project)
 
 
 def _perhaps_fixed(

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from flexq_bench.db.queries.lines import (
         branch_names,
         branch_of,
+        comes_after,
         history_notes,
         is_ancestor,
         is_orphaned,

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session, aliased
 
 from flexq_bench.db.errors import NotFoundError
+from flexq_bench.db.queries.commits import CommitRow
 from flexq_bench.db.tables import Branch, BranchCommit, Commit, CommitParent, Series
 
 
@@ -79,6 +80,16 @@ def is_ancestor(session: Session, sha: str, of: str, project: str) -> bool:
     further = parents.join(reached, CommitParent.sha == reached.c.parent_sha)
     reached = reached.union(further)
     return session.scalar(select(reached.c.parent_sha).where(reached.c.parent_sha == sha)) == sha
+
+
+def comes_after(session: Session, sha: str, order: int | None, other: CommitRow) -> bool:
+    """Return True if a commit has another of its project, by the main line or by ancestry.
+
+    order: its place on the main line; None: it is not there.
+    """
+    if order is not None and other.topo_order is not None:
+        return order > other.topo_order
+    return is_ancestor(session, other.sha, sha, other.project)
 
 
 def is_orphaned(session: Session, sha: str, project: str) -> bool:

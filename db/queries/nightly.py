@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, or_, select
+from sqlalchemy import ColumnElement, RowMapping, Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from flexq_bench.db.queries.filters import Filters, is_latest_attempt
@@ -183,7 +183,7 @@ _IDENTITY = [c for c in Series.__table__.columns if c.name not in ("id", "identi
 def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
     """Return the full identity of a stored series (db.writer.series_identity)."""
     row = session.execute(select(*_IDENTITY).where(Series.id == series_id)).mappings().one()
-    return {name: value for name, value in row.items() if name != "project" or value}
+    return _identity(row)
 
 
 def series_of_run(session: Session, run: str) -> dict[str, Mapping[str, Any]]:
@@ -194,14 +194,13 @@ def series_of_run(session: Session, run: str) -> dict[str, Mapping[str, Any]]:
         .join(Run, Measurement.run_id == Run.id)
         .where(Run.uuid == run)
     ).mappings()
-    return {
-        row["case_key"]: {
-            name: value
-            for name, value in row.items()
-            if name != "case_key" and (name != "project" or value)
-        }
-        for row in rows
-    }
+    return {row["case_key"]: _identity(row) for row in rows}
+
+
+def _identity(row: RowMapping) -> dict[str, Any]:
+    """The identity in a row; a project of none is left out, as when it was hashed."""
+    named = {column.name: row[column.name] for column in _IDENTITY}
+    return {name: value for name, value in named.items() if name != "project" or value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from flexq_bench.measure.worker_process import WorkerProcess
     from flexq_bench.repository.project import Project, ProjectRevision
     from flexq_bench.repository.project_builds import BuiltTree
+    from flexq_bench.workloads.suite import Suite
 
     Launching = Callable[[BuiltTree], Launcher]
-    from flexq_bench.workloads.suite import Suite
 
 _STATE_MODULE = "flexq_bench.measure.external_kernels"
 _UNBUILT = " (nothing was built: [build] in flexq-bench.toml says how, where kernels need it)"

@@ -62,7 +62,7 @@ class ExternalCase:
         self._updated_bytes = 0
         if isinstance(case.workload, OperationWorkload):
             self._updated_bytes = OperationCase(case.workload, kernel.spec).updated_bytes
-        self._restored_bytes = 0  # before each sample
+        self._restoring_s = 0.0  # before each sample
         self._overheads: list[float] = []
         self.copies = 0
         self.secret = 0
@@ -106,8 +106,7 @@ class ExternalCase:
     def placed(self, index: int) -> Iterator[JudgedPlacement]:
         """Placement `index`, which the worker keeps until the next one."""
         self._place(index)
-        given = self._judged, self._launches, self._device, self._restored_bytes
-        rotation = JudgedRotation(*given)
+        rotation = JudgedRotation(self._judged, self._launches, self._device, self._restoring_s)
         yield JudgedPlacement(rotation, self._judged)
         self._overheads.extend(rotation.overheads)
 
@@ -115,7 +114,8 @@ class ExternalCase:
         if self._index != index:
             reply = self._judged.ask("place", index=index, warm_up=False)
             self._index, self._launches = index, int(reply["launches"])
-            self._restored_bytes = min(self._launches, self.copies) * self._updated_bytes
+            if restored := min(self._launches, self.copies) * self._updated_bytes:
+                self._restoring_s = 2 * _copy_s(restored, self._device)  # or slower
 
     def close(self) -> None:
         """Free what the worker has of the case."""
@@ -127,13 +127,13 @@ class JudgedRotation(Rotation):
     """Launches in a worker. Each batch's last launch has inputs of this process, and is checked.
 
     Under steady load nothing may interrupt the batches, and the last one's inputs are older.
-    restored_bytes: of what launches change, copied before each sample.
+    restoring_s: to copy what launches change, before each sample.
     """
 
     def __init__(
-        self, judged: JudgedKernel, launches: int, device: torch.device, restored_bytes: int
+        self, judged: JudgedKernel, launches: int, device: torch.device, restoring_s: float
     ) -> None:
-        self._judged, self._device, self._restored_bytes = judged, device, restored_bytes
+        self._judged, self._device, self._restoring_s = judged, device, restoring_s
         self.launches = launches
         self._turns: list[tuple[Turn, float]] = []  # with seconds before samples
 
@@ -154,10 +154,8 @@ class JudgedRotation(Rotation):
         turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
         if inputs is not None:
             self._judged.check_of_turn(inputs)()
-        before_s = 0.0 if self._device.type == "cpu" else (gap_us or 0.0) / 1e6
-        if self._restored_bytes:  # by a copy like this one, or slower
-            before_s += 2 * _copy_s(self._restored_bytes, self._device)
-        self._turns.append((turn, before_s * (count + turn.kept)))
+        gap_s = 0.0 if self._device.type == "cpu" else (gap_us or 0.0) / 1e6
+        self._turns.append((turn, (gap_s + self._restoring_s) * (count + turn.kept)))
         return Batch(turn.samples_us, turn.sm_mhz)
 
     def close(self) -> None:

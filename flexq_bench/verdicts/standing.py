@@ -15,7 +15,7 @@ from functools import cache, partial
 
 from flexq_bench.db import queries
 from flexq_bench.db.engine import Session
-from flexq_bench.db.queries import AlertRow, CommitRow, ComparedRow, DecisionRow, HistoryPoint
+from flexq_bench.db.queries import AlertRow, DecisionRow, HistoryPoint
 from flexq_bench.verdicts import history_verdict
 from flexq_bench.verdicts.alert_rule import NOT_WORSE
 from flexq_bench.verdicts.commit_points import one_per_commit
@@ -139,21 +139,12 @@ def _by_comparison(
         if (
             newest is None
             or newest.verdict not in NOT_WORSE
-            or not _is_since(session, newest, alert.bad)
+            or not queries.comes_after(session, newest.head, newest.head_order, alert.bad)
         ):
             yield Standing((alert.good.sha, alert.bad.sha))
         else:
             reason = f"at the level of {alert.good.sha[:10]} at {newest.head[:10]}"
             yield Standing(None, reason, is_back=True)
-
-
-def _is_since(session: Session, newest: ComparedRow, bad: CommitRow) -> bool:
-    """Return True if the head of a comparison has a commit, by the main line or by ancestry."""
-    if newest.head_order is not None and bad.topo_order is not None:
-        return newest.head_order > bad.topo_order
-    return newest.head != bad.sha and queries.is_ancestor(
-        session, bad.sha, newest.head, bad.project
-    )
 
 
 def _by_history(session: Session, alert: AlertRow) -> Iterator[Standing]:

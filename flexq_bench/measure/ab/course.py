@@ -344,8 +344,8 @@ class _Course:
 
             def groups(pair: CasePair) -> Iterator[Sequence[Workers]]:
                 yield from ([each] for each in workers[:alone])
-                times = ((block.base_us, block.head_us) for block in pair.blocks)
-                takes_spare = is_far(*next(times, (math.nan, math.nan)))
+                first = pair.blocks[0] if pair.blocks else None
+                takes_spare = first is not None and is_far(first.base_us, first.head_us)
                 yield workers[alone : len(workers) if takes_spare else count]
 
             for position, pair in enumerate(pairs):

@@ -34,9 +34,6 @@ from flexq_bench.workloads.case import Case
 # Checked elements of each turn's output: a kernel that leaves out 1 % of the columns passes one
 # turn in 13, and the twenty turns of the shortest comparison once in 10^22.
 _MOST_CHECKED = (64, 256)  # rows and columns
-# Part of a turn by which head's overhead may exceed base's: nearly all honest turns differ by less,
-# in spite of the scheduler. On a CPU two processes differed by 6 % in some honest gates.
-MAX_EXCESS_OVERHEAD = {"cuda": 0.05, "cpu": 0.2}
 _MAX_P_VALUE = 1e-3
 _MIN_TURNS = 12
 # In one of this many placements, drawn at random, and in the first, the worker looks at what it
@@ -182,7 +179,7 @@ class JudgedSide(CaseSide):
             self.wrong = (
                 self.wrong
                 or _unaccounted(
-                    self.turns, self.opponent.turns, MAX_EXCESS_OVERHEAD[self.judge.device.type]
+                    self.turns, self.opponent.turns, self.judge.protocol.max_excess_overhead
                 )
                 or _rescheduled(self.opponent)
                 or self._changed_files()
@@ -239,7 +236,7 @@ def _rescheduled(base: JudgedSide) -> str:
 
 
 def _unaccounted(head: Sequence[_Turn], base: Sequence[_Turn], most: float) -> str:
-    """Describe errors of head's times; empty: none. most: of MAX_EXCESS_OVERHEAD.
+    """Describe errors of head's times; empty: none. most: max_excess_overhead.
 
     A turn consists of its samples, one after the other, and of an overhead, which is base's code on
     both sides. Head's samples are too short if the overhead of its turns is larger. Keeping outputs
