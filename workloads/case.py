@@ -15,6 +15,7 @@ Stage = Literal["gemm", "linear", "op"]
 LINEAR_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 CacheMode = Literal["cold", "hot"]
 Regime = Literal["boost", "sustained"]
+_DENSE_BITS = 16
 SERVING = "serving"  # operation of a served model: a load and a metric of its requests
 _KEY = re.compile(
     r"(?P<label>\S+) (?P<stage>gemm|linear|op) (?P<cache>cold|hot) "
@@ -55,6 +56,18 @@ def stored_case(label: str, stage: str, cache: str, operation: str, parameters: 
 def kernel_label(kernel: str, variant: str) -> str:
     """Return the label of a kernel and variant: `flexq-w6a6` or `flexq-w6a6[vanilla]`."""
     return f"{kernel}[{variant}]" if variant else kernel
+
+
+def bits_label(operation: str, weight_bits: int, act_bits: int) -> str:
+    """Return the formats of a result: `w6a8`; empty: it has none.
+
+    Operations other than linear layers need not have weights, or have these formats: only quantized
+    ones are shown, as `a8`.
+    """
+    if not weight_bits or operation == GemmWorkload.operation:
+        return f"w{weight_bits}a{act_bits}" if weight_bits else ""
+    formats = (("w", weight_bits), ("a", act_bits))
+    return "".join(f"{name}{bits}" for name, bits in formats if 0 < bits < _DENSE_BITS)
 
 
 @dataclass(frozen=True, slots=True)

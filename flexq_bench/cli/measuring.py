@@ -31,7 +31,7 @@ from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord, exit_code_of_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
 from flexq_bench.runs.resume import read_unfinished
-from flexq_bench.runs.table import problem_lines, result_line, results_table
+from flexq_bench.runs.table import case_in_words, problem_lines, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
 from flexq_bench.sweeps.launches import weighted_table
 from flexq_bench.sweeps.plot import write_plot
@@ -226,7 +226,7 @@ def progress(total: int | None, *, prints_each_result: bool = False) -> Iterator
                 record.median_us,
                 extra={"run": record.run.uuid},
             )
-            bar.advance(record.case)
+            bar.advance(case_in_words(record))
             if prints_each_result:
                 say(bar.out, result_line(record))
 

@@ -125,7 +125,8 @@ def judge_error(
     worst = float(torch.nan_to_num(error, nan=torch.inf, posinf=torch.inf).max())
     if bool(right.all()):
         return CheckResult(worst, None)
-    problem = f"relative error {worst:.2g}"
+    # Integers have no error, but are equal or not.
+    problem = f"relative error {worst:.2g}: " if y.is_floating_point() else ""
     return CheckResult(worst, None, _describe_wrong(~right, y, reference.y, problem, name))
 
 
@@ -143,17 +144,19 @@ def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:
     equal = y == expected
     if bool(equal.all()):
         return CheckResult(None, True)
-    return CheckResult(None, False, _describe_wrong(~equal, y, expected, "not bit-exact"))
+    return CheckResult(None, False, _describe_wrong(~equal, y, expected, "not bit-exact: "))
 
 
 def _describe_wrong(
     wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str, name: str = "y"
 ) -> str:
     place = tuple(torch.nonzero(wrong)[0].tolist())
-    index, count = ",".join(map(str, place)), int(wrong.sum())
+    index, count = f"[{','.join(map(str, place))}]" if place else "", int(wrong.sum())
+    digits = 6 if y.is_floating_point() else 15
+    y_text, expected_text = (f"{float(tensor[place]):.{digits}g}" for tensor in (y, expected))
     return (
-        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first {name}[{index}] = "
-        f"{float(y[place]):.6g}, expected {float(expected[place]):.6g}"
+        f"{problem}{count:,} of {wrong.numel():,} elements wrong, first {name}{index} = {y_text}, "
+        f"expected {expected_text}"
     )
 
 

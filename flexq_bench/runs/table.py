@@ -81,7 +81,11 @@ def _cells(row: Row[Result], *, sizes: bool) -> list[str | Text]:
     return [
         kernel_label(r.kernel, r.variant),
         f"{r.model} {r.layer}".strip(),
-        r.stage if r.cache == "cold" else f"{r.stage} {r.cache}",
+        ""
+        if r.kernel == EMPTY_KERNEL
+        else r.stage
+        if r.cache == "cold"
+        else f"{r.stage} {r.cache}",
         *(shape if sizes else [_shape_in_words(r)]),
         _number(r.median_us),
         _number(half_width_percent(r), digits=2),
@@ -89,6 +93,14 @@ def _cells(row: Row[Result], *, sizes: bool) -> list[str | Text]:
         "" if row.speedup is None else f"{row.speedup.estimate:.2f}",
         _verdict(r),
     ]
+
+
+def case_in_words(record: Record) -> str:
+    """Format the key of a record's case; of a probe, which is no GEMM, its name and size."""
+    if not is_probe(record.kernel):
+        return record.case
+    label = kernel_label(record.kernel, record.variant)
+    return label if record.kernel == EMPTY_KERNEL else f"{label} {_shape_in_words(record)}"
 
 
 def _shape_in_words(r: Result) -> str:
@@ -122,10 +134,9 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 def result_line(record: Record) -> str:
     """Format a result as one line."""
+    case = case_in_words(record)
     if record.median_us is None:
-        return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
+        return f"{case} on {record.gpu}: {record.status}: {record.detail}"
     floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of read"
     regime = f", {record.regime}" if record.regime == "sustained" else ""
-    return (
-        f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}{regime}"
-    )
+    return f"{case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}{regime}"

@@ -86,6 +86,15 @@ def test_first_wrong_element_is_reported_with_the_expected_value():
     assert "2 of 3 elements wrong, first y[0,1] = 5, expected 2" in result.detail
 
 
+def test_wrong_integers_are_shown_whole_and_without_an_error():
+    y = torch.tensor(16777219, dtype=torch.float64)
+    reference = Reference(y, torch.tensor(0.0), slack=0.25)
+
+    result = judge_error(torch.tensor(16777217), reference, 1e-3, "total")
+
+    assert result.detail == "1 of 1 elements wrong, first total = 16777217, expected 16777219"
+
+
 def test_merged_checks_keep_the_worse_result():
     right, wrong = CheckResult(1e-4, True), CheckResult(0.5, False, "wrong")
 

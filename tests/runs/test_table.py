@@ -9,7 +9,7 @@ from rich.console import Console
 
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.record import build_record
-from flexq_bench.runs.table import problem_lines, results_table
+from flexq_bench.runs.table import case_in_words, problem_lines, results_table
 from flexq_bench.stats.baseline import BASELINE, compare_with_baseline
 
 
@@ -88,3 +88,9 @@ def test_cpu_results_have_no_speedup(result):
 
     assert set(with_ratio) - set(without) == {f"× {BASELINE}"}
     assert len(results_table(rows, with_speedup=False).columns) == len(without)
+
+
+def test_progress_names_probes_without_an_operation(result):
+    assert case_in_words(result("empty")) == "empty"
+    assert case_in_words(result("read-6", n=512)) == "read-6 N=512 K=256"
+    assert case_in_words(result()) == "flexq-w6a6 gemm cold m1n256k256"

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexq_bench.workloads.case import CacheMode, Case, Stage, kernel_label, parse_kernel_label
+from flexq_bench.workloads.case import (
+    CacheMode,
+    Case,
+    Stage,
+    bits_label,
+    kernel_label,
+    parse_kernel_label,
+)
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
 from flexq_bench.workloads.operation import MAX_DIMENSION
@@ -69,3 +76,18 @@ def test_out_of_range_size_is_refused(name, size):
 )
 def test_weight_bytes_count_codes_and_scales(bits, group, nbytes):
     assert GemmWorkload(1, 8, 1000).weight_bytes(bits, group) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("operation", "weight_bits", "act_bits", "label"),
+    [
+        ("linear", 16, 16, "w16a16"),
+        ("linear", 6, 8, "w6a8"),
+        ("attention_decode", 16, 16, ""),
+        ("norm_quantize", 16, 8, "a8"),
+        ("grouped_linear", 4, 16, "w4"),
+        ("", 0, 0, ""),
+    ],
+)
+def test_only_linear_layers_show_formats_of_sixteen_bits(operation, weight_bits, act_bits, label):
+    assert bits_label(operation, weight_bits, act_bits) == label

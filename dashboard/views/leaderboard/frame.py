@@ -15,7 +15,7 @@ from flexq_bench.db.queries import ResultRow, ScoreRow
 from flexq_bench.results.latest_rows import LatestRow
 from flexq_bench.results.stored_comparison import level_ratio
 from flexq_bench.results.stored_noise import StoredNoise
-from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.case import bits_label, kernel_label
 
 # level_low, level_high: 95 % interval of the level, µs. slower: time / time of the fastest.
 COLUMNS = (
@@ -102,7 +102,7 @@ def _cells(
     return {
         "rank": rank,
         "label": kernel_label(r.kernel, r.variant),
-        "format": f"w{r.weight_bits}a{r.act_bits}",
+        "format": bits_label(r.operation, r.weight_bits, r.act_bits),
         "class": accuracy_class(r.weight_bits, r.act_bits),
         "median_us": r.median_us,
         "level_low": level.low,

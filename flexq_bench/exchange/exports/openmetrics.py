@@ -16,7 +16,7 @@ from datetime import datetime
 from flexq_bench.db.identity import series_key
 from flexq_bench.db.records import LINEAR, Record
 from flexq_bench.db.writer import series_identity
-from flexq_bench.exchange.exports.selection import newest_of_each_series
+from flexq_bench.exchange.exports.selection import bits_of, newest_of_each_series
 from flexq_bench.workloads.operation import parse_values
 
 _S = 1e-6  # seconds in a microsecond
@@ -80,7 +80,7 @@ def _labels(record: Record, **more: str) -> str:
         "metric": record.metric,
         "operation": "" if record.operation == LINEAR else record.operation,
         **_parameters(record),
-        "bits": f"w{record.weight_bits}a{record.act_bits}" if record.weight_bits else "",
+        "bits": bits_of(record),
         "group": "" if record.group is None else record.group,
         "inputs": record.input_distribution,
         "protocol": record.protocol_version,

@@ -13,6 +13,7 @@ from typing import Any
 
 from flexq_bench.db.records import Record
 from flexq_bench.exchange.exports.selection import (
+    bits_of,
     label_of,
     newest_of_each_series,
     place_of,
@@ -47,8 +48,7 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
         version = f" v{record.kernel_version}" if record.kernel_version != 1 else ""
         name = f"{record.metric} {place_of(record)}{version} p{record.protocol_version}"
         if (label, record.gpu, name) in known:  # another series with the same name
-            bits = f"w{record.weight_bits}a{record.act_bits}" if record.weight_bits else ""
-            name = f"{name} {record.input_distribution} {bits}".rstrip()
+            name = f"{name} {record.input_distribution} {bits_of(record)}".rstrip()
         known.add((label, record.gpu, name))
         suite["subtests"].append(
             {

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flexq_bench.db.records import Record
-from flexq_bench.exchange.exports.selection import comparable, label_of, place_of
+from flexq_bench.exchange.exports.selection import bits_of, comparable, label_of, place_of
 from flexq_bench.workloads.operation import parse_values
 
 _INPUT = {"linear": "gemm", "": "parameters"}  # names of inputs, by operation
@@ -27,13 +27,13 @@ def write(records: Iterable[Record]) -> tuple[str, int]:
 
 
 def _row(record: Record) -> dict[str, Any]:
-    bits = f"w{record.weight_bits}a{record.act_bits}"
+    bits = bits_of(record)
     values = {name: str(value) for name, value in parse_values(record.parameters)}
     return {
         "benchmark": {
             "name": "flexq-bench",
             "mode": "inference",
-            **({"dtype": bits} if record.weight_bits else {}),
+            **({"dtype": bits} if bits else {}),
             "extra_info": {
                 "suite": record.run.suite,
                 "case": record.case,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from flexq_bench.db.records import LINEAR, Record
 from flexq_bench.db.writer import series_identity
-from flexq_bench.workloads.case import kernel_label
+from flexq_bench.workloads.case import bits_label, kernel_label
 
 _HASH = 8  # hexadecimal digits appended to a truncated name
 
@@ -32,6 +32,11 @@ def label_of(record: Record) -> str:
     """The exported kernel name: `flexq-w6a6[vanilla]`; of a project `project/name[variant]`."""
     label = kernel_label(record.kernel, record.variant)
     return f"{record.project}/{label}" if record.project else label
+
+
+def bits_of(record: Record) -> str:
+    """The exported formats: `w6a8`; empty: none."""
+    return bits_label(record.operation, record.weight_bits, record.act_bits)
 
 
 def place_of(record: Record) -> str:

@@ -331,13 +331,14 @@ def test_result_without_a_matrix_has_no_sizes_or_bits(build, tmp_path, name):
     )  # fmt: skip
     attention = build.a_record(
         "op", case="flexq op cold attention_decode batch=1 heads=32", stage="op",
-        operation="attention_decode", parameters="batch=1 heads=32", **nothing,
+        operation="attention_decode", parameters="batch=1 heads=32",
+        **nothing | {"weight_bits": 16, "act_bits": 16},
     )  # fmt: skip
 
     write_export(name, tmp_path / "out", [rate, attention])
 
     text = (tmp_path / "out").read_text()
-    assert not re.search(r"m\d*n\d*k\d*\b|\bw0a0|None", text.replace("mnk", ""))
+    assert not re.search(r"m\d*n\d*k\d*\b|\bw0a0|w16a16|None", text.replace("mnk", ""))
     assert re.search(r"heads\W{1,4}32|,32,", text)
 
 
