@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,7 +63,7 @@ class ExternalCase:
         if isinstance(case.workload, OperationWorkload):
             self._updated_bytes = OperationCase(case.workload, kernel.spec).updated_bytes
         self._restoring_s = 0.0  # before each sample
-        self._overheads: list[float] = []
+        self._overheads: list[tuple[float, float]] = []
         self.copies = 0
         self.secret = 0
         self.config_values: dict[str, Any] = {}
@@ -91,16 +91,10 @@ class ExternalCase:
         result = self._judged.check_result()
         if not result.is_correct and (more := self._judged.inspected()):
             return replace(result, detail=f"{result.detail}; {more}")  # it may say why
-        return result.merged(CheckResult(None, None, "" if when == "before" else self._late()))
-
-    def _late(self) -> str:
-        overhead = statistics.median(self._overheads) if self._overheads else 0.0
-        if overhead <= self._most_overhead:
-            return ""
-        return (
-            f"its samples leave {overhead:.0%} of their time unaccounted for in the turns that "
-            "they were taken in: its clock is not the device's"
-        )
+        if when == "before":
+            return result
+        late = late_samples(self._overheads, self._most_overhead)
+        return result.merged(CheckResult(None, None, late))
 
     @contextmanager
     def placed(self, index: int) -> Iterator[JudgedPlacement]:
@@ -138,15 +132,18 @@ class JudgedRotation(Rotation):
         self._turns: list[tuple[Turn, float]] = []  # with seconds before samples
 
     @property
-    def overheads(self) -> Iterator[float]:
+    def overheads(self) -> Iterator[tuple[float, float]]:
         """Time of each sample's turn beside samples and what precedes them, relative to samples.
 
-        As results are medians of samples or nearly so, a median over samples tells whether they are
-        too short, and other programs that disturb some turns don't count.
+        Also without the time in which the worker waited for a CPU. As results are medians of
+        samples or nearly so, a median over samples tells whether they are too short, and other
+        programs that disturb some turns don't count.
         """
         for turn, before_s in self._turns:
             sampled_s = turn.timed_s + turn.untimed_s(self._device)
-            yield from [(turn.whole_s - before_s) / sampled_s - 1] * len(turn.samples_us)
+            whole_s = turn.whole_s - before_s
+            shares = whole_s / sampled_s - 1, (whole_s - turn.waited_s) / sampled_s - 1
+            yield from [shares] * len(turn.samples_us)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         is_steady = gap_us is None
@@ -176,6 +173,26 @@ class JudgedPlacement:
         launches, which it kept.
         """
         return "; ".join(filter(None, (self._judged.wrong, self._judged.inspected())))
+
+
+def late_samples(overheads: Sequence[tuple[float, float]], most: float) -> str:
+    """Describe samples that are too short for their turns; empty: they aren't.
+
+    overheads: as of JudgedRotation. Raises WorkerError if most of what is too much was waiting for
+    a CPU: nothing is known then, because a kernel could make others wait to hide its own time.
+    """
+    if not overheads:
+        return ""
+    overhead, unwaited = map(statistics.median, zip(*overheads, strict=True))
+    if overhead <= most:
+        return ""
+    late = f"its samples leave {overhead:.0%} of their time unaccounted for in the turns that they "
+    if unwaited <= max(most, overhead / 2):
+        raise WorkerError(
+            f"{late}were taken in, most of it waiting for a CPU that others used: not judged, "
+            "measure it again when the CPUs are less busy"
+        )
+    return f"{late}were taken in: its clock is not the device's"
 
 
 def _copy_s(size: int, device: torch.device) -> float:

@@ -67,7 +67,7 @@ class Turn:
     """Samples that a worker took on request; when the request was sent, and when a reply came.
 
     samples_us: per launch; launches: of a sample. sm_mhz: clocks that the worker read. kept: number
-    of samples with kept outputs, which have no times.
+    of samples with kept outputs, which have no times. waited_s: for a CPU that others used.
     """
 
     samples_us: tuple[float, ...]
@@ -76,6 +76,7 @@ class Turn:
     kept: int
     began: float
     ended: float
+    waited_s: float
 
     @property
     def whole_s(self) -> float:
@@ -202,10 +203,11 @@ class JudgedKernel:
     def turn(self, **arguments: Any) -> Turn:
         """Let the worker take samples. Raises WorkerError if it reports no times."""
         kept = draw_kept(secrets.SystemRandom())  # a worker could say too many, to hide time
-        began = time.perf_counter()
+        assert self.worker is not None  # it was prepared
+        waited_s, began = self.worker.waited_s(), time.perf_counter()
         reply = self.ask("turn", kept=kept, **arguments)
         ended = time.perf_counter()
-        turn = self._read(reply, kept, began, ended)
+        turn = self._read(reply, kept, began, ended, self.worker.waited_s() - waited_s)
         if turn.timed_s > MAX_CLOCK_RATIO * turn.whole_s:
             self.note(
                 f"its samples add up to {1e3 * turn.timed_s:.3g} ms in a turn of "
@@ -213,7 +215,9 @@ class JudgedKernel:
             )
         return turn
 
-    def _read(self, reply: dict[str, Any], kept: int, began: float, ended: float) -> Turn:
+    def _read(
+        self, reply: dict[str, Any], kept: int, began: float, ended: float, waited_s: float
+    ) -> Turn:
         try:
             samples = tuple(float(sample) for sample in reply["samples_us"])
             launches = int(reply["launches"])
@@ -227,7 +231,7 @@ class JudgedKernel:
             or len(clocks) != len(samples)
         ):
             raise WorkerError(f"{self._case.label}: a worker reported no times for its turn")
-        return Turn(samples, launches, clocks, kept, began, ended)
+        return Turn(samples, launches, clocks, kept, began, ended, waited_s)
 
     def check_of_turn(self, given: Given) -> Callable[[], None]:
         """Take outputs of the latest launch, which had these inputs; return what checks them."""

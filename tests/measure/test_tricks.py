@@ -19,11 +19,12 @@ from tricks import DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRI
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import PROTOCOL_CPU, Meter, Tuning
+from flexq_bench.measure.external_case import late_samples
 from flexq_bench.measure.external_kernels import Adopted, described
 from flexq_bench.measure.kernel_processes import KernelProcesses, ProcessOptions
 from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.program import program_root
-from flexq_bench.measure.worker_process import RefusedError
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.workloads.case import Case
 
 # With codes and scales: right results, and what may not be written is written afterwards.
@@ -137,6 +138,8 @@ def launcher():
 @pytest.fixture
 def measured(launcher, tmp_path, monkeypatch):
     """The result of a kernel of a file, or of an installed package, without a sandbox."""
+    # Else a trick of clocks isn't judged on a busy machine.
+    monkeypatch.setattr(WorkerProcess, "waited_s", lambda _worker: 0.0)
 
     def run(
         source, *, declared=DECLARED, installed=False, case="gemm hot m4n256k256", placements=3
@@ -183,6 +186,16 @@ def check_ends(result, said):
     # Which reason comes first is chance: what recurs in a placement is drawn by lot.
     reasons = (STALE, REMEMBERED, WRONG) if said in (STALE, REMEMBERED, WRONG) else (said,)
     assert any(reason in result.detail for reason in reasons), result.detail
+
+
+def test_samples_of_a_clock_that_is_slow_are_incorrect():
+    assert "clock is not" in late_samples([(0.3, 0.2), (1.6, 1.5), (1.7, 1.4)], 1.0)
+    assert late_samples([(0.3, 0.2), (4.0, 3.9), (0.4, 0.3)], 1.0) == ""
+
+
+def test_samples_of_a_worker_that_waited_are_not_judged():
+    with pytest.raises(WorkerError, match="not judged"):
+        late_samples([(1.6, 0.2), (5.2, 1.1), (6.0, 1.5)], 1.0)
 
 
 # One of each kind; the others take the same ways.
