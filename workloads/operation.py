@@ -27,6 +27,7 @@ Role = Literal["weight", "activation", "state", "index"]
 ROLES: tuple[Role, ...] = ("weight", "activation", "state", "index")
 DTYPES = ("fp16", "bf16", "fp32", "fp64", "int8", "int32", "int64", "bool", "fp8", "uint8")
 DISTRIBUTIONS = ("normal", "outliers", "weight", "uniform", "ones")
+BELOW = "below "  # begins a distribution of integers
 GPUS = "gpus"  # a parameter: their number, one process on each
 FORMATS = ("weight", "activation", "cache", "dtype")  # numbers that the kernel declares
 
@@ -164,6 +165,13 @@ class Operation:
         for tensor in self.inputs:
             if tensor.role not in ROLES:
                 raise WorkloadError(f"{self.name}: {unknown('role', tensor.role, ROLES)}")
+            if tensor.distribution.startswith(BELOW):
+                self._check_names(tensor.distribution.removeprefix(BELOW), set(FUNCTIONS))
+            elif tensor.distribution not in DISTRIBUTIONS:
+                known = (*DISTRIBUTIONS, f"{BELOW}EXPRESSION")
+                raise WorkloadError(
+                    f"{self.name}: {unknown('distribution', tensor.distribution, known)}"
+                )
         functions, sizes = set(FUNCTIONS), {f"{name}_bytes" for name in FORMATS}
         for shape in self._shapes.values():
             for text in shape:

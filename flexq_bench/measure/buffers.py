@@ -20,6 +20,7 @@ from flexq_bench.measure.work import KeptLaunches, Outputs, Work
 # Activations of launches: those of the timed samples, ones that no launch has seen, or no others.
 Draw = Literal["timed", "new", "same"]
 
+_MAX_EXCHANGED_BYTES = 8 << 20  # of unseen streamed inputs, of one copy at least
 _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
 
 
@@ -270,6 +271,7 @@ class RotatingBuffers(Buffers, BetweenSamples):
         finally:
             self._is_unseen = False
             self._xs.restore()
+            self.weights.restore(range(self.copies), self._work.exchanged)
 
     def outputs(self) -> Outputs:
         return self._out if self._returned is None else self._returned
@@ -286,13 +288,19 @@ class RotatingBuffers(Buffers, BetweenSamples):
 class UnseenInputs:
     """Activations of the next launches, one operand each, drawn from the contents of the bank.
 
-    For new ones the elements of each buffer are rolled: bytes of the same distribution. launches:
-    number of launches with operands of their own.
+    For new ones the elements of each buffer are rolled: bytes of the same distribution. So are
+    streamed inputs that a launch need not have seen. launches: number of launches with operands of
+    their own.
     """
 
     def __init__(self, buffers: RotatingBuffers) -> None:
         self._buffers = buffers
         self.launches = len(buffers._xs.slots)
+        self._copies, self._other_copy = range(0), buffers.weights[0]
+        if size := sum(self._other_copy.buffers[name].nbytes for name in buffers._work.exchanged):
+            fitting = max(1, _MAX_EXCHANGED_BYTES // size)
+            self.launches = min(fitting, self.launches, buffers.copies)
+            self._copies, self._other_copy = range(self.launches), self._other_copy.clone()
         self._elsewhere = Slots(buffers._xs.bank[0], self.launches)
 
     def draw(self, draw: Draw) -> None:
@@ -310,11 +318,20 @@ class UnseenInputs:
                 shift = lots.randrange(1, max(2, len(values)))
                 stays = draw == "timed" or name in buffers._work.fixed
                 buffer.copy_(values.roll(0 if stays else shift).view_as(buffer))
+        for i in self._copies:
+            content = buffers.weights.current[i].packed
+            to = self._other_copy if draw == "same" else buffers.weights[i]
+            for name in sorted(buffers._work.exchanged):
+                values = content.buffers[name].flatten()
+                shift = lots.randrange(1, max(2, len(values)))
+                rolled = values.roll(0 if draw == "timed" else shift)
+                to.buffers[name].copy_(rolled.view_as(to.buffers[name]))
         buffers._position = 0
 
     def draw_known(self, launches: int) -> None:
         """Give the last of so many launches other unseen activations, whose result is known."""
-        slots = self._buffers._xs.slots
+        weights, slots = self._buffers.weights, self._buffers._xs.slots
+        weights.restore(self._copies, self._buffers._work.exchanged)
         slots[(launches - 1) % len(slots)].copy_from(self._buffers._work.unseen)
 
     def wrong(self, tolerance: float) -> str:

@@ -57,8 +57,8 @@ class OperationSubject(CopiedSubject):
                 f"{spec.label} writes into its inputs, of which each launch needs others: measure "
                 "it cold"
             )
-        self._streamed = self._of.streamed(case.cache)
-        names = {tensor.name for tensor in self._streamed}
+        self.streamed = self._of.streamed(case.cache)
+        names = {tensor.name for tensor in self.streamed}
         self._fresh = tuple(i for i in self._of.definition.inputs if i.name not in names)
         self._seed = derive_seed(seed, case.workload, "timed")
         weights = shared.get(
@@ -73,13 +73,13 @@ class OperationSubject(CopiedSubject):
     def _content(self, index: int) -> Content:
         # The first content is that of every process with this seed; the others are not known.
         parts = ("streamed",) if index == 0 else ("streamed", index, self._rewriting.secret)
-        return self.content(self._of.draw(self._streamed, self._generator(*parts)))
+        return self.content(self._of.draw(self.streamed, self._generator(*parts)))
 
     def content(self, inputs: Inputs) -> Content:
         """Pack streamed inputs, and keep what the reference needs."""
         given = _packed({name: _copied(value) for name, value in inputs.items()})
         packed = plain_operand(self.spec, self._kernel.prepare(self._of.workload, given))
-        check_packed(self.spec, packed, self._of.bytes_of(self._streamed), "streamed inputs")
+        check_packed(self.spec, packed, self._of.bytes_of(self.streamed), "streamed inputs")
         return Content(inputs, packed)
 
     @property
@@ -89,7 +89,7 @@ class OperationSubject(CopiedSubject):
     @property
     def read_bytes(self) -> int | None:
         floor = self._of.floor_bytes
-        streamed = self._of.bytes_of(self._streamed)
+        streamed = self._of.bytes_of(self.streamed)
         return streamed if floor is None else min(floor, streamed) or None
 
     def candidates(self) -> Sequence[Config]:
@@ -107,7 +107,7 @@ class OperationSubject(CopiedSubject):
 
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
         generator = torch.Generator(self._device).manual_seed(seed)
-        streamed = self._of.draw(self._streamed, generator)
+        streamed = self._of.draw(self.streamed, generator)
         fresh = self._of.draw(self._fresh, generator)
         out = self._of.outputs(self._device)
         for tensor in out.values():
@@ -121,7 +121,7 @@ class OperationSubject(CopiedSubject):
 
     def streamed_of(self, inputs: Inputs) -> Inputs:
         """Those of the inputs that are streamed."""
-        return {tensor.name: inputs[tensor.name] for tensor in self._streamed}
+        return {tensor.name: inputs[tensor.name] for tensor in self.streamed}
 
     def fresh_of(self, inputs: Inputs) -> Inputs:
         """Those of the inputs that are fresh."""
@@ -167,6 +167,13 @@ class _OperationWork(Work):
         self.fixed = frozenset(
             f"{tensor.name}.values" for tensor in of.definition.inputs if tensor.role == "index"
         )
+        if "w" in self.read_only:  # else what a kernel made of them, in a form of its own
+            # Weights stay what they are, unless nothing else changes from launch to launch.
+            all_are_fixed = self.inputs[0].buffers.keys() <= self.fixed
+            streamed = [i.name for i in subject.streamed if all_are_fixed or i.role != "weight"]
+            self.exchanged = frozenset(
+                name for name in subject.first.packed.buffers if name.rpartition(".")[0] in streamed
+            )
         host = torch.Generator().manual_seed(seed)
         self.elements = {
             name: torch.randint(out.numel(), (_CHECKED_ELEMENTS,), generator=host, device="cpu").to(

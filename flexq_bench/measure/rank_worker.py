@@ -248,7 +248,10 @@ class RankOperations:
 
     def _of_all(self, row: torch.Tensor) -> torch.Tensor:
         """The rows of all ranks."""
-        return self._ranks.joined(row.reshape(1, -1)).view(self._ranks.count, *row.shape)
+        flat = row.reshape(1, -1)
+        if row.itemsize == 1:  # not all libraries add FP8 numbers
+            flat = flat.view(torch.uint8)
+        return self._ranks.joined(flat).view(row.dtype).view(self._ranks.count, *row.shape)
 
     def _launch_all(self) -> None:
         self._made = [

@@ -47,6 +47,7 @@ class Work(ABC):
     the fresh ones; the first is the subject's own. unseen: one that is in no sample. elements: of
     each output, the flat indices whose values are looked at unannounced. read_only: of "x" and "w",
     what launches must not change. fixed: buffers of "x" whose elements depend on each other.
+    exchanged: buffers of "w" that a launch need not have seen before, as those of "x".
     updated: buffers of "w" that launches change, and the outputs that are read there.
     """
 
@@ -55,6 +56,7 @@ class Work(ABC):
     elements: Outputs
     read_only: frozenset[str]
     fixed: frozenset[str] = frozenset()
+    exchanged: frozenset[str] = frozenset()
     updated: frozenset[str] = frozenset()
 
     @abstractmethod

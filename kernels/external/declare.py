@@ -16,7 +16,18 @@ from flexq_bench.kernels.external.declaration import (
 from flexq_bench.kernels.external.function_kernel import FunctionDefinition
 from flexq_bench.kernels.external_packages.packages import Package
 from flexq_bench.kernels.formats import DENSE_TYPES, NumberFormat
-from flexq_bench.workloads.operation import GPUS, Input, Operation, Output, Parameter, declare
+from flexq_bench.workloads.errors import WorkloadError
+from flexq_bench.workloads.operation import (
+    BELOW,
+    DTYPES,
+    FORMATS,
+    GPUS,
+    Input,
+    Operation,
+    Output,
+    Parameter,
+    declare,
+)
 from flexq_bench.workloads.operation import operation as operation_of
 
 
@@ -162,8 +173,19 @@ def operation(
 
     The reference gets inputs in float64, indices and parameters by name, and returns the output, or
     a dict of all. parameters: also as `tokens` or, with a default, `top_k=50`. Others: see
-    flexq_bench.workloads.operation.Operation. Raises WorkloadError for an invalid definition.
+    flexq_bench.workloads.operation.Operation. Raises WorkloadError for an invalid definition,
+    ShapeError for an unknown number.
     """
+
+    for tensor in (*inputs, *outputs):
+        if tensor.number not in (*DTYPES, *FORMATS):
+            NumberFormat.parse(tensor.number)
+    for tensor in inputs:
+        if tensor.role == "index" and draw is None and not tensor.distribution.startswith(BELOW):
+            raise WorkloadError(
+                f"{name}: {tensor.name} is an index: its distribution is `below EXPRESSION`, or "
+                "`draw` returns it"
+            )
 
     def declare_by(reference: Function) -> Operation:
         doc = (reference.__doc__ or "").strip().partition("\n")[0].rstrip(".")
@@ -188,7 +210,12 @@ def operation(
 def _parameter(declared: Parameter | str) -> Parameter:
     if isinstance(declared, Parameter):
         return declared
-    name, _, default = declared.partition("=")
-    value = int(default) if default.isdigit() else None
+    name, equals, default = declared.partition("=")
+    if equals and not default.isdecimal():
+        raise WorkloadError(
+            f"{declared}: a default is a whole number, as percent=90: give words as "
+            f"Parameter({name!r}, …, choices=(…))"
+        )
+    value = int(default) if equals else None
     least = 2 if name == GPUS else 1
     return Parameter(name, "", minimum=least, default=value, is_axis=value is None)

@@ -118,6 +118,22 @@ def gather(x, y, *, elements):
 def own(x, *, gpus):
     return x.repeat(gpus, 1)
 
+@operation(
+    "narrow_rows",
+    parameters=["elements", "gpus=2"],
+    inputs=[Input("x", ("gpus", "elements"), "fp32", "activation")],
+    outputs=[
+        Output("y", ("gpus", "elements"), "fp8"),
+        Output("is_large", ("gpus", "elements"), "bool"),
+    ],
+)
+def narrow_rows(x):
+    return {"y": x, "is_large": x > 1}
+
+@kernel(narrow_rows, "narrow", returns=True)
+def narrow(x):
+    return x.to(torch.float8_e4m3fn), x > 1
+
 kept = []
 
 @kernel(gather_rows, "stale", dtype="bf16")
@@ -164,6 +180,23 @@ def test_function_of_several_gpus_is_given_its_rows(gathering, monkeypatch, name
         details.append(placed.inspect())
 
     assert [bool(detail) for detail in details] == [name == "own", name != "gather"]
+
+
+def test_outputs_of_one_byte_are_joined_as_bytes(gathering, monkeypatch):
+    class OfBytes(Alike):
+        def joined(self, x):
+            assert x.dtype == torch.uint8
+            return super().joined(x)
+
+    monkeypatch.setattr(registry, "resolve", lambda *_: gathering["narrow"])
+    operations = RankOperations(CPU, OfBytes(None))
+    operations._link_rate = 1.0
+    workload = operation("narrow_rows").workload(elements=64, gpus=2)
+    operations.prepare(Case("acme.narrow", workload, stage="op").key, 0, 1)
+
+    detail = operations.check("before")["detail"]
+
+    assert "y[1," in detail  # both ranks have the row of this one
 
 
 @pytest.mark.slow

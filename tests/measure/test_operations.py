@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from flexq_bench import api
+from flexq_bench.errors import MeasureError
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.loading import load
 from flexq_bench.kernels.external.sources import KernelSource
+from flexq_bench.measure.operation_inputs import OperationCase
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.errors import WorkloadError
 from flexq_bench.workloads.gemm import GemmWorkload
@@ -182,9 +184,31 @@ def test_kernel_is_refused_at_an_operation_of_another_name(a_meter):
         ),
     ],
 )
-def test_declaration_that_cannot_run_is_refused(declare, error, message):
+def test_kernel_that_cannot_run_is_refused_when_declared(declare, error, message):
     with pytest.raises(error, match=message):
         declare()
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"parameters": ["n", "top_p=0.9"]}, WorkloadError, "a default is a whole number"),
+        ({"number": "half"}, api.ShapeError, "half"),
+        ({"distribution": "gaussian"}, WorkloadError, "no distribution 'gaussian'"),
+        ({"distribution": "below m"}, WorkloadError, "no parameter 'm'"),
+        ({"number": "int32", "role": "index"}, WorkloadError, "x is an index"),
+    ],
+)
+def test_operation_that_cannot_be_drawn_is_refused_when_declared(fields, error, message):
+    given = {"number": "fp32", "role": "activation", **fields}
+    parameters = given.pop("parameters", ["n"])
+    with pytest.raises(error, match=message):
+        api.operation(
+            "undrawable",
+            parameters=parameters,
+            inputs=[api.Input("x", ("n",), **given)],
+            outputs=[api.Output("y", ("n",), "fp32")],
+        )(print)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +235,17 @@ def test_kernel_that_writes_into_inputs_has_no_hot_times(a_meter):
     result = measured(a_meter, KERNELS["in-place"], cache="hot")
 
     assert (result.status, "measure it cold" in result.detail) == ("unsupported", True)
+
+
+def test_reference_that_makes_any_result_right_is_an_error():
+    of = operation("top_k_sampling")
+    kernel, case = KERNELS["sampling"], of.workload(**of.parse("tokens=2 vocabulary=64"))
+    judging = OperationCase(case, kernel.spec)
+    judging.definition = replace(of, reference=lambda logits: logits[:, 0] * torch.nan)
+    inputs = judging.draw(of.inputs, torch.Generator())
+
+    with pytest.raises(MeasureError, match="only NaN for token"):
+        judging.expected(inputs)
 
 
 def test_static_values_are_those_of_the_first_weights(a_meter):
