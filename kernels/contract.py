@@ -95,6 +95,11 @@ class KernelSpec:
         }
 
     @property
+    def format_names(self) -> dict[str, str]:
+        """Names of the declared formats."""
+        return {name: number.name for name, number in self.formats.items()}
+
+    @property
     def output_dtype(self) -> torch.dtype:
         return DENSE_TYPES[self.output]
 

@@ -266,12 +266,13 @@ class RotatingBuffers(Buffers, BetweenSamples):
             yield None
             return
         self._is_unseen = True
+        unseen = UnseenInputs(self)
         try:
-            yield UnseenInputs(self)
+            yield unseen
         finally:
             self._is_unseen = False
             self._xs.restore()
-            self.weights.restore(range(self.copies), self._work.exchanged)
+            unseen.restore_streamed()
 
     def outputs(self) -> Outputs:
         return self._out if self._returned is None else self._returned
@@ -330,9 +331,13 @@ class UnseenInputs:
 
     def draw_known(self, launches: int) -> None:
         """Give the last of so many launches other unseen activations, whose result is known."""
-        weights, slots = self._buffers.weights, self._buffers._xs.slots
-        weights.restore(self._copies, self._buffers._work.exchanged)
+        self.restore_streamed()
+        slots = self._buffers._xs.slots
         slots[(launches - 1) % len(slots)].copy_from(self._buffers._work.unseen)
+
+    def restore_streamed(self) -> None:
+        """Give streamed inputs their contents again."""
+        self._buffers.weights.restore(self._copies, self._buffers._work.exchanged)
 
     def wrong(self, tolerance: float) -> str:
         """Describe errors of the latest launch, which had these activations; empty: none."""

@@ -165,7 +165,7 @@ class PreparedCase:
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._spec, self.secret = spec, secret
+        self._spec, self.secret, self.format_names = spec, secret, spec.format_names
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes, distinct)
         self._subject = bind(kernel, spec, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +66,7 @@ class RankedCase:
 
     input_distribution = OPERATION_DISTRIBUTION
     processes = 2
+    format_names: Mapping[str, str] = {}  # its ranks know them
 
     def __init__(self, ranks: RankProcesses, case: Case, seed: int, secret: int) -> None:
         self._ranks, self.secret = ranks, secret

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -130,14 +130,18 @@ class CaseSide:
     def end_prepare(self, worker: Worker) -> None:
         reply = worker.receive()
         self.config, self.binary = reply["config"], reply["binary"]
-        self.wrong = self.wrong or reply["wrong"]
+        self.wrong = self.wrong or self.wrong_in(reply)
+
+    def wrong_in(self, reply: Mapping[str, Any]) -> str:
+        """Describe what is wrong by a worker's reply to `prepare`; empty: nothing."""
+        return str(reply["wrong"])
 
     def begin_check(self, worker: Worker) -> None:
         """Request to check a result of the default configuration; `end_check` waits for it."""
         worker.send("prepare", slot=self.slot, case=self.case.key, config={}, favourite=None)
 
     def end_check(self, worker: Worker) -> None:
-        self.wrong = self.wrong or worker.receive()["wrong"]
+        self.wrong = self.wrong or self.wrong_in(worker.receive())
 
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False

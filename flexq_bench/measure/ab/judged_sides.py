@@ -139,6 +139,18 @@ class JudgedSide(CaseSide):
         if not self.believes_binary:
             self.binary = None
 
+    def wrong_in(self, reply: Mapping[str, Any]) -> str:
+        known = self.judge.kernel_of(self.case).spec.format_names
+        declared = reply.get("formats") or known  # workers of earlier commits don't tell
+        others = [
+            f"{name} {declared.get(name)} instead of {number}"
+            for name, number in known.items()
+            if declared.get(name) != number
+        ]
+        if others:
+            return f"declares {' and '.join(others)}: give such a kernel another name"
+        return super().wrong_in(reply)
+
     def begin_place(
         self, worker: Worker, index: int, beside: str | None, *, is_warm: bool = False
     ) -> None:

@@ -159,6 +159,7 @@ class WorkerOperations:
             "config": {} if prepared.config is None else prepared.config.as_dict(),
             "binary": prepared.binary_hash,
             "wrong": wrong,
+            "formats": prepared.format_names,
             "copies": prepared.copies,
             "secret": self._meter.secret,
         }

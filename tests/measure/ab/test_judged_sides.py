@@ -188,6 +188,15 @@ def test_copies_of_a_judged_side_have_own_contents(judged):
     assert all(arguments.get("distinct", True) for arguments in worker.sent)
 
 
+def test_head_that_declares_other_formats_is_refused(judged):
+    def narrower(reply, _):
+        return {**reply, "formats": {**reply["formats"], "weight": "int4/128"}}
+
+    wrong = judged(prepare=narrower).head.wrong
+
+    assert wrong.startswith("declares weight int4/128 instead of ")
+
+
 @pytest.mark.parametrize(
     "case", [*OPERATIONS[1:3], *(pytest.param(c, marks=pytest.mark.slow) for c in OTHERS)]
 )
