@@ -25,7 +25,8 @@ SCALE_BYTES = 2  # scales are FP16
 
 Role = Literal["weight", "activation", "state", "index"]
 ROLES: tuple[Role, ...] = ("weight", "activation", "state", "index")
-DTYPES = ("fp16", "bf16", "fp32", "fp64", "int8", "int32", "int64", "bool", "fp8", "uint8")
+INTEGERS = ("int8", "int32", "int64", "bool", "uint8")
+DTYPES = ("fp16", "bf16", "fp32", "fp64", "fp8", *INTEGERS)
 DISTRIBUTIONS = ("normal", "outliers", "weight", "uniform", "ones")
 BELOW = "below "  # begins a distribution of integers
 GPUS = "gpus"  # a parameter: their number, one process on each

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flexq_bench.errors import MeasureError
+from flexq_bench.errors import FlexqError, MeasureError, one_line
 from flexq_bench.kernels.contract import KernelSpec
 from flexq_bench.kernels.formats import NumberFormat, Operand
 from flexq_bench.kernels.operand_tensors import Value, number_of, parts_of
@@ -163,6 +163,11 @@ class OperationCase:
         for output in outputs:
             y = made[output.name]
             y, *terms = y if isinstance(y, tuple) else (y,)
+            if not isinstance(y, torch.Tensor):
+                raise MeasureError(
+                    f"the reference of {self.definition.name} returns a {type(y).__name__} for "
+                    f"{output.name}: return a tensor"
+                )
             shape = self.definition.shape_of(output.name, self.values)
             if tuple(y.shape) != shape:
                 raise MeasureError(
@@ -200,7 +205,15 @@ class OperationCase:
         names = _names(function)
         taken = {n: v.real() for n, v in inputs.items() if n in names}
         known = {**self.spec.formats, **self.values, **taken, **(others or {})}
-        return function(**{name: known[name] for name in names if name in known})
+        try:
+            return function(**{name: known[name] for name in names if name in known})
+        except (FlexqError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # else it would look like the kernel's
+            raise MeasureError(
+                f"a function of {self.definition.name} raises {type(error).__name__}: "
+                f"{one_line(error)}"
+            ) from error
 
     def _references(
         self, number: torch.dtype | NumberFormat, y: torch.Tensor, *terms: torch.Tensor

@@ -57,6 +57,9 @@ class OperationSubject(CopiedSubject):
                 f"{spec.label} writes into its inputs, of which each launch needs others: measure "
                 "it cold"
             )
+        of = self._of.definition
+        if all(0 in of.shape_of(output.name, self._of.values) for output in of.outputs):
+            raise UnsupportedError(f"no output of {case.workload.key} has an element")
         self.streamed = self._of.streamed(case.cache)
         names = {tensor.name for tensor in self.streamed}
         self._fresh = tuple(i for i in self._of.definition.inputs if i.name not in names)

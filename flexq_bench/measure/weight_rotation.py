@@ -54,9 +54,9 @@ def copies_for(
     copies = max(needed, min(preferred, protocol.many_copies))
     if copies > protocol.max_launches:
         raise UnsupportedError(
-            f"{least_bytes:,} bytes of weights would need {copies:,} copies to be cold and "
+            f"{least_bytes:,} bytes of streamed inputs would need {copies:,} copies to be cold and "
             f"{protocol.max_launches:,} is the most: measure this shape hot, or a larger one; an "
-            "operation of your own can declare such small weights as activations"
+            "operation of your own can declare small weights as activations"
         )
     return copies
 

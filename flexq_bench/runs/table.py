@@ -27,8 +27,9 @@ _SPEEDUP = -2  # index of the column: the last but one
 def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> Table:
     """Tabulate results in at most 120 columns, with a rule between shapes.
 
-    with_speedup: include the speedup over the baseline.
+    with_speedup: include the speedup over the baseline, if one has any.
     """
+    with_speedup = with_speedup and any(row.speedup is not None for row in rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kernel", no_wrap=True)
     table.add_column("layer", no_wrap=True, max_width=26)

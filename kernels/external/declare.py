@@ -22,6 +22,7 @@ from flexq_bench.workloads.operation import (
     DTYPES,
     FORMATS,
     GPUS,
+    INTEGERS,
     Input,
     Operation,
     Output,
@@ -177,14 +178,15 @@ def operation(
     ShapeError for an unknown number.
     """
 
-    for tensor in (*inputs, *outputs):
-        if tensor.number not in (*DTYPES, *FORMATS):
-            NumberFormat.parse(tensor.number)
+    for number in {tensor.number for part in (inputs, outputs) for tensor in part}:
+        if number not in (*DTYPES, *FORMATS):
+            NumberFormat.parse(number)
     for tensor in inputs:
-        if tensor.role == "index" and draw is None and not tensor.distribution.startswith(BELOW):
+        is_drawn = draw is not None or tensor.distribution.startswith((BELOW, "ones"))
+        if tensor.number in INTEGERS and not is_drawn:
             raise WorkloadError(
-                f"{name}: {tensor.name} is an index: its distribution is `below EXPRESSION`, or "
-                "`draw` returns it"
+                f"{name}: {tensor.name} is {tensor.number}: its distribution is `below EXPRESSION` "
+                "(below 2 for bool), or `draw` returns it"
             )
 
     def declare_by(reference: Function) -> Operation:

@@ -79,7 +79,7 @@ STREAMED = """
 from flexq_bench.api import Input, Output, kernel, operation
 
 
-@operation("softened", parameters=["tokens", "hidden"],
+@operation("{role}_softened", parameters=["tokens", "hidden"],
     inputs=[Input("x", ("tokens", "hidden"), "fp32", "{role}"),
             Input("at", ("tokens",), "int64", "index", "below hidden")][: {inputs}],
     outputs=[Output("y", ("tokens", "hidden"), "fp32")])
@@ -98,12 +98,12 @@ def cheat(x, *at):
 OPERATION_TRICKS = {
     "results by a few elements of the only input": (
         STREAMED.format(role="activation", inputs=1),
-        "softened:tokens=4,hidden=4096",
+        "activation_softened:tokens=4,hidden=4096",
         REMEMBERED,
     ),
     "a state that is transformed once, by a few elements": (
         STREAMED.format(role="state", inputs=2),
-        "softened:tokens=4,hidden=4096",
+        "state_softened:tokens=4,hidden=4096",
         REMEMBERED,
     ),
     "a paged cache that is gathered once": (

@@ -196,7 +196,8 @@ def test_kernel_that_cannot_run_is_refused_when_declared(declare, error, message
         ({"number": "half"}, api.ShapeError, "half"),
         ({"distribution": "gaussian"}, WorkloadError, "no distribution 'gaussian'"),
         ({"distribution": "below m"}, WorkloadError, "no parameter 'm'"),
-        ({"number": "int32", "role": "index"}, WorkloadError, "x is an index"),
+        ({"number": "int32", "role": "index"}, WorkloadError, "x is int32: its distribution"),
+        ({"number": "bool"}, WorkloadError, "below 2 for bool"),
     ],
 )
 def test_operation_that_cannot_be_drawn_is_refused_when_declared(fields, error, message):
@@ -231,20 +232,44 @@ def test_wrong_writes_into_inputs_are_detected(a_meter, line, detail):
     assert (result.status, detail in result.detail) == ("incorrect", True), result.detail
 
 
+def test_case_without_elements_of_outputs_is_unsupported(a_meter):
+    @api.operation(
+        "nothing",
+        parameters=[api.Parameter("n", "", minimum=0)],
+        inputs=[api.Input("x", ("n",), "fp32", "activation")],
+        outputs=[api.Output("y", ("n",), "fp32")],
+    )
+    def nothing(x):
+        return x
+
+    kernel = api.kernel(nothing, "nothing", backends=["cpu"])(lambda: None).kernels()[0]
+    result = a_meter(kernel).measure(Case("nothing", nothing.workload(n=0), stage="op"))
+
+    assert (result.status, "has an element" in result.detail) == ("unsupported", True)
+
+
 def test_kernel_that_writes_into_inputs_has_no_hot_times(a_meter):
     result = measured(a_meter, KERNELS["in-place"], cache="hot")
 
     assert (result.status, "measure it cold" in result.detail) == ("unsupported", True)
 
 
-def test_reference_that_makes_any_result_right_is_an_error():
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (lambda logits: logits[:, 0] * torch.nan, "only NaN for token"),
+        (lambda logits: logits[:, 0].tolist(), "returns a list for token"),
+        (lambda logits: logits[:, 1 // 0], "raises ZeroDivisionError: integer"),
+    ],
+)
+def test_faults_of_a_reference_are_not_the_kernels(reference, message):
     of = operation("top_k_sampling")
     kernel, case = KERNELS["sampling"], of.workload(**of.parse("tokens=2 vocabulary=64"))
     judging = OperationCase(case, kernel.spec)
-    judging.definition = replace(of, reference=lambda logits: logits[:, 0] * torch.nan)
+    judging.definition = replace(of, reference=reference)
     inputs = judging.draw(of.inputs, torch.Generator())
 
-    with pytest.raises(MeasureError, match="only NaN for token"):
+    with pytest.raises(MeasureError, match=message):
         judging.expected(inputs)
 
 
