@@ -82,11 +82,7 @@ def _cells(row: Row[Result], *, sizes: bool) -> list[str | Text]:
     return [
         kernel_label(r.kernel, r.variant),
         f"{r.model} {r.layer}".strip(),
-        ""
-        if r.kernel == EMPTY_KERNEL
-        else r.stage
-        if r.cache == "cold"
-        else f"{r.stage} {r.cache}",
+        "" if r.kernel == EMPTY_KERNEL else f"{r.stage} {r.cache}".removesuffix(" cold"),
         *(shape if sizes else [_shape_in_words(r)]),
         _number(r.median_us),
         _number(half_width_percent(r), digits=2),
