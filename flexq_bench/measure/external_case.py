@@ -63,7 +63,7 @@ class ExternalCase:
         if isinstance(case.workload, OperationWorkload):
             self._updated_bytes = OperationCase(case.workload, kernel.spec).updated_bytes
         self._restoring_s = 0.0  # before each sample
-        self._overheads: list[float] = []
+        self._overheads: list[tuple[float, float]] = []
         self.copies = 0
         self.secret = 0
         self.config_values: dict[str, Any] = {}
@@ -94,9 +94,14 @@ class ExternalCase:
         return result.merged(CheckResult(None, None, "" if when == "before" else self._late()))
 
     def _late(self) -> str:
-        overhead = statistics.median(self._overheads) if self._overheads else 0.0
+        if not self._overheads:
+            return ""
+        overhead, without_waiting = map(statistics.median, zip(*self._overheads, strict=True))
         if overhead <= self._most_overhead:
             return ""
+        if without_waiting <= self._most_overhead:  # a worker may wait on purpose: not believed
+            reason = "its turns waited for CPUs that other programs used: repeat it on idle ones"
+            raise RefusedError(f"{self._case.label}: {reason}", reason)
         return (
             f"its samples leave {overhead:.0%} of their time unaccounted for in the turns that "
             "they were taken in: its clock is not the device's"
@@ -135,27 +140,33 @@ class JudgedRotation(Rotation):
     ) -> None:
         self._judged, self._device, self._restoring_s = judged, device, restoring_s
         self.launches = launches
-        self._turns: list[tuple[Turn, float]] = []  # with seconds before samples
+        # With seconds before samples, and those that both processes waited for a CPU.
+        self._turns: list[tuple[Turn, float, float]] = []
 
     @property
-    def overheads(self) -> Iterator[float]:
+    def overheads(self) -> Iterator[tuple[float, float]]:
         """Time of each sample's turn beside samples and what precedes them, relative to samples.
 
         As results are medians of samples or nearly so, a median over samples tells whether they are
-        too short, and other programs that disturb some turns don't count.
+        too short, and other programs that disturb some turns don't count. Those that disturb all of
+        them show in the second value, from which waiting is taken.
         """
-        for turn, before_s in self._turns:
+        for turn, before_s, waited_s in self._turns:
             sampled_s = turn.timed_s + turn.untimed_s(self._device)
-            yield from [(turn.whole_s - before_s) / sampled_s - 1] * len(turn.samples_us)
+            left_s = turn.whole_s - before_s - sampled_s
+            left = left_s / sampled_s, (left_s - waited_s) / sampled_s
+            yield from [left] * len(turn.samples_us)
 
     def sample(self, count: int, *, gap_us: float | None = 0.0) -> Batch:
         is_steady = gap_us is None
         inputs = None if is_steady and self._turns else self._judged.give_inputs()
+        waited_s = self._judged.waited_s()
         turn = self._judged.turn(count=count, gap_us=gap_us or 0.0, steady=is_steady)
+        waited_s = self._judged.waited_s() - waited_s
         if inputs is not None:
             self._judged.check_of_turn(inputs)()
         gap_s = 0.0 if self._device.type == "cpu" else (gap_us or 0.0) / 1e6
-        self._turns.append((turn, (gap_s + self._restoring_s) * (count + turn.kept)))
+        self._turns.append((turn, (gap_s + self._restoring_s) * (count + turn.kept), waited_s))
         return Batch(turn.samples_us, turn.sm_mhz)
 
     def close(self) -> None:

@@ -71,6 +71,13 @@ def _worker_in(pid: int) -> int:
     return pid
 
 
+def waited_s(pid: int) -> float:
+    """Seconds that a process's main thread waited for a CPU that others used; 0.0: not known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def _namespaces(pid: int) -> int:
     """Number of nested namespaces of processes that a process is in."""
     # Bytes: a process chooses its name, which may be no text or have ends of lines.
@@ -278,10 +285,9 @@ class WorkerProcess:
         return " and ".join(what for what in now if now[what] != before.get(what))
 
     def waited_s(self) -> float:
-        """Seconds that its main thread has waited for a CPU that others used; 0.0: not known."""
-        with suppress(OSError, ValueError, IndexError):
-            schedstat = Path(f"/proc/{_worker_in(self._process.pid)}/schedstat")
-            return int(schedstat.read_text().split()[1]) / 1e9
+        """See the function of this name."""
+        with suppress(ProcessLookupError):  # there is none
+            return waited_s(_worker_in(self._process.pid))
         return 0.0
 
     def finish(self) -> None:

@@ -9,17 +9,19 @@ results that it reads. Kernels run in processes of their own, and this one judge
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
 from operation_tricks import OPERATION_TRICKS
 from table_tricks import TABLE_TRICKS
-from tricks import DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
+from tricks import CLOCK, DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
 
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.sources import KernelSource
 from flexq_bench.measure import PROTOCOL_CPU, Meter, Tuning
 from flexq_bench.measure.external_kernels import Adopted, described
+from flexq_bench.measure.judged_kernel import JudgedKernel
 from flexq_bench.measure.kernel_processes import KernelProcesses, ProcessOptions
 from flexq_bench.measure.launcher import forking_launcher
 from flexq_bench.measure.program import program_root
@@ -28,6 +30,7 @@ from flexq_bench.workloads.case import Case
 
 # With codes and scales: right results, and what may not be written is written afterwards.
 DECLARED_TRICKS = OPERAND_TRICKS | TABLE_TRICKS
+WAITED = "waited for CPUs that other programs used"
 WRITERS = {
     "w_codes": "w_codes.neg_(); w_scales.neg_()",
     "w_scales": "w_scales[0, 0] += 1",
@@ -182,6 +185,7 @@ def check_ends(result, said):
     assert result.status in ("incorrect", "failed")
     # Which reason comes first is chance: what recurs in a placement is drawn by lot.
     reasons = (STALE, REMEMBERED, WRONG) if said in (STALE, REMEMBERED, WRONG) else (said,)
+    reasons += (WAITED,) if said == CLOCK else ()  # this machine may be busy
     assert any(reason in result.detail for reason in reasons), result.detail
 
 
@@ -202,6 +206,17 @@ def of_all(tricks):
 @pytest.mark.parametrize(("source", "said"), of_all(TRICKS))
 def test_a_trick_is_incorrect_refused_or_in_vain(measured, source, said):
     check_ends(measured(source), said)
+
+
+def test_times_of_turns_that_waited_are_neither_believed_nor_refuted(measured, monkeypatch):
+    waited_s = count(step=10)
+    monkeypatch.setattr(JudgedKernel, "waited_s", lambda _: next(waited_s))
+    source, _ = TRICKS["another default clock"]
+
+    result = measured(source)
+
+    assert (result.status, result.median_us) == ("failed", None)
+    assert WAITED in result.detail
 
 
 @pytest.mark.parametrize(("source", "said"), of_all(DECLARED_TRICKS))
