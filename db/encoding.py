@@ -97,7 +97,7 @@ def _values(info: Any) -> dict[str, Any]:
 
 
 @cache
-def _getter(kind: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+def _getter(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
     """Return the names of a class's fields, of which there are several, and what gets them."""
     names = [f.name for f in _fields(kind)]
     return names, attrgetter(*names)
