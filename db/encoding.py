@@ -92,7 +92,8 @@ def canonical(info: T) -> T:
 
 
 def _values(info: Any) -> dict[str, Any]:
-    names, values_of = _getter(type(info))
+    kind: Any = type(info)
+    names, values_of = _getter(kind)
     return dict(zip(names, values_of(info), strict=True))
 
 
