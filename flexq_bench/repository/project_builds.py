@@ -27,6 +27,7 @@ from flexq_bench.kernels.runtime.files import (
     cache_folder,
     only_process,
     read_regular,
+    remove_tree,
     write_atomically,
 )
 from flexq_bench.repository.benchmark_files import write_benchmarks
@@ -159,7 +160,7 @@ def built_tree(
     folder, site = home / "tree" / project.inside, home / "site"
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
-            shutil.rmtree(home, ignore_errors=True)
+            remove_tree(home)
             table = project.file.build
             is_shared = isolated is None and own_cache is None and (table.command or table.packages)
             sharing = (

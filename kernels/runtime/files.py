@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +65,24 @@ def read_regular(path: Path, most: int = _MAX_READ_BYTES, *, follow: bool = True
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return file.read(most)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that external code may have filled to any depth. Errors are ignored."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder for external code."""
+    folder = Path(tempfile.mkdtemp(prefix="flexq-bench-"))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.kernels.runtime.files import temporary_folder
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
@@ -92,7 +92,7 @@ def _compiled(
         variables=variables,
         isolated=None if variables is None else partial(building, variables, kind),
     )
-    out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    out = stack.enter_context(temporary_folder())
     answers: list[dict[str, str]] = []
     labels: list[str] = []
     for source in built.sources:

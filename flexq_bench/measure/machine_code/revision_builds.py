@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.kernels.runtime.files import read_regular
+from flexq_bench.kernels.runtime.files import read_regular, temporary_folder
 from flexq_bench.kernels.runtime.nvrtc import Block, Build, Cubin
 from flexq_bench.kernels.runtime.sources import source_hash
 from flexq_bench.measure.launcher import FreshProcesses
@@ -157,10 +156,10 @@ def open_revision(
     """
     # -P: the folder of the script contains modules of ours, not the revision's.
     command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
-    with tempfile.TemporaryDirectory() as out, ExitStack() as stack:
-        wrap = stack.enter_context(building(environment, sandbox, Path(out), read=[folder]))
+    with temporary_folder() as out, ExitStack() as stack:
+        wrap = stack.enter_context(building(environment, sandbox, out, read=[folder]))
         # Without a time limit: compiling everything may take hours.
         process = WorkerProcess(
             name, folder, command, environment=environment, launcher=FreshProcesses(wrap)
         )
-        yield Revision(stack.enter_context(process), Path(out))
+        yield Revision(stack.enter_context(process), out)
