@@ -101,7 +101,7 @@ def test_headers_may_include_each_other_to_any_depth(tmp_path):
     ],
     ids=ascii,
 )
-def test_build_that_is_none_is_the_error_of_its_process(tree, change):
+def test_build_that_is_none_is_its_process_error(tree, change):
     with pytest.raises(InfrastructureError, match="head 1a2b3c gave a reply that can't be read"):
         compiled(tree, [BUILD | change], CODE)
 
@@ -115,12 +115,12 @@ def test_build_that_is_none_is_the_error_of_its_process(tree, change):
     ],
     ids=ascii,
 )
-def test_machine_code_that_is_none_is_the_error_of_its_process(tree, change):
+def test_machine_code_that_is_none_is_its_process_error(tree, change):
     with pytest.raises(InfrastructureError, match=r"head 1a2b3c|no file"):
         compiled(tree, [BUILD], CODE | change)
 
 
 @pytest.mark.parametrize("labels", [7, None])
-def test_labels_that_are_none_are_the_error_of_their_process(tree, labels):
+def test_labels_that_are_none_are_their_process_error(tree, labels):
     with pytest.raises(InfrastructureError, match="head 1a2b3c"):
         compiled(tree, [BUILD], CODE, labels=labels)
