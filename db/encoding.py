@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from numbers import Integral, Real
+from operator import attrgetter
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -91,7 +92,16 @@ def canonical(info: T) -> T:
 
 
 def _values(info: Any) -> dict[str, Any]:
-    return {f.name: getattr(info, f.name) for f in _fields(type(info))}
+    kind: Any = type(info)
+    names, values_of = _getter(kind)
+    return dict(zip(names, values_of(info), strict=True))
+
+
+@cache
+def _getter(kind: Any) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of a class's fields, of which there are several, and what gets them."""
+    names = [f.name for f in _fields(kind)]
+    return names, attrgetter(*names)
 
 
 def _canonical_values(info: Any) -> dict[str, Any]:

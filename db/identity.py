@@ -11,12 +11,14 @@ from typing import Any
 
 from flexq_bench.db.records import LINEAR
 
+_ENCODER = json.JSONEncoder(  # made once: `json.dumps` makes one in each call
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+
 
 def canonical_json(value: Any) -> str:
     """Return JSON with sorted keys and no spaces. Raises ValueError on NaN and infinities."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return _ENCODER.encode(value)
 
 
 def fingerprint(value: Mapping[str, Any]) -> str:

@@ -39,6 +39,8 @@ from flexq_bench.repository.worktrees import repository_of
 from flexq_bench.sweeps.text import split_names, split_sizes
 from flexq_bench.workloads.names import unknown
 
+_SHOWN_EVERY = 100  # exported records
+
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 app.add_typer(tokens.app, name="token")
 
@@ -196,9 +198,10 @@ def export(
         return
 
     def counted(records: Iterable[Record]) -> Iterator[Record]:
-        for record in records:
+        for number, record in enumerate(records, 1):
             yield record
-            bar.advance()
+            if number % _SHOWN_EVERY == 0:
+                bar.update(number, None)
 
     with (
         open_database(db, read_only=True, silence_s=STATEMENT_TIMEOUT_S) as database,

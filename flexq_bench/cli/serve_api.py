@@ -20,6 +20,8 @@ from flexq_bench.repository.worktrees import repository_of
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+_MAX_END_S = 10  # for requests that run when it is to end
+
 
 def serve_api(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8502,
@@ -82,7 +84,15 @@ def serve_api(
                 further, described = posted.routes(), posted.described()
             routes = api_app(database, repository=tree, further=further, described=described)
             app = BrowserGuard(routes, hosts, DATA_POLICY, allow_origin or ())
-            uvicorn.run(app, host=address, port=port, log_level="warning", access_log=False)
+            # Senders may be gone, or silent: requests that still run then are cut off.
+            uvicorn.run(
+                app,
+                host=address,
+                port=port,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_MAX_END_S,
+            )
 
 
 def _judged(database: Database, series: Collection[int]) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fnmatch
 import os
 import site
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from flexq_bench.kernels.runtime.files import temporary_folder
 
 # Names or patterns. Other variables are not passed on, because a token may have any name.
 _PASSED = (
@@ -32,8 +33,7 @@ def clean_environment() -> Iterator[dict[str, str]]:
     """Variables for the processes of one run, with HOME, TMPDIR and the cache in a temporary
     folder.
     """
-    with tempfile.TemporaryDirectory(prefix="flexq-bench-", ignore_cleanup_errors=True) as name:
-        home = Path(name)
+    with temporary_folder() as home:
         own = {"HOME": home, "TMPDIR": home / "tmp", "FLEXQ_BENCH_CACHE": home / "cache"}
         for folder in own.values():
             folder.mkdir(exist_ok=True)

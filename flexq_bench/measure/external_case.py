@@ -89,8 +89,9 @@ class ExternalCase:
         if when == "before":
             self._place(0)
         result = self._judged.check_result()
-        if not result.is_correct and (more := self._judged.inspected()):
-            return replace(result, detail=f"{result.detail}; {more}")  # it may say why
+        if not result.is_correct:
+            more = self._judged.inspected()  # it may say why
+            return replace(result, detail="; ".join(filter(None, (result.detail, more))))
         if when == "before":
             return result
         late = late_samples(self._overheads, self._most_overhead)

@@ -7,6 +7,7 @@ inputs, checks the outputs, and compares the worker's times with its own clock.
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import statistics
 import time
@@ -36,7 +37,7 @@ from flexq_bench.measure.judged_work import (
 from flexq_bench.measure.protocol import Protocol as MeasuringProtocol
 from flexq_bench.measure.shared_tensors import Exchange
 from flexq_bench.measure.work import Outputs
-from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.measure.worker_process import WorkerError, waited_s
 from flexq_bench.workloads.case import Case
 from flexq_bench.workloads.operation import OperationWorkload, operation
 
@@ -203,11 +204,10 @@ class JudgedKernel:
     def turn(self, **arguments: Any) -> Turn:
         """Let the worker take samples. Raises WorkerError if it reports no times."""
         kept = draw_kept(secrets.SystemRandom())  # a worker could say too many, to hide time
-        assert self.worker is not None  # it was prepared
-        waited_s, began = self.worker.waited_s(), time.perf_counter()
+        waited_s, began = self._waited_s(), time.perf_counter()
         reply = self.ask("turn", kept=kept, **arguments)
         ended = time.perf_counter()
-        turn = self._read(reply, kept, began, ended, self.worker.waited_s() - waited_s)
+        turn = self._read(reply, kept, began, ended, self._waited_s() - waited_s)
         if turn.timed_s > MAX_CLOCK_RATIO * turn.whole_s:
             self.note(
                 f"its samples add up to {1e3 * turn.timed_s:.3g} ms in a turn of "
@@ -259,6 +259,11 @@ class JudgedKernel:
     def inspected(self) -> str:
         """Errors that the worker finds in outputs that it kept; empty: none, or so it says."""
         return str(self.ask("inspect")["wrong"])
+
+    def _waited_s(self) -> float:
+        """Seconds that this process and the worker have waited for CPUs that others used."""
+        assert self.worker is not None  # it was prepared
+        return waited_s(os.getpid()) + self.worker.waited_s()
 
     def note(self, wrong: str) -> None:
         """Keep the first error."""

@@ -77,7 +77,9 @@ _SETLEASE = 1024  # of fcntl: others who open the file wait
 _ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # AUDIT_ARCH_*
 _X32 = 0x40000000  # bit of system calls of the x32 interface
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1  # <linux/sockios.h>, <linux/if.h>
-_AF_VSOCK = 40  # sockets of virtual machines, which network namespaces don't separate
+# Sockets of this family and later ones, of virtual machines, devices and the kernel's cryptography:
+# network namespaces don't separate them, and asking for one loads its module.
+_AF_PACKET = 17
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _machine = os.uname().machine
@@ -447,7 +449,7 @@ def _filter_calls() -> None:
     for number, argument, test, value in (
         (clone, 16, any_bit, _NEWUSER),
         (fcntl, 24, equal, _SETLEASE),
-        (socket, 16, equal, _AF_VSOCK),
+        (socket, 16, at_least, _AF_PACKET),
     ):
         rules += [(equal, 0, 3, number), (load, 0, 0, argument), (test, 0, 1, value)]
         rules += [(give, 0, 0, refuse), (load, 0, 0, 0)]

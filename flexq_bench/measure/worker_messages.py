@@ -35,6 +35,16 @@ def printable(text: str) -> str:
     return without_commands("".join(sign if sign.isprintable() else " " for sign in text))
 
 
+def shown(text: str) -> str:
+    """`printable` of a text of any length: its beginning."""
+    return printable(text[:_MOST_CHARS])
+
+
+def count_values(line: bytes) -> int:
+    """Return the number of values in a message that is not parsed yet, at most."""
+    return sum(map(line.count, (b",", b"[", b"{")))
+
+
 def without_commands(text: str) -> str:
     """Escape what services that run jobs take for commands when they read a log."""
     return _COMMAND.sub(lambda match: f"\\x{ord(match[0][0]):x}{match[0][1]}", text)

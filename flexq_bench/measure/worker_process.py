@@ -22,7 +22,14 @@ from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.measure.launcher import FreshProcesses, Launcher
-from flexq_bench.measure.worker_messages import VERSION, decode, encode, odd_value, printable
+from flexq_bench.measure.worker_messages import (
+    VERSION,
+    count_values,
+    decode,
+    encode,
+    odd_value,
+    shown,
+)
 from flexq_bench.repository.descendants import (
     continue_stopped,
     end_marked,
@@ -32,11 +39,14 @@ from flexq_bench.repository.descendants import (
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
-_MAX_REPLY_BYTES = 1 << 26
+_MAX_REPLY_BYTES = 1 << 24
+_MAX_REPLY_VALUES = 1 << 20  # of which any is an object of this process
+_MAX_LOG_BYTES = 1 << 28  # of what it writes to stderr
 _ID_BITS = 52  # every JSON reader supports integers of this size
 _MAX_SHOWN_CHARS = 500  # characters of the last line of a worker that died
 # Who waits for a reply looks so often, and ends a worker that somebody else has stopped.
 _LOOK_S, _MAX_LOOKS = 5.0, 4
+_SHOWN_TEXTS = frozenset({"wrong", "error"})  # of a reply
 
 
 def _scheduling(pid: int) -> dict[str, object]:
@@ -59,6 +69,13 @@ def _worker_in(pid: int) -> int:
             if _namespaces(inner) > _namespaces(pid) or (inner := _worker_in(inner)) != int(child):
                 return inner
     return pid
+
+
+def waited_s(pid: int) -> float:
+    """Seconds that a process's main thread waited for a CPU that others used; 0.0: not known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def _namespaces(pid: int) -> int:
@@ -103,6 +120,15 @@ class RefusedError(FlexqError):
     def __init__(self, message: str, reason: str = "", *, is_unsupported: bool = False) -> None:
         super().__init__(message)
         self.reason, self.is_unsupported = reason or message, is_unsupported
+
+
+@contextmanager
+def read_as_reply(name: str) -> Iterator[None]:
+    """Raise WorkerError for a reply of the worker of this name that a block can't read."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise WorkerError(f"{name} gave a reply that can't be read: {shown(str(error))}") from None
 
 
 class _Reply(dict[str, Any]):
@@ -217,12 +243,14 @@ class WorkerProcess:
         message names the worker.
         """
         answer = self._answer()
-        if isinstance(answer.get("reply"), dict):
-            odd = odd_value(answer["reply"])
+        reply = answer.get("reply")
+        if isinstance(reply, dict):
+            odd = odd_value(reply)
             if odd:
                 raise WorkerError(f"{self.name} gave a reply with an odd {odd!r}")
-            return _Reply(self.name, answer["reply"])
-        error = printable(str(answer.get("error", "an answer without a reply")))
+            texts = {name: shown(str(reply[name])) for name in _SHOWN_TEXTS & reply.keys()}
+            return _Reply(self.name, reply | texts)
+        error = shown(str(answer.get("error", "an answer without a reply")))
         if answer.get("refused"):
             is_unsupported = bool(answer.get("unsupported"))
             raise RefusedError(f"{self.name}: {error}", error, is_unsupported=is_unsupported)
@@ -257,10 +285,9 @@ class WorkerProcess:
         return " and ".join(what for what in now if now[what] != before.get(what))
 
     def waited_s(self) -> float:
-        """Seconds that its main thread has waited for a CPU that others used; 0.0: not known."""
-        with suppress(OSError, ValueError, IndexError):
-            schedstat = Path(f"/proc/{_worker_in(self._process.pid)}/schedstat")
-            return int(schedstat.read_text().split()[1]) / 1e9
+        """See the function of this name."""
+        with suppress(ProcessLookupError):  # there is none
+            return waited_s(_worker_in(self._process.pid))
         return 0.0
 
     def finish(self) -> None:
@@ -292,7 +319,7 @@ class WorkerProcess:
     def _answer(self) -> dict[str, Any]:
         line = self._line()
         try:
-            answer = decode(line)
+            answer = decode(line) if count_values(line) <= _MAX_REPLY_VALUES else {}
         except ValueError:
             answer = {}
         if answer.get("id") != self._request_id:
@@ -340,10 +367,13 @@ class WorkerProcess:
             looks = 0  # since it was stopped
             while True:
                 remaining_s = _LOOK_S if deadline is None else deadline - time.monotonic()
-                if remaining_s <= 0 or looks >= _MAX_LOOKS:
+                floods = self._stderr_size() > _MAX_LOG_BYTES
+                if remaining_s <= 0 or looks >= _MAX_LOOKS or floods:
                     self.kill()
                     how = f"was stopped by a signal at {self._operation!r}"
-                    if remaining_s <= 0:
+                    if floods:
+                        how = f"wrote over {_MAX_LOG_BYTES >> 20} MiB to stderr"
+                    elif remaining_s <= 0:
                         how = f"gave no answer to {self._operation!r} in {self._timeout_s:g} s"
                     raise WorkerError(f"{self.name} {how} and was ended")
                 if selector.select(min(remaining_s, _LOOK_S)):
@@ -359,9 +389,11 @@ class WorkerProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         how = self._process.exit_reason() or "it closed the pipe of its replies"
-        self._log.seek(max(self._stderr_start, self._stderr_size() - _READ_BYTES))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last = f": {printable(lines[-1].strip())[:_MAX_SHOWN_CHARS]}" if lines else ""
+        start, written = max(self._stderr_start, self._stderr_size() - _READ_BYTES), b""
+        with suppress(OSError):  # it may change the file, its end, and how it is read, at any time
+            written = os.pread(self._log.fileno(), _READ_BYTES, start)
+        lines = written.decode(errors="replace").strip().splitlines()
+        last = f": {shown(lines[-1].strip())[:_MAX_SHOWN_CHARS]}" if lines else ""
         return f"{self.name} died ({how}) at {self._operation!r}{last}"
 
     def _stderr_size(self) -> int:

@@ -15,8 +15,8 @@ import re
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -48,6 +48,7 @@ RECORDS = "records"  # format of `run --json` and `db export`
 _RECORDS_FILE = "records.jsonl"
 _AUTO = "auto"
 _RESULTS = "/v1/results"
+_MAX_SILENCE_S = 30.0  # while a content is received
 _MAX_LISTED = 100  # refused results in an answer
 _MAX_PAGE = 1000
 _MAX_DAYS = 3650
@@ -447,7 +448,7 @@ async def _received(request: Request, token: tokens.Token, path: Path, most: int
         raise _Refusal(415, "send the content as it is, or with Content-Encoding: gzip")
     received, size = path.with_name("received"), 0
     with received.open("wb") as file:
-        async for part in request.stream():
+        async for part in _parts(request):
             size += len(part)
             if size > most:
                 raise _too_large(most)
@@ -469,6 +470,18 @@ async def _received(request: Request, token: tokens.Token, path: Path, most: int
         content_bytes=size,
         client=request.client.host if request.client else "",
     )
+
+
+async def _parts(request: Request) -> AsyncIterator[bytes]:
+    """Iterate over the content. Raises _Refusal if its sender, which may be gone, is silent."""
+    parts = aiter(request.stream())
+    with suppress(StopAsyncIteration):
+        while True:
+            try:
+                part = await asyncio.wait_for(anext(parts), _MAX_SILENCE_S)
+            except TimeoutError:
+                raise _Refusal(408, f"nothing came for {_MAX_SILENCE_S:g} s") from None
+            yield part
 
 
 def _decode(received: Path, path: Path, most: int, *, is_packed: bool) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -10,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -25,7 +23,13 @@ from urllib.parse import unquote, urlsplit
 
 from flexq_bench.errors import BrokenRevisionError
 from flexq_bench.kernels.external.sources import KernelSource
-from flexq_bench.kernels.runtime.files import cache_folder, only_process, write_atomically
+from flexq_bench.kernels.runtime.files import (
+    cache_folder,
+    only_process,
+    read_regular,
+    remove_tree,
+    write_atomically,
+)
 from flexq_bench.repository.benchmark_files import write_benchmarks
 from flexq_bench.repository.build_imports import BuildPlace
 from flexq_bench.repository.descendants import end_marked, new_mark
@@ -156,7 +160,7 @@ def built_tree(
     folder, site = home / "tree" / project.inside, home / "site"
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
-            shutil.rmtree(home, ignore_errors=True)
+            remove_tree(home)
             table = project.file.build
             is_shared = isolated is None and own_cache is None and (table.command or table.packages)
             sharing = (
@@ -359,14 +363,7 @@ def _package_table(folder: Path) -> Mapping[str, Any]:
 
 
 def _text_of(path: Path) -> str:
-    """Read the beginning of a file that a build may have put there. Raises OSError if it is none.
-
-    A pipe would block the reader, and a device might never end.
-    """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        return file.read(_MAX_TEXT_BYTES).decode("utf-8", "replace")
+    return read_regular(path, _MAX_TEXT_BYTES).decode("utf-8", "replace")
 
 
 def _distribution(folder: Path) -> str:

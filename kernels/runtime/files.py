@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
+import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +17,7 @@ import platformdirs
 
 from flexq_bench.kernels.errors import CacheError
 
+_MAX_READ_BYTES = 1 << 28
 _UNUSABLE = (
     errno.EACCES,
     errno.EEXIST,
@@ -48,6 +52,37 @@ def in_cache(folder: Path) -> Iterator[None]:
             f"the cache folder {folder} can't be used: {(error.strerror or str(error)).lower()}: "
             "set FLEXQ_BENCH_CACHE to a folder that may be written"
         ) from error
+
+
+def read_regular(path: Path, most: int = _MAX_READ_BYTES, *, follow: bool = True) -> bytes:
+    """Read the beginning of a file that external code may have put there.
+
+    follow: also through a link. Raises OSError if it is none: a pipe would block the reader, and a
+    device might never end.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(most)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that external code may have filled to any depth. Errors are ignored."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Yield a temporary folder for external code."""
+    folder = Path(tempfile.mkdtemp(prefix="flexq-bench-"))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

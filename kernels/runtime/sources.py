@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path
+
+from flexq_bench.kernels.runtime.files import read_regular
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
@@ -28,14 +31,13 @@ def included_files(folder: Path, source: str) -> dict[str, bytes]:
 
     Raises OSError if the source is missing.
     """
-    texts: dict[str, bytes] = {}
-    _read(folder, source, texts)
+    texts = {source: read_regular(folder / source)}
+    waiting = [source]
+    while waiting:
+        for included in _INCLUDE.findall(texts[waiting.pop()].decode(errors="replace")):
+            # The compiler reports a missing header with its line.
+            with suppress(OSError, ValueError):
+                if included not in texts:
+                    texts[included] = read_regular(folder / included)
+                    waiting.append(included)
     return texts
-
-
-def _read(folder: Path, name: str, texts: dict[str, bytes]) -> None:
-    texts[name] = (folder / name).read_bytes()
-    for included in _INCLUDE.findall(texts[name].decode(errors="replace")):
-        # The compiler reports a missing header with its line.
-        if included not in texts and (folder / included).is_file():
-            _read(folder, included, texts)

@@ -55,6 +55,7 @@ HANGS = {
 TAKES_MEMORY = (
     "shared = mmap.mmap(-1, 4 << 30); [shared.write(bytes(1 << 20)) for _ in range(4096)]"
 )
+BUSY = "not judged, measure it again when the CPUs are less busy"  # rounds run beside each other
 SHAPE = ("--m", "1,2", "--n", "32", "--k", "32", "--backend", "cpu")
 
 
@@ -87,7 +88,7 @@ class Sweep:
         with engine.connect() as connection:
             newest = "(SELECT max(id) FROM run)"
             stored = connection.execute(
-                text(f"SELECT case_key, status FROM measurement WHERE run_id = {newest}")
+                text(f"SELECT case_key, status, detail FROM measurement WHERE run_id = {newest}")
             ).all()
             planned = connection.execute(
                 text(f"SELECT count(*) FROM planned_case WHERE run_id = {newest}")
@@ -98,7 +99,10 @@ class Sweep:
         engine.dispose()
         assert "Traceback" not in said, said
         assert (len(stored), status) == (planned, "complete"), said
-        by_kernel = Counter((key.split()[0], state == "failed") for key, state in stored)
+        by_kernel = Counter(
+            (key.split()[0], state == "failed" and BUSY not in (detail or ""))
+            for key, state, detail in stored
+        )
         assert by_kernel["mine.good", False] == 2, (stored, said)
         assert by_kernel["mine.bad", True] == failed, (stored, said)
         assert code == (ExitCode.INFRASTRUCTURE if failed else ExitCode.PASS), said

@@ -136,6 +136,18 @@ done()""",
     "connects to the host of a virtual machine": """
 socket.socket(40, socket.SOCK_STREAM)
 done()""",
+    "uses the kernel's cryptography": """
+socket.socket(38, socket.SOCK_SEQPACKET)
+done()""",
+    "loads a module of the kernel for a kind of socket": """
+for family in range(17, 64):
+    try:
+        socket.socket(family, socket.SOCK_RAW)
+    except PermissionError:
+        continue
+    except OSError:
+        pass
+    done(family)""",
     "lets a ring of the kernel open a socket": """
 call("syscall", 425, 8, ctypes.create_string_buffer(120))  # no filter sees what it asks for
 done()""",

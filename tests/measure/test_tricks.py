@@ -14,7 +14,7 @@ import pytest
 from operand_tricks import KERNEL, OPERAND_TRICKS, SPEC_TRICKS
 from operation_tricks import OPERATION_TRICKS
 from table_tricks import TABLE_TRICKS
-from tricks import DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
+from tricks import CLOCK, DECLARED, HONEST, NO_EFFECT, PREAMBLE, REMEMBERED, STALE, TRICKS, WRONG
 
 from flexq_bench.kernels import registry
 from flexq_bench.kernels.external.sources import KernelSource
@@ -184,7 +184,8 @@ def check_ends(result, said):
     assert result.status in ("incorrect", "failed")
     # Which reason comes first is chance: what recurs in a placement is drawn by lot.
     reasons = (STALE, REMEMBERED, WRONG) if said in (STALE, REMEMBERED, WRONG) else (said,)
-    assert any(reason in result.detail for reason in (*reasons, NOT_JUDGED)), result.detail
+    reasons += (NOT_JUDGED,) if said == CLOCK else ()  # this machine may be busy
+    assert any(reason in result.detail for reason in reasons), result.detail
 
 
 def test_samples_of_a_clock_that_is_slow_are_incorrect():

@@ -60,7 +60,8 @@ class Poster:
         return asyncio.run(self._post(content, headers, path, method, parameters))
 
     async def _post(self, content, headers, path, method, parameters):
-        parts = [content] if isinstance(content, bytes) else [content.encode()]
+        is_silent = content is None  # after its headers
+        parts = [content if isinstance(content, bytes) else (content or "").encode()]
         scope = {
             "type": "http",
             "method": method,
@@ -75,6 +76,8 @@ class Poster:
         sent = []
 
         async def receive():
+            if is_silent:
+                await asyncio.sleep(60)
             body = parts.pop(0) if parts else b""
             return {"type": "http.request", "body": body, "more_body": bool(parts)}
 

@@ -24,6 +24,7 @@ from flexq_bench.db.engine import open_database
 from flexq_bench.db.exchange import import_file, record_line
 from flexq_bench.db.records import Record
 from flexq_bench.exchange import ingest_client
+from flexq_bench.read_api import ingest
 
 SHA = "a" * 40
 CSV = f"benchmark,value,commit\ngemm,21.4,{SHA}\n"
@@ -189,6 +190,22 @@ def test_limits_of_size_and_rate_are_kept(tmp_path):
         assert small.post(CSV, other).status == 200
         another = Poster(database, per_minute=2)  # a second server of this database
         assert [another.post(CSV, secret).status for _ in range(2)] == [200, 429]
+
+
+def test_silent_senders_leave_room_for_others(poster, monkeypatch):
+    monkeypatch.setattr(ingest, "_MAX_SILENCE_S", 0.05)
+    _, secret = poster.token()
+    headers = {"authorization": f"Bearer {secret}"}
+
+    async def many():
+        contents = [*[None] * 20, CSV]
+        return await asyncio.gather(
+            *(poster._post(one, headers, "/v1/results", "POST", {}) for one in contents)
+        )
+
+    statuses = [answer.status for answer in asyncio.run(many())]
+
+    assert statuses == [*[408] * 20, 200]
 
 
 def test_imports_that_wait_leave_threads_to_readers(poster, monkeypatch):
@@ -379,6 +396,20 @@ def serve(tmp_path):
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.mark.slow
+def test_server_ends_beside_a_silent_sender(serve):
+    process = serve()
+    with open_database(str(serve.path)) as database:
+        _, secret = Poster(database).token()
+    with socket.create_connection(("127.0.0.1", int(serve.url.rpartition(":")[2]))) as sender:
+        lines = ("POST /v1/results HTTP/1.1", "Host: localhost", "Content-Length: 9")
+        sender.sendall("\r\n".join((*lines, f"Authorization: Bearer {secret}", "", "x")).encode())
+        time.sleep(1)
+        process.terminate()
+
+        assert process.wait(25) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.slow

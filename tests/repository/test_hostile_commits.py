@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from flexq_bench.db.lines import KnownHistory
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.sandbox import building, obstacle
 from flexq_bench.repository import git
 from flexq_bench.repository.ancestry import read_history
 from flexq_bench.repository.benchmark_files import write_benchmarks
@@ -95,6 +99,26 @@ def test_what_a_build_leaves_does_not_block_its_reader(made, command):
 
     assert built.place.distribution == ""
     assert str(built.folder) in built.environment()["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.mark.parametrize("kind", ["none", "namespaces"])
+def test_folders_of_any_depth_are_owned_and_removed(made, kind):
+    if obstacle(kind):
+        pytest.skip("this machine allows no sandbox of this kind")
+    deep = "import os; [(os.mkdir(a), os.chdir(a)) for a in [str(10**99)] * 1500]"
+    (made.path / "deep.py").write_text(deep)
+    (made.path / FILE).write_text(f'{TOML}[build]\ncommand = "python deep.py"\n')
+    sha = made.commit()
+
+    with clean_environment() as variables:
+        isolated = partial(building, variables, kind)
+        project = open_project(str(made.path))
+        built = built_tree(project, sha, variables=variables, isolated=isolated)
+        home = Path(variables["HOME"])
+        (top,) = built.folder.glob("1*")
+        assert top.owner() == Path(__file__).owner()
+
+    assert not home.exists()
 
 
 @pytest.mark.parametrize("name", ['"a\\u0000b"', '"a=b"', "7", '["a"]'])

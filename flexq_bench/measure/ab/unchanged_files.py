@@ -22,7 +22,10 @@ class UnchangedFiles:
 
     def first_changed(self) -> str:
         """Path of the first file that was changed, added or removed; empty: none."""
-        now = dict(self._now())
+        try:
+            now = dict(self._now())
+        except RecursionError:  # folders in folders, without an end
+            return str(self._folders[0])
         if now == self._states:
             return ""
         paths = sorted(now.keys() | self._states.keys())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.kernels.runtime.files import temporary_folder
 from flexq_bench.kernels.runtime.nvrtc import Build, Cubin
 from flexq_bench.kernels.runtime.occupancy import TARGETS
 from flexq_bench.measure.clean_environment import clean_environment
@@ -27,7 +27,7 @@ from flexq_bench.measure.machine_code.revision_builds import (
 )
 from flexq_bench.measure.program import LOAD_TIMEOUT_S, LOADER, program_root
 from flexq_bench.measure.sandbox import Kind, available_kind, building
-from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
+from flexq_bench.measure.worker_process import RefusedError, WorkerProcess, read_as_reply
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
 
@@ -92,7 +92,7 @@ def _compiled(
         variables=variables,
         isolated=None if variables is None else partial(building, variables, kind),
     )
-    out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    out = stack.enter_context(temporary_folder())
     answers: list[dict[str, str]] = []
     labels: list[str] = []
     for source in built.sources:
@@ -122,23 +122,31 @@ def _compiled(
                 if not is_trusted and f"No module named {source.place!r}" in str(error):
                     continue
                 raise InfrastructureError(str(error)) from error
-        answers += reply["compiled"]
-        labels += reply["labels"]
-    by_label: dict[str, list[dict[str, str]]] = {}
-    for answer in answers:
-        by_label.setdefault(answer["kernel"], []).append(answer)
-    compiled = {}
-    for index, (label, of_label) in enumerate(by_label.items()):
-        # The compiler has already run: equal code is equal for any sources.
-        parts = [str(sorted(answer.items())) for answer in of_label]
-        if any("error" in answer for answer in of_label):
-            parts.append(revision.commit.sha)  # a failed compilation is equal to no other
-        text = "\0".join(parts)
-        identity = hashlib.sha256(text.encode()).hexdigest()
-        build = ListedBuild(index, Build(label), (label,), (label,), identity)
-        for answer in of_label:
-            target = answer["target"]
-            code = read_code(out, answer["code"]) if "code" in answer else None
-            cubin = None if code is None else Cubin(label, target, code)
-            compiled[label, target] = Compiled(build, target, cubin, answer.get("error", ""))
+        with read_as_reply(name):
+            answers += [
+                {str(name): str(value) for name, value in answer.items()}
+                for answer in reply["compiled"]
+            ]
+            labels += map(str, reply["labels"])
+    with read_as_reply(revision.commit.sha[:10]):
+        by_label: dict[str, list[dict[str, str]]] = {}
+        for answer in answers:
+            by_label.setdefault(answer["kernel"], []).append(answer)
+        compiled = {}
+        for index, (label, of_label) in enumerate(by_label.items()):
+            # The compiler has already run: equal code is equal for any sources.
+            parts = [str(sorted(answer.items())) for answer in of_label]
+            if any("error" in answer for answer in of_label):
+                parts.append(revision.commit.sha)  # a failed compilation is equal to no other
+            text = "\0".join(parts)
+            identity = hashlib.sha256(text.encode()).hexdigest()
+            build = ListedBuild(index, Build(label), (label,), (label,), identity)
+            for answer in of_label:
+                target = answer["target"]
+                code = read_code(out, answer["code"]) if "code" in answer else None
+                cubin = None if code is None else Cubin(label, target, code)
+                compiled[label, target] = Compiled(build, target, cubin, answer.get("error", ""))
+            for target in targets:
+                none = Compiled(build, target, None, "it reported no machine code")
+                compiled.setdefault((label, target), none)
     return labels, compiled

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.kernels.runtime.files import read_regular, temporary_folder
 from flexq_bench.kernels.runtime.nvrtc import Block, Build, Cubin
 from flexq_bench.kernels.runtime.sources import source_hash
 from flexq_bench.measure.launcher import FreshProcesses
 from flexq_bench.measure.machine_code import worker
 from flexq_bench.measure.sandbox import Kind, building
-from flexq_bench.measure.worker_process import WorkerProcess
+from flexq_bench.measure.worker_process import WorkerProcess, read_as_reply
 from flexq_bench.workloads.gemm import GemmWorkload
 
 # One token and many tokens are compiled differently; N and K are arguments of a launch.
@@ -64,7 +63,6 @@ class Revision:
         # Sent before anybody waits for it, so that two revisions import their packages at the same
         # time.
         process.send("list_labels")
-        self._builds: tuple[ListedBuild, ...] = ()
         self._work: tuple[tuple[ListedBuild, str], ...] = ()
         self._out = out
 
@@ -73,15 +71,16 @@ class Revision:
 
         Raises InfrastructureError if it can't list them.
         """
-        labels = tuple(self._listing("kernels")["labels"])
+        with read_as_reply(self.name):
+            labels = tuple(map(str, self._listing("kernels")["labels"]))
         self._process.send("list_builds", shapes=[[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
         return labels
 
     def builds(self) -> tuple[ListedBuild, ...]:
         """Every build of every CUDA kernel; call after `labels`. Raises the same exceptions."""
-        described = enumerate(self._listing("builds")["builds"])
-        self._builds = tuple(self._listed(index, build) for index, build in described)
-        return self._builds
+        with read_as_reply(self.name):
+            described = enumerate(self._listing("builds")["builds"])
+            return tuple(self._listed(index, build) for index, build in described)
 
     def start(self, work: Sequence[tuple[ListedBuild, str]]) -> None:
         """Compile builds for targets."""
@@ -94,14 +93,17 @@ class Revision:
 
         Raises WorkerError if the process ends before it has answered everything.
         """
-        for _ in self._work:
-            answer = self._process.receive()
-            build, target = self._builds[answer["index"]], answer["target"]
-            if "error" in answer:
-                yield Compiled(build, target, None, answer["error"])
-            else:
-                code = read_code(self._out, answer["code"])
-                yield Compiled(build, target, Cubin(build.build.source, target, code))
+        asked = {(build.index, target): build for build, target in self._work}
+        while asked:
+            with read_as_reply(self.name):
+                answer = self._process.receive()
+                target = answer["target"]
+                build = asked.pop((answer["index"], target))
+                cubin = None
+                if "error" not in answer:
+                    code = read_code(self._out, answer["code"])
+                    cubin = Cubin(build.build.source, target, code)
+            yield Compiled(build, target, cubin, answer.get("error", ""))
 
     def _listing(self, what: str) -> dict[str, Any]:
         listing = self._process.receive()
@@ -110,30 +112,33 @@ class Revision:
         return listing
 
     def _listed(self, index: int, described: dict[str, Any]) -> ListedBuild:
-        block = described["block"]
+        block, only_sm = described["block"], described["only_sm"]
         build = Build(
-            described["source"],
-            tuple((name, value) for name, value in described["defines"]),
-            described["min_sm"],
-            Block(*block) if block else None,
-            described["only_sm"],
+            str(described["source"]),
+            tuple((str(name), value) for name, value in described["defines"]),
+            int(described["min_sm"]),
+            Block(str(block[0]), *map(int, block[1:])) if block else None,
+            None if only_sm is None else int(only_sm),
         )
         texts = [
             source_hash(self._process.tree / "kernels" / "csrc", build.source),
-            (self._process.tree / _COMPILER).read_text(),
+            read_regular(self._process.tree / _COMPILER).decode(errors="replace"),
             build.name,
         ]
         identity = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-        owners = (tuple(described["kernels"]), tuple(described["default_of"]))
-        return ListedBuild(index, build, *owners, identity)
+        kernels, default_of = (tuple(map(str, described[of])) for of in ("kernels", "default_of"))
+        return ListedBuild(index, build, kernels, default_of, identity)
 
 
 def read_code(folder: Path, name: str) -> bytes:
     """Machine code that a process wrote to a file. Raises InfrastructureError for other files."""
     path = folder / name
-    if path.parent != folder or not stat.S_ISREG(path.lstat().st_mode):
-        raise InfrastructureError(f"a process wrote its machine code to {name!r}, which is no file")
-    return path.read_bytes()
+    try:
+        if path.parent == folder:
+            return read_regular(path, follow=False)
+    except (OSError, ValueError):
+        pass  # it is no file, or one that the process changes meanwhile
+    raise InfrastructureError(f"a process wrote its machine code to {name!r}, which is no file")
 
 
 @contextmanager
@@ -151,10 +156,10 @@ def open_revision(
     """
     # -P: the folder of the script contains modules of ours, not the revision's.
     command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
-    with tempfile.TemporaryDirectory() as out, ExitStack() as stack:
-        wrap = stack.enter_context(building(environment, sandbox, Path(out), read=[folder]))
+    with temporary_folder() as out, ExitStack() as stack:
+        wrap = stack.enter_context(building(environment, sandbox, out, read=[folder]))
         # Without a time limit: compiling everything may take hours.
         process = WorkerProcess(
             name, folder, command, environment=environment, launcher=FreshProcesses(wrap)
         )
-        yield Revision(stack.enter_context(process), Path(out))
+        yield Revision(stack.enter_context(process), out)

@@ -122,12 +122,17 @@ def test_reply_written_before_its_request_is_refused(a_tree):
         ('b\'{"id": %d, "reply": {}}\' % number', "a reply without 'samples_us'"),
         ('b\'{"id": %d, "reply": {"samples_us": 7}}\' % number', "an odd 'samples_us'"),
         ("b'x' * 3000", "answered 'turn' without an end"),
+        (
+            'b\'{"id": %d, "reply": [[%s]]}\' % (number, b"[]," * 900 + b"0")',
+            "answered 'turn' with",
+        ),
     ],
-    ids=["deep", "no reply", "empty", "odd", "endless"],
+    ids=["deep", "no reply", "empty", "odd", "endless", "many"],
 )
 def test_bad_reply_is_the_worker_s_error(a_tree, monkeypatch, reply, said):
     if "end" in said:
         monkeypatch.setattr(worker_process, "_MAX_REPLY_BYTES", 2000)
+    monkeypatch.setattr(worker_process, "_MAX_REPLY_VALUES", 1000)
     forge = (
         "import json, os, sys\n"
         "number = json.loads(sys.stdin.readline())['id']\n"
@@ -176,6 +181,54 @@ def test_odd_values_of_a_reply_are_found():
     assert odd_value(usual) == ""
     for name, values in odd.items():
         assert [odd_value({**usual, name: value}) for value in values] == [name] * len(values)
+
+
+@pytest.mark.parametrize("key", ["error", "wrong"])
+def test_text_of_a_reply_is_printable_and_bounded(a_tree, key):
+    forge = (
+        "import json, sys\n"
+        "number = json.loads(sys.stdin.readline())['id']\n"
+        "text = '\\ud800\\x1b[31m\\n' + 'x' * 3000\n"
+        "reply = {'error': text * 1000, 'reply': {'wrong': text}}\n"
+        f"del reply[{'reply' if key == 'error' else 'error'!r}]\n"
+        "print(json.dumps({'id': number, **reply}), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = (sys.executable, "-S", "-c", forge)
+
+    with WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker:
+        if key == "wrong":
+            text = worker.ask("turn")["wrong"]
+        else:
+            with pytest.raises(WorkerError) as raised:
+                worker.ask("turn")
+            text = str(raised.value)
+
+    assert text.isprintable()
+    assert 3000 < len(text) < 5000
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("fcntl.fcntl(2, fcntl.F_SETFL, os.O_DIRECT)", "died"),
+        ("os.ftruncate(2, 1 << 40)", "died|wrote over"),
+        ("os.lseek(2, 0, os.SEEK_SET); os.ftruncate(2, 0)", "died"),
+        ("os.ftruncate(2, 1 << 30); time.sleep(60)", "wrote over .* to stderr and was ended"),
+    ],
+    ids=["direct", "huge", "empty", "flood"],
+)
+def test_log_that_a_worker_spoils_is_its_error(a_tree, monkeypatch, code, said):
+    monkeypatch.setattr(worker_process, "_LOOK_S", 0.1)
+    spoil = "import fcntl, os, sys, time; print('reason', file=sys.stderr, flush=True)\n"
+    spoil += f"sys.stdin.readline(); {code}; os._exit(3)"
+    command = (sys.executable, "-S", "-c", spoil)
+
+    with (
+        WorkerProcess("head", a_tree("head").tree, command, timeout_s=20.0) as worker,
+        pytest.raises(WorkerError, match=f"^head ({said})"),
+    ):
+        worker.ask("describe")
 
 
 def test_reason_of_a_death_may_precede_the_request(a_tree, tmp_path, eventually):
