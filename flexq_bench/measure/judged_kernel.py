@@ -199,13 +199,18 @@ class JudgedKernel:
             self.worker.receive()
         self._streamed[self.worker] = given.streamed
 
-    def turn(self, **arguments: Any) -> Turn:
-        """Let the worker take samples. Raises WorkerError if it reports no times."""
+    def turn(self, *, count: int | None = None, **arguments: Any) -> Turn:
+        """Let the worker take `count` samples; None: as many as it says.
+
+        Raises WorkerError if it reports no times.
+        """
         kept = draw_kept(secrets.SystemRandom())  # a worker could say too many, to hide time
         began = time.perf_counter()
-        reply = self.ask("turn", kept=kept, **arguments)
+        reply = self.ask("turn", kept=kept, count=count, **arguments)
         ended = time.perf_counter()
         turn = self._read(reply, kept, began, ended)
+        if count is not None and len(turn.samples_us) != count:
+            self.note(f"it reported {len(turn.samples_us)} of {count} samples")
         if turn.timed_s > MAX_CLOCK_RATIO * turn.whole_s:
             self.note(
                 f"its samples add up to {1e3 * turn.timed_s:.3g} ms in a turn of "
