@@ -322,6 +322,19 @@ def test_turns_of_both_sides_have_as_many_samples(judged):
     assert head[:2] == base[:1] * 2  # the first block: base, head, head, base
 
 
+def test_later_processes_of_both_sides_have_as_many_launches_in_a_sample(judged):
+    asked = []
+
+    def place(reply, arguments):
+        asked.append(arguments)
+        return reply
+
+    match = judged(processes=2, place=place)
+
+    assert [request["index"] for request in asked] == list(range(6))
+    assert {request["launches"] for request in asked[3:]} == {match.base.launches}
+
+
 def test_times_longer_than_their_turn_are_refused(judged):
     assert "in a turn of" in judged(turn=scaled(3.0)).head.wrong
 
