@@ -10,7 +10,7 @@ import math
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,6 +57,8 @@ class Worker(Protocol):
     def rescheduled(self) -> str: ...
 
     def waited_s(self) -> float: ...
+
+    def run_on(self, cpus: Collection[int]) -> None: ...
 
 
 ReferenceOf = Callable[[Case], tuple[Worker, Exchange]]

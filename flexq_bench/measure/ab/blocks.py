@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -352,17 +354,36 @@ def _measure_placement(
     """
     for side, worker in ordered:
         side.use(worker, [other for other in workers if other is not worker])
-    began, waited_s = time.monotonic(), _waited_s(pair, ordered)
-    for number in range(blocks):
-        outer, inner = ordered if number % 2 == 0 else ordered[::-1]
-        block = _block(outer, inner, pair, *place)
-        pair.blocks.append(block)
-        on_block(block)
-    if pair.is_on_cpu:
-        waited_s = _waited_s(pair, ordered) - waited_s
-        pair.cpu_waits.append(waited_s / (time.monotonic() - began))
+    with on_one_cpu(pair, ordered):
+        began, waited_s = time.monotonic(), _waited_s(pair, ordered)
+        for number in range(blocks):
+            outer, inner = ordered if number % 2 == 0 else ordered[::-1]
+            block = _block(outer, inner, pair, *place)
+            pair.blocks.append(block)
+            on_block(block)
+        if pair.is_on_cpu:
+            waited_s = _waited_s(pair, ordered) - waited_s
+            pair.cpu_waits.append(waited_s / (time.monotonic() - began))
     # The second side may share the weights of the first.
     _leave(ordered[::-1])
+
+
+@contextmanager
+def on_one_cpu(pair: CasePair, sides: Sides) -> Iterator[None]:
+    """Let both sides of a case on a CPU run on the same core, which is drawn.
+
+    No two are equally fast, nor as busy, and the sides would each stay on theirs.
+    """
+    if not pair.is_on_cpu or not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    cpus = os.sched_getaffinity(0)
+    core = {random.choice(sorted(cpus))}
+    for _, worker in sides:
+        worker.run_on(core)
+    yield
+    for _, worker in sides:
+        worker.run_on(cpus)
 
 
 def _waited_s(pair: CasePair, sides: Sides) -> float:
