@@ -225,6 +225,15 @@ def begin_round(number: int, options: argparse.Namespace) -> Round:
         return Round(number, groups, stack.pop_all())
 
 
+def one_ahead(rounds: Iterator[Round]) -> Iterator[Round]:
+    """Rounds, each of which imports while the one before is measured."""
+    waiting = next(rounds, None)
+    while waiting is not None:
+        following = next(rounds, None)
+        yield waiting
+        waiting = following
+
+
 def limit_of_slow(times: Sequence[float]) -> float | None:
     """Time between two speeds; None: there is one speed."""
     ordered = np.sort(times)
@@ -342,7 +351,7 @@ def main() -> None:
     out.flush()
     measured: list[Measured] = []
     numbers = range(-(-options.processes // options.together))
-    rounds = (begin_round(number, options) for number in numbers)
+    rounds = one_ahead(begin_round(number, options) for number in numbers)
     if options.after:
         begun = list(rounds)
         rounds = (each for each in begun)
