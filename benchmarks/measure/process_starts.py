@@ -129,7 +129,7 @@ class Round:
     ) -> Iterator[list[Measured]]:
         """Measure cases in one group after the other, and end all processes."""
         workers = [worker for group in self.groups for worker in group]
-        launches: dict[str, int] = {}
+        learned: dict[str, tuple[int | None, float | None]] = {}
         with self.resources:
             for worker in workers:
                 worker.request_identity()
@@ -137,8 +137,17 @@ class Round:
                 worker.check_identity()
             for number, group in enumerate(self.groups):
                 for case in cases:
+                    launches, mhz = learned.get(case.key, (None, None))
                     sides = [
-                        (CaseSide("base", case, {}, launches=launches.get(case.key)), worker)
+                        (
+                            CaseSide(
+                                *("base", case, {}),
+                                launches=launches,
+                                device_mhz=mhz,
+                                learns=True,
+                            ),
+                            worker,
+                        )
                         for worker in group
                     ]
                     times = interleaved(sides, options, random.Random(f"{self.number} {number}"))
@@ -152,7 +161,7 @@ class Round:
                         )
                         for worker, mine in zip(group, times, strict=True)
                     ]
-                    launches[case.key] = sides[0][0].launches or 0
+                    learned[case.key] = sides[0][0].launches, sides[0][0].device_mhz
             for worker in workers:
                 worker.finish()  # before any is waited for
 
@@ -173,11 +182,13 @@ def interleaved(
         draw.shuffle(order)
         placed_alone: WorkerProcess | None = None
         for side, worker in (sides[at] for at in order):
-            side.begin_place(worker, placement, None, is_warm=placement > 0)
+            is_warm = placement > 0 or side.launches is not None  # the group before was just here
+            side.begin_place(worker, placement, None, is_warm=is_warm)
             if side.launches is None:
                 side.end_place(worker)
+                side.sample(worker)
                 for other, _ in sides:
-                    other.launches = worker.ask("turn", slot=side.slot)["launches"]
+                    other.launches, other.device_mhz = side.launches, side.device_mhz
                 placed_alone = worker
         for side, worker in (sides[at] for at in order):
             if worker is not placed_alone:
@@ -212,6 +223,15 @@ def begin_round(number: int, options: argparse.Namespace) -> Round:
             for _ in range(options.together)
         ]
         return Round(number, groups, stack.pop_all())
+
+
+def one_ahead(rounds: Iterator[Round]) -> Iterator[Round]:
+    """Rounds, each of which imports while the one before is measured."""
+    waiting = next(rounds, None)
+    while waiting is not None:
+        following = next(rounds, None)
+        yield waiting
+        waiting = following
 
 
 def limit_of_slow(times: Sequence[float]) -> float | None:
@@ -331,7 +351,7 @@ def main() -> None:
     out.flush()
     measured: list[Measured] = []
     numbers = range(-(-options.processes // options.together))
-    rounds = (begin_round(number, options) for number in numbers)
+    rounds = one_ahead(begin_round(number, options) for number in numbers)
     if options.after:
         begun = list(rounds)
         rounds = (each for each in begun)

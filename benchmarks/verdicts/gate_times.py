@@ -9,12 +9,11 @@
     python benchmarks/verdicts/looks.py --stored FOLDER         # gates of these pairs, drawn anew
 
 The sample repository's W6A8 kernel has a case for each value of M. Heads: `comment`, `unchanged`
-(an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows, which on a GPU
-may cost more: P = 3 and 15 take 17 and 31 % on an H200), `wrong`, `queued` (slower, with work of
-its own on the GPU during base's turns), and `one`: a W4A16 kernel with a
-single case is slower by 3 %, the other cases are not. --blocks: adds the blocks of unchanged heads
-to FOLDER/noise.json.gz. Prints a line for each gate, then a row for
-each head. Exit code 1: an unchanged head was reported as a regression.
+(an unused constant), `slower-P` by P percent of the work (zeros at the ends of rows), `wrong`,
+`queued` (slower, with work of its own on the GPU during base's turns), and `one`: a W4A16 kernel
+with a single case is slower by 3 %, the other cases are not. --blocks: adds the blocks of unchanged
+heads to FOLDER/noise.json.gz. Prints a line for each gate, then a row for each head. Exit code 1:
+an unchanged head was reported as a regression.
 """
 
 from __future__ import annotations
@@ -95,11 +94,15 @@ def changed(source: str, head: str, kernel: str) -> str:
     if head == "one":
         label = f'"{kernel}-w4a16"'
         before, after = source.split(label)
-        slower = source[source.index("def padded(") :].split("\n\n\n")[0]
-        slower = slower.replace("padded(", "more(").replace("PADDING_PERCENT", "3")
         decorator = before.rindex("@linear_kernel")
-        after = after.replace("prepare_weight=padded", "prepare_weight=more", 1)
-        return f"{before[:decorator]}{slower}\n\n\n{before[decorator:]}{label}{after}"
+        copies = ""
+        for name in ("prepared", "padded", "launch"):
+            if f"def {name}(" in source:
+                copy = source[source.index(f"def {name}(") :].split("\n\n\n")[0]
+                copies += copy.replace(f"{name}(", f"{name}_more(").replace("PADDING_PERCENT", "3")
+                copies += "\n\n\n"
+                after = re.sub(rf"\b{name}\b", f"{name}_more", after, count=1)
+        return f"{before[:decorator]}{copies}{before[decorator:]}{label}{after}"
     return source.replace(PADDING, f"PADDING_PERCENT = {head.removeprefix('slower-')} ")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @contextmanager
 def progress() -> Iterator[OnProgress]:
     """Show the state of a comparison; within the context SIGTERM raises KeyboardInterrupt."""
-    with ended_by_terminate(), shown_progress("comparing") as bar:
+    with ended_by_terminate(), shown_progress("getting ready") as bar:
         yield lambda state: bar.update(
             state.done, state.expected, state.in_words, left_s=state.left_s
         )

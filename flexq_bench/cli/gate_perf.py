@@ -105,6 +105,7 @@ def perf(
     if no_sandbox and not place.is_local:
         raise UsageError("--no-sandbox is for this process: a cluster's nodes have sandboxes")
     with ExitStack() as stack:
+        shown = stack.enter_context(progress())
         if sources.project is None:
             judged = _input_of_repository(repository, base, head, policy, trust_head=trust_head)
             if no_sandbox and not trust_head:
@@ -125,7 +126,7 @@ def perf(
         if no_sandbox and not trust_head:
             judged = replace(judged, notes=(_NO_SANDBOX, *judged.notes))
         opening = stack.enter_context(_opened_meanwhile(db))
-        on_progress = _failing_with(opening, stack.enter_context(progress()))
+        on_progress = _failing_with(opening, shown)
         opened = stack.enter_context(
             _opened_place(opening, place, interleaving.seed, judged, trust_head=trust_head)
         )

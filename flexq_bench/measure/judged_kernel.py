@@ -11,7 +11,7 @@ import os
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -58,6 +58,8 @@ class Worker(Protocol):
     def rescheduled(self) -> str: ...
 
     def waited_s(self) -> float: ...
+
+    def run_on(self, cpus: Collection[int]) -> None: ...
 
 
 ReferenceOf = Callable[[Case], tuple[Worker, Exchange]]
@@ -201,13 +203,18 @@ class JudgedKernel:
             self.worker.receive()
         self._streamed[self.worker] = given.streamed
 
-    def turn(self, **arguments: Any) -> Turn:
-        """Let the worker take samples. Raises WorkerError if it reports no times."""
+    def turn(self, *, count: int | None = None, **arguments: Any) -> Turn:
+        """Let the worker take `count` samples; None: as many as it says.
+
+        Raises WorkerError if it reports no times.
+        """
         kept = draw_kept(secrets.SystemRandom())  # a worker could say too many, to hide time
         waited_s, began = self._waited_s(), time.perf_counter()
-        reply = self.ask("turn", kept=kept, **arguments)
+        reply = self.ask("turn", kept=kept, count=count, **arguments)
         ended = time.perf_counter()
         turn = self._read(reply, kept, began, ended, self._waited_s() - waited_s)
+        if count is not None and len(turn.samples_us) != count:
+            self.note(f"it reported {len(turn.samples_us)} of {count} samples")
         if turn.timed_s > MAX_CLOCK_RATIO * turn.whole_s:
             self.note(
                 f"its samples add up to {1e3 * turn.timed_s:.3g} ms in a turn of "

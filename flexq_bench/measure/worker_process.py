@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -283,6 +283,11 @@ class WorkerProcess:
         """
         now, before = _scheduling(self._process.pid), _own_scheduling()
         return " and ".join(what for what in now if now[what] != before.get(what))
+
+    def run_on(self, cpus: Collection[int]) -> None:
+        """Let its main thread run on these CPUs only, where the operating system allows that."""
+        with suppress(OSError, AttributeError):
+            os.sched_setaffinity(_worker_in(self._process.pid), cpus)
 
     def waited_s(self) -> float:
         """See the function of this name."""

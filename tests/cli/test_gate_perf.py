@@ -14,7 +14,7 @@ import pytest
 
 from flexq_bench.cli.gate_perf import _failing_with
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.measure import ab as interleave
 from flexq_bench.workloads.probes import is_probe
 
@@ -263,15 +263,14 @@ def test_error_of_the_database_comes_with_the_next_progress():
     assert shown == ["checking"]
 
 
-# Servers and the judge import as long: one after the other, a start takes twice as long.
-IMPORTS_AT_START = """
-import os, sys
+# The program, but what it does when its first server starts.
+AT_START = """
+import os, signal, sys
 from flexq_bench.cli.app import main
 from flexq_bench.measure.launcher import ForkServer
 
 def begun(*arguments):
-    print("imported:", sys.modules.keys() & {"torch", "numpy"}, flush=True)
-    os._exit(0)
+    BEGUN
 
 ForkServer.begin = begun
 sys.exit(main([*sys.argv[2:], "--project", sys.argv[1], "--device", "cpu"]))
@@ -280,8 +279,9 @@ GATE = ("gate", "perf", "--base", "HEAD~1")
 BISECTION = ("bisect", "acme.fast gemm cold m1n64k64", "--good", "HEAD~1", "--bad", "HEAD")
 
 
-@pytest.mark.parametrize("arguments", [GATE, BISECTION], ids=["gate", "bisection"])
-def test_servers_start_before_the_judge_imports_torch(tmp_path, git, arguments):
+@pytest.fixture
+def at_start(tmp_path, git) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """at_start(begun, *arguments): a command in a project of two commits."""
     git(tmp_path, "init", "--quiet")
     (tmp_path / "fast.py").touch()
     file = 'version = 1\nname = "acme"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
@@ -290,7 +290,25 @@ def test_servers_start_before_the_judge_imports_torch(tmp_path, git, arguments):
     for message in ("base", "head"):
         git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", message)
 
-    command = [sys.executable, "-c", IMPORTS_AT_START, str(tmp_path), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(begun: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        program = AT_START.replace("BEGUN", begun)
+        command = [sys.executable, "-c", program, str(tmp_path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run
+
+
+# Servers and the judge import as long: one after the other, a start takes twice as long.
+@pytest.mark.parametrize("arguments", [GATE, BISECTION], ids=["gate", "bisection"])
+def test_servers_start_before_the_judge_imports_torch(at_start, arguments):
+    imported = 'print("imported:", sys.modules.keys() & {"torch", "numpy"}, flush=True)'
+
+    ran = at_start(f"{imported}; os._exit(0)", *arguments)
 
     assert ran.stdout == "imported: set()\n", ran.stderr
+
+
+def test_sigterm_while_servers_start_interrupts_a_gate(at_start):
+    ran = at_start("os.kill(os.getpid(), signal.SIGTERM)", *GATE)
+
+    assert ran.returncode == INTERRUPTED, ran.stderr

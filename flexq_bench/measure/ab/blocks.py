@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,6 +91,7 @@ class CaseSide:
     its machine code. wrong: description of a wrong result; empty: none. launches: of a sample, and
     device_mhz: the device's clock without load, which further workers take from the first; None:
     each determines them. learns: they are learned here; True only for workers that can take them.
+    copies: of the weights; None: not known.
     repeats: copies of the weights may have the same contents; True only for trusted workers that
     can.
     """
@@ -102,6 +105,7 @@ class CaseSide:
     device_mhz: float | None = None
     learns: bool = False
     repeats: bool = False
+    copies: int | None = None
 
     def begin_prepare(
         self,
@@ -130,6 +134,7 @@ class CaseSide:
     def end_prepare(self, worker: Worker) -> None:
         reply = worker.receive()
         self.config, self.binary = reply["config"], reply["binary"]
+        self.copies = reply.get("copies")
         self.wrong = self.wrong or self.wrong_in(reply)
 
     def wrong_in(self, reply: Mapping[str, Any]) -> str:
@@ -314,13 +319,20 @@ def measure_blocks(
             _prepare(sides, None, check=check, shares=shares)
         if pair.problem:
             return
+        if pair.base.launches is not None and pair.base.copies == pair.head.copies is not None:
+            # Each side fitted their number by its own times; one of fewer launches takes longer.
+            pair.head.launches = pair.base.launches
         for placement in range(placements):
             ordered = [
                 group if (process + number + placement) % 2 == 0 else group[::-1]
                 for number, group in enumerate(groups)
             ]
-            every = [each for group in ordered for each in group]
-            _place(every, placement, side_by_side=side_by_side, is_warm=is_warm)
+            every = [
+                (side, worker, (process + number) * placements + placement)
+                for number, group in enumerate(ordered)
+                for side, worker in group
+            ]
+            _place(every, side_by_side=side_by_side, is_warm=is_warm)
             if holds and len(groups) > 1:
                 for at, side in enumerate((pair.base, pair.head)):
                     side.give_weights([both[at] for both in workers])
@@ -346,17 +358,36 @@ def _measure_placement(
     """
     for side, worker in ordered:
         side.use(worker, [other for other in workers if other is not worker])
-    began, waited_s = time.monotonic(), _waited_s(pair, ordered)
-    for number in range(blocks):
-        outer, inner = ordered if number % 2 == 0 else ordered[::-1]
-        block = _block(outer, inner, pair, *place)
-        pair.blocks.append(block)
-        on_block(block)
-    if pair.is_on_cpu:
-        waited_s = _waited_s(pair, ordered) - waited_s
-        pair.cpu_waits.append(waited_s / (time.monotonic() - began))
+    with on_one_cpu(pair, ordered):
+        began, waited_s = time.monotonic(), _waited_s(pair, ordered)
+        for number in range(blocks):
+            outer, inner = ordered if number % 2 == 0 else ordered[::-1]
+            block = _block(outer, inner, pair, *place)
+            pair.blocks.append(block)
+            on_block(block)
+        if pair.is_on_cpu:
+            waited_s = _waited_s(pair, ordered) - waited_s
+            pair.cpu_waits.append(waited_s / (time.monotonic() - began))
     # The second side may share the weights of the first.
     _leave(ordered[::-1])
+
+
+@contextmanager
+def on_one_cpu(pair: CasePair, sides: Sides) -> Iterator[None]:
+    """Let both sides of a case on a CPU run on the same core, which is drawn.
+
+    No two are equally fast, nor as busy, and the sides would each stay on theirs.
+    """
+    if not pair.is_on_cpu or not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    cpus = os.sched_getaffinity(0)
+    core = {random.choice(sorted(cpus))}
+    for _, worker in sides:
+        worker.run_on(core)
+    yield
+    for _, worker in sides:
+        worker.run_on(cpus)
 
 
 def _waited_s(pair: CasePair, sides: Sides) -> float:
@@ -394,7 +425,7 @@ def run_alone(
         for placement in range(placements):
             if side.wrong:
                 break
-            _place([(side, worker)], placement)
+            _place([(side, worker, placement)])
             times += [side.sample(worker).time_us for _ in range(2 * blocks)]
             _leave([(side, worker)])
     return times
@@ -411,15 +442,27 @@ def _prepare(
     _at_once(sides, begin, lambda side, worker: side.end_prepare(worker))
 
 
-def _place(sides: Sides, index: int, *, side_by_side: bool = False, is_warm: bool = False) -> None:
-    """Place sides, the second of one worker beside the first."""
+def _place(
+    placed: Sequence[tuple[CaseSide, Worker, int]],
+    *,
+    side_by_side: bool = False,
+    is_warm: bool = False,
+) -> None:
+    """Place sides, the second of one worker beside the first.
+
+    placed: with the index of each placement, which is the same for both sides of a pair: addresses
+    differ from pair to pair.
+    """
+    sides = [(side, worker) for side, worker, _ in placed]
+    index = {id(worker): at for _, worker, at in placed}
     shares = _shares_worker(sides)
 
     def begin(side: CaseSide, worker: Worker) -> None:
         is_second = side is not sides[0][0] or worker is not sides[0][1]
         beside = sides[0][0].slot if is_second and shares else None
         # The first one's warm-up comes before the second's.
-        side.begin_place(worker, index, beside, is_warm=side_by_side and (is_warm or is_second))
+        warm = side_by_side and (is_warm or is_second)
+        side.begin_place(worker, index[id(worker)], beside, is_warm=warm)
 
     for group in [sides] if side_by_side else [[each] for each in sides]:
         _at_once(group, begin, lambda side, worker: side.end_place(worker))

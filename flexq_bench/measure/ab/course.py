@@ -7,6 +7,7 @@ each pair. Cases that are decided drop out (flexq_bench.measure.ab.looks).
 from __future__ import annotations
 
 import math
+import operator
 import random
 import statistics
 import time
@@ -115,7 +116,8 @@ class _Course:
         self._deadline = None if budget_s is None else time.monotonic() + budget_s
         self._wrong = ""  # the case whose wrong result ended the comparison
         self._durations = _Durations()
-        self._expected: dict[int, int] = {}  # pairs of processes of each open case, by id
+        # Pairs of processes of each case, by id; None: it has ended.
+        self._expected: dict[int, int | None] = {}
         self._measured_at = -math.inf
         self._current = 0  # number of the current pair of processes
 
@@ -123,7 +125,7 @@ class _Course:
         self._expected = dict.fromkeys(self._lane_of, self._rules.processes)
         self._find_wrong()
         yield from look_by_look(
-            self._pairs, self._rules, self._measure, self._result, self._is_over
+            *(self._pairs, self._rules, self._measure, self._result, self._is_over, self._expect)
         )
 
     def _is_late(self) -> bool:
@@ -217,7 +219,6 @@ class _Course:
                         *(lane, waiting, process, count, spare),
                         is_last=process + count == processes,
                     )
-            self._update_expected(open_pairs, processes)
             process += count
         for lane in self._lanes:
             # Head could disturb base, so its word is not taken for a wrong base.
@@ -420,41 +421,30 @@ class _Course:
             return can_start_beside(experiment.device)
         return experiment.starts_ahead
 
-    def _update_expected(self, pairs: Sequence[CasePair], processes: int) -> None:
-        """Estimate the pairs of processes that each case will take, by what is known of it now."""
-        if self._on_progress is None:
-            return
-        first_stage = min(self._rules.stages)
-        for pair in pairs:
-            if pair.processes < first_stage and not pair.problem:
-                continue
-            result = self._lane_of[id(pair)].experiment.result(pair)
-            if pair.problem or self._rules.is_enough(result):
-                self._expected[id(pair)] = pair.processes
-                continue
-            needed = self._rules.pairs_needed(result) or 0
-            ends = [end for end in self._rules.stages if end >= max(needed, processes)]
-            self._expected[id(pair)] = min(ends, default=self._rules.most_pairs)
+    def _expect(self, pair: CasePair, processes: int | None) -> None:
+        """Note how many pairs of processes a case will probably take; None: it has ended."""
+        self._expected[id(pair)] = processes
         self._show_progress()
+
+    def _expected_of(self, pair: CasePair) -> int:
+        return 0 if pair.problem else self._expected[id(pair)] or 0
 
     def _show_progress(self) -> None:
         if self._on_progress is None:
             return
-        done = {id(pair): pair.processes for pair in self._pairs}
-        left = {
-            key: max(self._expected[key], measured) - measured for key, measured in done.items()
-        }
-        left_s = self._durations.of(max(left.values()), sum(left.values()))
+        done = [pair.processes for pair in self._pairs]
+        left = [max(self._expected_of(pair) - pair.processes, 0) for pair in self._pairs]
+        left_s = self._durations.of(max(left), sum(left))
         if left_s is not None and self._deadline is not None:
             left_s = max(0.0, min(left_s, self._deadline - time.monotonic()))
         self._on_progress(
             ComparisonProgress(
                 cases=len(self._pairs),
-                decided=sum(count == 0 for count in left.values()),
+                decided=sum(expected is None for expected in self._expected.values()),
                 pair=self._current,
-                pairs=max(self._expected.values()),
-                done=sum(done.values()),
-                expected=sum(done.values()) + sum(left.values()),
+                pairs=max(map(operator.add, done, left)),
+                done=sum(done),
+                expected=sum(done) + sum(left),
                 left_s=left_s,
             )
         )

@@ -86,8 +86,9 @@ def judging_device(name: str, exchanges: Mapping[str, Exchange]) -> Iterator[Jud
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn's number of samples with kept outputs, seconds outside of samples, and in all."""
+    """A turn: numbers of timed samples and of kept outputs, seconds beside samples, and in all."""
 
+    samples: int
     kept: int
     overhead_s: float
     whole_s: float
@@ -208,13 +209,22 @@ class JudgedSide(CaseSide):
                 stack.enter_context(other.paused(self.others[1:]))
             telemetry = stack.enter_context(self.judge.telemetry())
             # During a gap a worker could do work that its samples leave out.
-            turn = self.kernel.turn(gap_us=0.0)
+            turn = self.kernel.turn(gap_us=0.0, count=self._count())
             telemetry.note(turn.began, turn.ended)
         self.launches = turn.launches
         overhead_s = turn.whole_s - turn.timed_s - turn.untimed_s(self.judge.device)
-        self.turns.append(_Turn(turn.kept, overhead_s, turn.whole_s))
+        self.turns.append(_Turn(len(turn.samples_us), turn.kept, overhead_s, turn.whole_s))
         state = telemetry.summary()
         return SampleBatch(turn.samples_us, state.sm_clock_mhz, True, self.judge.protocol.trim)
+
+    def _count(self) -> int | None:
+        """Number of samples in a turn: head's has as many as base's, whose overhead is its measure.
+
+        More take longer between them, and fewer would leave room to hide time.
+        """
+        if self.is_trusted or self.opponent is None or not self.opponent.turns:
+            return None
+        return self.opponent.turns[-1].samples
 
 
 def judged_pair(

@@ -22,12 +22,14 @@ def look_by_look(
     measure: Callable[[Sequence[_Pair], int], None],
     judge: Callable[[_Pair], CaseComparison],
     is_over: Callable[[], bool] = lambda: False,
+    expect: Callable[[_Pair, int | None], None] = lambda _pair, _processes: None,
 ) -> Iterator[CaseComparison]:
     """Measure pairs of cases until each is decided; yield one result each, decided ones first.
 
     measure: called with cases and the number of pairs of processes that they have afterwards; those
     that need the fewest more come first. judge: one case alone, by what was measured so far.
-    is_over: returns True if nothing more is measured, whatever is decided.
+    is_over: returns True if nothing more is measured, whatever is decided. expect: called with a
+    case and the number of pairs of processes that it will probably need; None: it has ended.
 
     Clear changes get a few more pairs of processes instead of a whole look. This spends no
     additional error: such a change was slower or faster in the look before. Neither do the stages
@@ -56,6 +58,8 @@ def look_by_look(
             enough = partial(rules.pairs_for_clear, len(clear), len(pairs))
             wanted = {i: enough(is_far=together[i].is_far) for i in clear}
             wanted = {i: processes for i, processes in wanted.items() if processes < 2 * pairs_now}
+            for i, processes in wanted.items():
+                expect(undecided[i], processes)
             for processes in sorted(set(wanted.values())):
                 measure([undecided[i] for i in wanted if wanted[i] >= processes], processes)
             for i in wanted:
@@ -68,16 +72,17 @@ def look_by_look(
             is_last = is_over()
         again: list[tuple[int, _Pair]] = []
         for i, pair in enumerate(undecided):
-            if is_enough[i]:
-                decided.append(results[i])
-                yield results[i]
+            needed = None if is_enough[i] else rules.pairs_needed(together[i])
+            if is_enough[i] or is_last or rules.is_hopeless(together[i]):
+                expect(pair, None)
+                ended = results[i] if is_enough[i] else replace(results[i], pairs_needed=needed)
+                decided.append(ended)
+                yield ended
                 continue
-            needed = rules.pairs_needed(together[i])
-            if is_last or rules.is_hopeless(together[i]):
-                decided.append(replace(results[i], pairs_needed=needed))
-                yield decided[-1]
-            else:
-                again.append((needed or rules.most_pairs, pair))
+            least = needed or rules.most_pairs
+            later = (end for end in stages if end >= max(least, pairs_now + 1))
+            expect(pair, min(later, default=rules.most_pairs))
+            again.append((least, pair))
         if not again:
             return
         undecided = [pair for _, pair in sorted(again, key=lambda item: item[0])]

@@ -44,7 +44,8 @@ class _Slot:
     warmed up; None: not so far. free: clocks without the power limit, of the first placement.
     samples: of a batch; gap_us: idle time before each. least_mhz: clock below which a batch of the
     current placement doesn't count. given: the latest inputs, of which a new placement gets the
-    weights with its first activations. has_weights: the current one has them.
+    weights with its first activations. has_weights: the current one has them. is_first: there
+    was no placement before.
     """
 
     prepared: PreparedCase | RankedCase
@@ -60,6 +61,7 @@ class _Slot:
     least_mhz: float | None = None
     given: dict[str, Part] = field(default_factory=dict)
     has_weights: bool = False
+    is_first: bool = True
 
     def begin(self) -> Placed | RankedPlacement:
         """Begin to use the buffers of the placement."""
@@ -189,8 +191,9 @@ class WorkerOperations:
         if beside is not None:
             others = self._slots[beside].buffers
             weights = None if others is None else others.weights
-        elif index > 0:
+        elif not mine.is_first:
             weights = None  # placements of a case have addresses of their own
+        mine.is_first = False
         mine.index, mine.buffers = index, mine.prepared.buffers(index, weights=weights)
         shared = beside is not None and mine.buffers.weights is weights
         if mine.shares:

@@ -11,9 +11,14 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.measure import worker_process
+from flexq_bench.measure.ab.blocks import on_one_cpu
+from flexq_bench.measure.ab.experiment import trusted_pair
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.worker_messages import odd_value
 from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
+from flexq_bench.workloads.case import Case
+
+CASE = Case.from_key("cublas-fp16 gemm hot m4n64k96")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +350,30 @@ def test_changed_priority_of_a_worker_is_reported(a_tree, tmp_path, eventually):
         assert worker.rescheduled() == "priority"
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU")
+of_two_cpus = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="this process has one CPU"
+)
+
+
+@of_two_cpus
+def test_sides_of_a_case_on_a_cpu_share_a_core(a_tree):
+    command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    pair = trusted_pair(CASE, CASE)
+    pair.is_on_cpu = True
+
+    with (
+        WorkerProcess("base", a_tree("base").tree, command) as base,
+        WorkerProcess("head", a_tree("head").tree, command) as head,
+    ):
+        with on_one_cpu(pair, [(pair.base, base), (pair.head, head)]):
+            cores = [os.sched_getaffinity(worker._process.pid) for worker in (base, head)]
+        assert [base.rescheduled(), head.rescheduled()] == ["", ""]
+
+    assert cores[0] == cores[1]
+    assert len(cores[0]) == 1
+
+
+@of_two_cpus
 def test_inherited_change_of_priority_is_reported(a_tree):
     cpus = os.sched_getaffinity(0)
     command = (sys.executable, "-S", "-c", "import time; time.sleep(600)")

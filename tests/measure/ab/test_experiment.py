@@ -343,7 +343,20 @@ def test_progress_counts_pairs_and_decided_cases(compared):
     assert (first.cases, first.decided, first.pair, first.pairs) == (2, 0, 0, 5)
     assert (last.decided, last.pair, last.done, last.expected) == (2, 5, 10, 10)
     assert last.left_s == 0.0
-    assert all(state.done < state.expected for state in states if state.decided < 2)
+    assert [state.decided for state in states if state.decided] == [1, 2]
+
+
+def test_case_counts_as_decided_when_it_ends(compared):
+    states = []
+
+    # Slower after five pairs, too, where no case ends as slower.
+    rules = replace(RULES, processes=6, looks=2)
+    compared({}, {"us": 130, "offsets": SCATTER}, rules=rules, on_progress=states.append)
+
+    pairs = [(state.decided, state.done, state.expected) for state in states]
+    assert pairs[-1] == (1, 6, 6)
+    assert (0, 5, 6) in pairs
+    assert all(done == 6 for decided, done, _ in pairs if decided)
 
 
 @pytest.mark.parametrize(("looks", "placements"), [(1, 5), (3, 20)])

@@ -320,7 +320,28 @@ def test_missing_samples_are_refused(judged):
         few = max(1, len(reply["samples_us"]) // 4)
         return {**reply, **{of: reply[of][:few] for of in ("samples_us", "sm_mhz")}}
 
-    assert "unaccounted for" in judged(turn=few, processes=2).head.wrong
+    assert "samples" in judged(turn=few).head.wrong
+
+
+def test_turns_of_both_sides_have_as_many_samples(judged):
+    match = judged(processes=2)
+
+    base, head = ([turn.samples for turn in side.turns] for side in (match.base, match.head))
+    assert set(head) <= set(base)
+    assert head[:2] == base[:1] * 2  # the first block: base, head, head, base
+
+
+def test_later_processes_of_both_sides_have_as_many_launches_in_a_sample(judged):
+    asked = []
+
+    def place(reply, arguments):
+        asked.append(arguments)
+        return reply
+
+    match = judged(processes=2, place=place)
+
+    assert [request["index"] for request in asked] == list(range(6))
+    assert {request["launches"] for request in asked[3:]} == {match.base.launches}
 
 
 def test_times_longer_than_their_turn_are_refused(judged):

@@ -8,17 +8,18 @@ from torch.nn.functional import pad
 from flexq_bench.api import linear_kernel
 
 GROUP = 128
-PADDING_PERCENT = 0  # of the groups: zeros that follow them in the weights
+PADDING_PERCENT = 0  # of the groups: zeros that follow them in the weights and are read
+ROOM_PERCENT = 20  # for them, so that rows begin at the same places whatever is read
 SIGN = 1
 
 
 @triton.jit
-def w6a8_kernel(x, xs, w, ws, y, M, N, K, KW, SIGN: tl.constexpr, BN: tl.constexpr):
+def w6a8_kernel(x, xs, w, ws, y, M, N, K, KW, READ, SIGN: tl.constexpr, BN: tl.constexpr):
     rows, columns = tl.program_id(1) * 16 + tl.arange(0, 16), tl.program_id(0) * BN
     features, steps = columns + tl.arange(0, BN), tl.arange(0, 128)
     groups, groups_w = tl.cdiv(K, 128), tl.cdiv(KW, 128)
     total = tl.zeros((16, BN), tl.float32)
-    for group in range(groups_w):
+    for group in range(tl.cdiv(READ, 128)):
         k = group * 128 + steps
         a = tl.load(
             x + rows[:, None] * K + k[None, :],
@@ -41,12 +42,12 @@ def w6a8_kernel(x, xs, w, ws, y, M, N, K, KW, SIGN: tl.constexpr, BN: tl.constex
 
 
 @triton.jit
-def w4a16_kernel(x, w, ws, y, M, N, K, KW, BN: tl.constexpr):
+def w4a16_kernel(x, w, ws, y, M, N, K, KW, READ, BN: tl.constexpr):
     rows, columns = tl.program_id(1) * 16 + tl.arange(0, 16), tl.program_id(0) * BN
     features, steps = columns + tl.arange(0, BN), tl.arange(0, 128)
     groups_w = tl.cdiv(KW, 128)
     total = tl.zeros((16, BN), tl.float32)
-    for group in range(groups_w):
+    for group in range(tl.cdiv(READ, 128)):
         k = group * 128 + steps
         a = tl.load(
             x + rows[:, None] * K + k[None, :],
@@ -67,15 +68,16 @@ def w4a16_kernel(x, w, ws, y, M, N, K, KW, BN: tl.constexpr):
 
 def padded(codes, scales):
     """Codes and scales of weights with groups of zeros behind them."""
-    groups = codes.shape[1] // GROUP * PADDING_PERCENT // 100
+    groups = codes.shape[1] // GROUP * max(PADDING_PERCENT, ROOM_PERCENT) // 100
     return pad(codes, (0, groups * GROUP)), pad(scales, (0, groups))
 
 
 def launch(kernel, operands, k, k_w, out, *constants):
-    """k: input features of x. k_w: those of w, with the padding."""
+    """k: input features of x. k_w: those of a row of w, with zeros."""
     m, n = out.shape
+    read = k + k // GROUP * PADDING_PERCENT // 100 * GROUP
     grid = (triton.cdiv(n, 64), triton.cdiv(m, 16))
-    kernel[grid](*operands, out, m, n, k, k_w, *constants, BN=64)
+    kernel[grid](*operands, out, m, n, k, k_w, read, *constants, BN=64)
 
 
 @linear_kernel(
