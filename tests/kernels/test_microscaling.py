@@ -26,6 +26,13 @@ def e2m1_register(words, mma, register):
     return bits & 0x8E008E00
 
 
+def e2m1_register_in_bytes(words, mma, register):
+    word = words[..., mma]
+    if register >= 2:
+        word = word >> 3 & 0x0E0E0E0E | word << 7 & ~0x0E0E0E0E
+    return word << 8 * (register % 2) & 0x8E008E00
+
+
 def e2m3_register(words, mma, register):
     high = words[..., mma] << 8 - 4 * register if register < 3 else words[..., mma] >> 4
     low = words[..., 8 + mma // 2] << 4 * (mma % 2) + register
@@ -45,22 +52,23 @@ def values_of(bits, unit):
 
 
 @pytest.mark.parametrize(
-    ("element", "register_of", "unit"),
+    ("element", "register_of", "unit", "order"),
     [
-        ("e2m1", e2m1_register, 2.0**-14),
-        ("e2m3", e2m3_register, 2.0**-14),
-        ("e4m3", e4m3_register, 2.0**-8),
+        ("e2m1", e2m1_register, 2.0**-14, {}),
+        ("e2m1", e2m1_register_in_bytes, 2.0**-14, {"in_bytes": True}),
+        ("e2m3", e2m3_register, 2.0**-14, {}),
+        ("e4m3", e4m3_register, 2.0**-8, {}),
     ],
 )
 @pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
-def test_every_lane_finds_the_numbers_of_its_fragments(element, register_of, unit, n, k):
+def test_every_lane_finds_the_numbers_of_its_fragments(element, register_of, unit, order, n, k):
     numbers = FLOAT_TYPES[element].numbers()
     numbers = numbers[numbers.isfinite()]
     codes = torch.randint(len(numbers), (n, k), generator=torch.Generator().manual_seed(n))
     if n * k >= len(numbers):
         codes.view(-1)[: len(numbers)] = torch.arange(len(numbers))  # every code is there
     values = numbers[codes].half()
-    tiles = tile_halves(values, FLOAT_TYPES[element])
+    tiles = tile_halves(values, FLOAT_TYPES[element], **order)
     vectors = tiles.view(torch.int32).view(*tiles.shape[:2], -1, 32, 4).long() & MASK32
 
     def of_lane(lane):

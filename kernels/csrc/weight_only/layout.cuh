@@ -35,6 +35,8 @@
 //   W_BITS 4   uint4 [2][32 lanes]: word i of a lane has the registers of MMA i, in each of its two halves: register 0
 //              in place, register 1 shifted right by 3; of registers 2 and 3 exponent and mantissa in bits 2 .. 0
 //              and 5 .. 3, signs in bits 13 and 14
+//              IN_BYTES 1: only the upper bytes of halves are not zero. Those of registers 1 and 0 alternate in the word,
+//              in place; those of 3 and 2 have exponent and mantissa shifted left by 3, the sign right by 7
 //   W_BITS 6   high plane  uint4 [2][32 lanes]: nibble o of each half of word i has bits 11 .. 8 of register o of MMA i
 //              low plane   uint4 [32 lanes]: bits 15 and 7 of the eight registers of two MMAs, in word i/2, shifted
 //              right by 4·(i%2) + o
@@ -64,6 +66,9 @@
 #endif
 #ifndef ZEROS
 #define ZEROS 0  // 1: 4-bit codes with a zero point per row and block
+#endif
+#ifndef IN_BYTES
+#define IN_BYTES 0
 #endif
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "W_BITS must be 4, 5, 6 or 8");
 static_assert(!ZEROS || (GROUPED && W_BITS == 4 && SCALES == 0), "ZEROS needs GROUPED, W_BITS 4 and SCALES 0");
@@ -180,6 +185,16 @@ struct WeightTile {
     }
   }
 
+  // The words of the first or second 64 k; W_BITS 4 or 6.
+  __device__ inline void load_half(uint32_t tile, int lane, int half) {
+    const uint4 q = load_shared(tile + half * 512 + lane * 16);
+    words[4 * half] = q.x, words[4 * half + 1] = q.y, words[4 * half + 2] = q.z, words[4 * half + 3] = q.w;
+    if constexpr (W_BITS == 6) {
+      const uint2 low = load_shared_words(tile + 1024 + lane * 16 + half * 8);
+      words[8 + 2 * half] = low.x, words[9 + 2 * half] = low.y;
+    }
+  }
+
   // A operand registers of MMA i, a constant after unrolling; each has two weights as halves.
   __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& offsets) const {
     if constexpr (EXPONENT_BITS == 4) {
@@ -198,6 +213,12 @@ struct WeightTile {
       }
     } else if constexpr (EXPONENT_BITS == 2 && W_BITS == 4) {
       const uint32_t word = words[i];
+#if IN_BYTES
+      const uint32_t others = selected_bits<0x0E0E0E0Eu>(word >> 3, word << 7);
+      a[0] = word & 0x8E008E00u, a[1] = (word << 8) & 0x8E008E00u;
+      a[2] = others & 0x8E008E00u, a[3] = (others << 8) & 0x8E008E00u;
+      return;
+#endif
       a[0] = word & 0x8E008E00u, a[1] = (word << 3) & 0x8E008E00u;
       a[2] = selected_bits<0x0E000E00u>(word << 9, word << 2) & 0x8E008E00u;
       a[3] = selected_bits<0x0E000E00u>(word << 6, word << 1) & 0x8E008E00u;

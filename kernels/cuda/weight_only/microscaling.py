@@ -66,7 +66,9 @@ _BY_TILES = ((1.6, _SHORT), (2.6, _PAIRED), (4.5, _USUAL), (9.0, _SPLIT), (math.
 
 
 class MicroscalingGemm(WeightOnlyGemm):
-    """A kernel of KERNELS."""
+    """A kernel of KERNELS. in_bytes: E2M1 weights are in the order IN_BYTES of the layout."""
+
+    in_bytes = False
 
     def __init__(self, label: str, weight: str, activation: str = "fp16") -> None:
         super().__init__(label, weight, activation)
@@ -90,7 +92,7 @@ class MicroscalingGemm(WeightOnlyGemm):
         number = self.spec.weight
         if number.float_type.exponent_bits == 3:
             return tile_minifloats(values, number.bits)
-        return tile_halves(values, number.float_type)
+        return tile_halves(values, number.float_type, in_bytes=self.in_bytes)
 
     def tile_blocks(self, weight: Operand) -> torch.Tensor:
         assert weight.scales is not None
@@ -121,10 +123,10 @@ class MicroscalingGemm(WeightOnlyGemm):
     def defines(self) -> dict[str, int]:
         number = self.spec.weight
         own = {"SCALES": _SCALES[number.scale], "EXPONENT_BITS": number.float_type.exponent_bits}
-        return super().defines() | own
+        return super().defines() | own | ({"IN_BYTES": 1} if self.in_bytes else {})
 
 
-def tile_halves(values: torch.Tensor, kind: FloatType) -> torch.Tensor:
+def tile_halves(values: torch.Tensor, kind: FloatType, *, in_bytes: bool = False) -> torch.Tensor:
     """Reorder E2M1, E2M3 or E4M3 numbers [N,K] into tiles.
 
     The tiles of csrc/weight_only/layout.cuh are uint8 [N/16, K/128, bytes of a tile]; N and K are
@@ -143,6 +145,10 @@ def tile_halves(values: torch.Tensor, kind: FloatType) -> torch.Tensor:
     if kind.name == "e4m3":
         pairs = [r[o] | (r[o + 1] & 0x3F80) >> 7 | (r[o + 1] & 0x8000) >> 1 for o in (0, 2)]
         planes = [_vectors(torch.stack(pairs, dim=4).flatten(3, 4))]
+    elif kind.name == "e2m1" and in_bytes:
+        of_bytes = [r[o] | r[o + 1] >> 8 for o in (0, 2)]
+        others = (of_bytes[1] & 0x0E0E) << 3 | (of_bytes[1] & 0x8080) >> 7
+        planes = [_vectors(of_bytes[0] | others)]
     elif kind.name == "e2m1":
         word_halves = r[0] | r[1] >> 3
         word_halves |= (r[2] & 0x0E00) >> 9 | (r[2] & 0x8000) >> 2
